@@ -52,7 +52,7 @@ fn host_user_reaches_no_file_of_state_or_runtime_directory() {
     for (what, script) in [
         ("lock of the container", format!("flock -n -x $ROOT/lib/containers/{id} true")),
         ("set-user-id program", format!("$ROOT/lib/containers/{id}/upper/suid id -u")),
-        ("shared memory", format!("echo x >$ROOT/run/shared/{id}/shm/x")),
+        ("shared memory", format!("echo x >$ROOT/run/tmpfs/*/{id}/shm/x")),
         ("socket of the keeper", "test -e $ROOT/run/keeper.sock".to_owned()),
     ] {
         let out = user(&script);

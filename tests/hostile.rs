@@ -528,3 +528,32 @@ fn cp_keeps_holes_both_ways() {
     host.sh(&format!("tar -C {} -xf {}", out.display(), path("tar"))).ok();
     check(&path("sparse"));
 }
+
+#[test]
+fn container_with_full_shared_memory_stops_no_other() {
+    let host = Host::with_busybox();
+    let sleep = ["sleep", "1000"];
+    for name in ["before", "greedy"] {
+        host.dm(&[&["run", "-d", "--name", name, "busybox"], &sleep[..]].concat()).ok();
+    }
+    // The bounds are scaled down: those of a host are thousands of files and gigabytes.
+    let root = host.root().display().to_string();
+    host.sh(&format!(
+        "for m in $(sed -n 's|.* {root}/run/\\([^ ]*\\) .* - tmpfs .*|\\1|p' /proc/self/mountinfo)
+         do mount -o remount,nr_inodes=400,size=8m {root}/run/$m || exit 1; done"
+    ))
+    .ok();
+    let fill = "i=0; while : >/dev/shm/$i; do i=$((i+1)); done 2>/dev/null
+                dd if=/dev/zero of=/dev/shm/0 bs=64k 2>/dev/null; : >/dev/x";
+    let out = host.dm(&["exec", "greedy", "sh", "-c", fill]);
+    assert_ne!(out.status, 0, "the attack fills the file system: {out}");
+    let write = ["sh", "-c", "for i in 1 2 3; do echo $i >/dev/shm/$i || exit 1; done"];
+    host.dm(&[&["exec", "before"], &write[..]].concat()).ok();
+    for _ in 0..3 {
+        host.dm(&[&["run", "--rm", "busybox"], &write[..]].concat()).ok();
+    }
+    host.dm(&["restart", "--time", "0", "before"]).ok();
+    host.dm(&["rm", "--force", "greedy"]).ok();
+    let left = host.sh(&format!("find {root}/run/tmpfs -mindepth 2 -maxdepth 2 -type d | wc -l"));
+    assert_eq!(left.ok(), "1");
+}

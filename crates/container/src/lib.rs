@@ -50,7 +50,7 @@
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
-//! RUN/shared/ID/                    its /dev, /dev/shm, tmpfs: directories of one tmpfs
+//! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
 //! ```
 //!
 //! # Locks, outermost first
@@ -67,7 +67,7 @@
 //!    work is finished, which only tries the locks of entries and containers (`pending`);
 //! 6. the names and the id slots, each held for one change, never while waiting for another lock;
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
-//!    (`custody`); `RUN/shared.lock`: held while the shared tmpfs is mounted (`start`);
+//!    (`custody`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //! 8. the locks inside image, network and keeper, which take none of these;
 //! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
 //!
@@ -101,6 +101,7 @@ mod name;
 mod pending;
 mod place;
 mod settings;
+mod shared;
 mod silence;
 mod sleep;
 mod slot;

@@ -616,7 +616,7 @@ impl Engine {
         if config.is_none_or(|c| matches!(c.net, NetMode::Address { .. })) {
             keep(self.leave_network(id, config));
         }
-        keep(remove_tree(&self.places().shared().join(id.as_str())));
+        keep(self.remove_shared(id));
         keep(remove_tree(&self.woken_dir(id)));
         match first {
             None => remove_tree(&self.run_dir(id)),
@@ -784,11 +784,7 @@ impl Engine {
         self.network()?.remove_unused()?;
         self.network()?.remove_none()?;
         self.images()?.unmount_all()?;
-        let shared = self.places().shared();
-        if crate::start::is_shared_tmpfs(&shared) {
-            dormouse_kernel::mount::detach(&shared)
-                .map_err(Error::call("cannot unmount the shared tmpfs"))?;
-        }
+        self.unmount_shared()?;
         self.cgroups()?.remove_parent()?;
         Ok(true)
     }

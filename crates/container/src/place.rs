@@ -74,6 +74,12 @@ impl Places {
         self.run.join("c")
     }
 
+    /// The tmpfs file systems that containers share; see `shared.rs`.
+    pub(crate) fn tmpfs(&self) -> PathBuf {
+        self.run.join("tmpfs")
+    }
+
+    /// The shared tmpfs of an earlier version.
     pub(crate) fn shared(&self) -> PathBuf {
         self.run.join("shared")
     }

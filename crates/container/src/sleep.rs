@@ -371,7 +371,7 @@ impl Engine {
         if matches!(config.net, dormouse_model::NetMode::Address { .. }) {
             self.network()?.doze(id)?;
         }
-        remove_tree(&self.places().shared().join(id.as_str()))?;
+        self.remove_shared(id)?;
         // The parts of the old checkpoint that are still needed are linked into the new one.
         remove_tree(&self.woken_dir(id))?;
         remove_tree(&self.run_dir(id))

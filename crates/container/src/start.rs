@@ -17,8 +17,8 @@
 //!
 //! A container has three superblocks of its own (overlay, proc, and its ipc namespace's mqueue): a
 //! memory cgroup costs 16 bytes for every superblock of the machine. `/dev`, `/dev/shm` and tmpfs
-//! mounts are directories of one tmpfs, `/sys` is a clone of its domain's. A devpts is mounted for
-//! a terminal, for an init, or on request.
+//! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. A devpts is mounted
+//! for a terminal, for an init, or on request.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,7 +49,6 @@ use dormouse_checkpoint::save::Places;
 
 use crate::admission::Admitted;
 use crate::checkpoint::Comeback;
-use crate::disk;
 use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
@@ -634,14 +633,9 @@ impl Engine {
         Ok(all)
     }
 
-    /// Makes the container's directories on the shared tmpfs anew.
+    /// Makes the container's directories on a shared tmpfs anew.
     fn shared_dirs(&self, config: &Config) -> Result<PathBuf> {
-        let all = self.places().shared();
-        ensure_shared_tmpfs(&all)?;
-        let dir = all.join(config.id.as_str());
-        if dir.exists() {
-            fs::remove_dir_all(&dir).map_err(Error::file("cannot remove", &dir))?;
-        }
+        let dir = self.shared_dir(&config.id, config.ids)?;
         fs::create_dir(&dir).map_err(Error::file("cannot make directory", &dir))?;
         make_dev(&dir.join("dev"), config.ids)?;
         make_owned_dir(&dir.join("shm"), 0o1777, config.ids)?;
@@ -1231,35 +1225,6 @@ fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<Owne
         fs.create(attr)
     };
     make().map_err(Error::call("cannot make a tmpfs"))
-}
-
-/// Returns whether the tmpfs that all containers share is mounted.
-pub(crate) fn is_shared_tmpfs(path: &Path) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::statfs(path).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
-        && path.join(".dormouse").exists()
-}
-
-/// Mounts the tmpfs that all containers share, once per boot.
-fn ensure_shared_tmpfs(path: &Path) -> Result<()> {
-    if is_shared_tmpfs(path) {
-        return Ok(());
-    }
-    disk::make_dir(path, 0o711)?;
-    let lock = path.with_extension("lock");
-    let _lock = disk::Lock::take_new(&lock)?;
-    if is_shared_tmpfs(path) {
-        return Ok(());
-    }
-    let make = || {
-        let fs = mount::FsContext::open("tmpfs")?;
-        fs.set_string("mode", "0711")?;
-        let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC)?;
-        mount::attach(tree.as_fd(), CWD, path)
-    };
-    make().map_err(Error::call("cannot mount the shared tmpfs"))?;
-    let mark = path.join(".dormouse");
-    fs::write(&mark, b"").map_err(Error::file("cannot write", mark))
 }
 
 /// Makes the device nodes every program expects, and the links into procfs. The host's root makes
