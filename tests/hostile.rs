@@ -557,3 +557,28 @@ fn container_with_full_shared_memory_stops_no_other() {
     let left = host.sh(&format!("find {root}/run/tmpfs -mindepth 2 -maxdepth 2 -type d | wc -l"));
     assert_eq!(left.ok(), "1");
 }
+
+#[test]
+fn checkpoint_inspect_escapes_control_characters_of_an_archive() {
+    use dormouse_checkpoint::format::{Reader, Writer};
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let to = host.dir().join("saved");
+    let dir = to.to_str().expect("UTF-8");
+    host.dm(&["checkpoint", "--to", dir, "a"]).ok();
+    let reader = Reader::open(&to).expect("it is whole");
+    let mut records = reader.records().clone();
+    drop(reader);
+    let pages = fs::read(to.join("pages")).expect("it is there");
+    fs::remove_dir_all(&to).expect("removed");
+    let mut writer = Writer::begin(&to).expect("its place is free");
+    writer.append(&pages).expect("written");
+    records.pages = writer.pages().expect("written");
+    records.about.kernel = format!("6\u{1b}]0;owned\u{7}\u{9b}2J\r{}", "x".repeat(100_000));
+    writer.publish(&records).expect("written");
+    let out = host.dm(&["checkpoint", "inspect", "--from", dir]);
+    assert_eq!(out.status, 0, "{out}");
+    let first = out.stdout.lines().next().expect("a line");
+    assert!(first.contains("owned") && first.len() < 1000, "{first}");
+    assert!(!out.stdout.chars().any(|c| c.is_control() && c != '\n'), "{out}");
+}

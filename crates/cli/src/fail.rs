@@ -70,9 +70,10 @@ pub(crate) fn tell(error: &Error) -> u8 {
     code(error)
 }
 
-/// Prints a line on stderr.
+/// Prints a line on stderr, with control characters in visible form.
 pub(crate) fn note(text: &str) {
     use std::io::Write;
+    let text = crate::text::printable(text);
     let _ = writeln!(std::io::stderr(), "dormouse: {text}"); // stderr may be closed
 }
 

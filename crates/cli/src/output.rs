@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::fail;
+use crate::text::is_hostile;
 pub(crate) use crate::text::printable;
 
 const BUFFER_BYTES: usize = 64 << 10;
@@ -28,15 +29,15 @@ fn print_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()
     }
 }
 
-/// Writes a line to stdout.
+/// Writes a line to stdout, with control characters in visible form.
 pub(crate) fn line(text: &str) -> Result<()> {
-    print(format!("{text}\n"))
+    print(format!("{}\n", printable(text)))
 }
 
 /// Prints one JSON document while it is serialized.
 pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
-    print_with(|mut out| {
-        serde_json::to_writer_pretty(&mut out, value)?;
+    print_with(|out| {
+        serde_json::to_writer_pretty(Escaping(out), value)?;
         out.write_all(b"\n")
     })
 }
@@ -55,6 +56,7 @@ pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
         })
     };
     print_with(|out| {
+        let mut out = Escaping(out);
         out.write_all(b"[")?;
         let mut separator: &[u8] = b"";
         in_parts(items, list, |text| {
@@ -64,6 +66,38 @@ pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
         })?;
         out.write_all(if items.is_empty() { b"]\n" } else { b"\n]\n" })
     })
+}
+
+/// Writes JSON without characters that control a terminal. serde_json escapes the characters below
+/// U+0020, but a terminal also obeys U+0080 to U+009F. JSON has these only in strings.
+struct Escaping<'o>(&'o mut dyn Write);
+
+impl Write for Escaping<'_> {
+    /// Writes whole texts, because serde_json does not divide a character.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = match bytes.iter().all(|byte| *byte < 0x7f) {
+            true => None,
+            false => std::str::from_utf8(bytes).ok(),
+        };
+        let Some(text) = text else {
+            self.0.write_all(bytes)?;
+            return Ok(bytes.len());
+        };
+        // The line feeds of the layout are below U+007F and stay.
+        let mut rest = text;
+        while let Some(at) = rest.find(|c: char| c >= '\x7f' && is_hostile(c)) {
+            self.0.write_all(&rest.as_bytes()[..at])?;
+            let c = rest[at..].chars().next().unwrap_or_default();
+            write!(self.0, "\\u{:04x}", u32::from(c))?;
+            rest = &rest[at + c.len_utf8()..];
+        }
+        self.0.write_all(rest.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Items per part: more are processed on several processors.
@@ -99,7 +133,7 @@ fn in_parts<'i, T: Sync, R: Send, E>(
 pub(crate) fn json_line<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     let mut text = serde_json::to_vec(value).context("cannot write as JSON")?;
     text.push(b'\n');
-    print(text)
+    print_with(|out| Escaping(out).write_all(&text))
 }
 
 /// Cuts a text to `max` characters, with an ellipsis in place of the rest.
@@ -221,6 +255,17 @@ mod tests {
             let none = in_parts(&items, <[usize]>::to_vec, |_| Err("gone"));
             assert_eq!(none.is_err(), count > 0, "{count}");
         }
+    }
+
+    #[test]
+    fn json_escapes_terminal_controls_and_keeps_its_value() {
+        let value = serde_json::json!({ "a\u{9b}b": ["\u{7f}\u{1b}[2J", "\u{202e}ä…", "plain\n"] });
+        let mut text = Vec::new();
+        serde_json::to_writer_pretty(Escaping(&mut text), &value).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(!text.chars().any(|c| c != '\n' && is_hostile(c)), "{text:?}");
+        assert!(text.contains("ä…"));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 
     #[test]

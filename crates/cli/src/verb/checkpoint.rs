@@ -183,6 +183,9 @@ fn list(engine: &Engine, name: Option<&str>) -> Result<()> {
     table.print()
 }
 
+/// LIMIT: characters of one text of an archive in an output line.
+const TEXT_MAX: usize = 128;
+
 fn inspect(engine: &Engine, which: &Which) -> Result<()> {
     let reader = Reader::open(&which.path(engine)?)?;
     let records = reader.records();
@@ -190,11 +193,12 @@ fn inspect(engine: &Engine, which: &Which) -> Result<()> {
         return output::json(records);
     }
     let about = &records.about;
+    let text = |text: &str| output::cut(text, TEXT_MAX);
     output::line(&format!(
         "container {} ({}), Linux {}, {}",
-        about.name,
-        about.container,
-        about.kernel,
+        text(&about.name),
+        text(&about.container),
+        text(&about.kernel),
         rfc3339(about.created_unix_ms)
     ))?;
     output::line(&format!("{} of memory", output::bytes(records.pages.bytes)))?;

@@ -92,7 +92,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         }
         What::Listen => {
             let asked = std::io::stdin().lines().map_while(Result::ok);
-            global.engine_alone()?.listen_for(asked, |line| drop(output::line(line)))?;
+            global
+                .engine_alone()?
+                .listen_for(asked, |line| drop(output::print(format!("{line}\n"))))?;
             Ok(0)
         }
         What::Tidy => {
