@@ -175,3 +175,47 @@ fn vm_udp_and_ping_work_inside_a_domain() {
     assert_eq!(host.dm(&["exec", "a", "probe", "udp-ask", "udp", "53", "again"]).ok(), "again");
     assert_eq!(host.dm(&["exec", "a", "probe", "ping", "udp"]).ok(), "answered");
 }
+
+#[test]
+fn second_instance_needs_another_pool() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &[]);
+    let other = host.dir().join("other");
+    let instance = |words: &[&str]| {
+        let mut command = host.command(dormouse_testkit::dormouse());
+        command.arg("--root").arg(&other).args(words);
+        dormouse_testkit::run(command, b"", Duration::from_secs(180))
+    };
+    let image = dormouse_testkit::image::busybox();
+    instance(&["import", "--name", "busybox", image.to_str().expect("UTF-8")]).ok();
+    let run = ["run", "-d", "--name", "web", "busybox", "sleep", "1000"];
+    let out = instance(&run);
+    assert_eq!(out.status, 125, "{out}");
+    let first = host.root().join("run");
+    assert!(
+        out.stderr.contains(first.to_str().expect("UTF-8")),
+        "the message names the other instance: {out}"
+    );
+    assert!(out.stderr.contains("'pool' under [network]"), "{out}");
+    // The first instance still serves.
+    let url = format!("http://{}/", host.address_of("web"));
+    let get = || host.sh(&format!("timeout 2 busybox wget -q -O - {url}")).status == 0;
+    assert!(wait_until(Duration::from_secs(10), get), "{url}");
+    std::fs::create_dir_all(other.join("etc")).expect("made");
+    let pool = "[network]\npool = \"10.200.0.0/16\"\n";
+    std::fs::write(other.join("etc/config.toml"), pool).expect("written");
+    instance(&run).ok();
+    assert!(get(), "{url}");
+    let ids = |text: String| -> i64 {
+        let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        value["ids"]["base"].as_i64().expect("a number")
+    };
+    let config = |root: &std::path::Path| {
+        let all = std::fs::read_dir(root.join("lib/containers")).expect("there");
+        let one = all.flatten().next().expect("a container").path().join("config.json");
+        std::fs::read_to_string(one).expect("read")
+    };
+    assert_ne!(ids(config(&host.root())), ids(config(&other)), "the host ids differ");
+    instance(&["rm", "--force", "web"]).ok();
+    instance(&["internal", "reset"]).ok();
+}

@@ -21,6 +21,8 @@ use crate::error::{Error, Result};
 const BITMAP_BYTES: usize = (IdSlot::COUNT / 8) as usize;
 /// The first slot above systemd-nspawn's range.
 const FIRST: u32 = 1_879_048_192 / IdSlot::IDS;
+/// The first slot whose groups may not ping: net.ipv4.ping_group_range ends at 2,147,483,647.
+const PINGS: u32 = (1 << 31) / IdSlot::IDS;
 /// The first slot above the host's own users (0 to 65,535) and their subordinate ids (100,000 to
 /// 524,287 on Debian).
 const LOWEST: u32 = 524_288 / IdSlot::IDS;
@@ -32,6 +34,8 @@ const OWNER_BYTES: usize = 16;
 /// The bitmap of slots, and their owners.
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// The first slot that is tried.
+    first: u32,
     path: PathBuf,
     owners: PathBuf,
     lock: PathBuf,
@@ -39,7 +43,12 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new(dir: &Path) -> Self {
-        Self { path: dir.join("slots"), owners: dir.join("owners"), lock: dir.join("lock") }
+        Self {
+            first: first_of(dir),
+            path: dir.join("slots"),
+            owners: dir.join("owners"),
+            lock: dir.join("lock"),
+        }
     }
 
     /// Opens the table of owners; unwritten entries read as zeros, which is no container's id.
@@ -92,11 +101,11 @@ impl Slots {
         let (_lock, file, mut bits) = self.open()?;
         let need = if wide { 2 } else { 1 };
         // The last slot holds (uid_t)-1, which is no id (credentials(7)).
-        let high = FIRST..IdSlot::COUNT - 1;
-        let low = LOWEST..FIRST;
+        let ranges =
+            [self.first..PINGS, FIRST..self.first, PINGS..IdSlot::COUNT - 1, LOWEST..FIRST];
         let free = |bits: &[u8], s: u32| bits[(s / 8) as usize] & (1 << (s % 8)) == 0;
         let usable = |s: u32| (s..s + need).all(|s| free(&bits, s) && !overlaps(&avoid, s));
-        let found = find(&bits, high, need, usable).or_else(|| find(&bits, low, need, usable));
+        let found = ranges.into_iter().find_map(|range| find(&bits, range, need, usable));
         let first = found.ok_or(Error::NoIds)?;
         self.set_owner(&self.owners()?, first..first + need, id)?;
         for s in first..first + need {
@@ -164,6 +173,21 @@ impl Slots {
         file.write_all_at(&bits[byte..end], byte as u64)
             .map_err(Error::file("cannot write", &self.path))
     }
+}
+
+/// The first slot of an instance, by its path. Instances with different roots do not know each other's
+/// slots, so each begins at a different one.
+///
+/// LIMIT: two instances share slots if one has more containers than their first slots are apart.
+fn first_of(dir: &Path) -> u32 {
+    if dir == Path::new("/var/lib/dormouse/ids") {
+        return FIRST;
+    }
+    let hash = dir.as_os_str().as_encoded_bytes().iter().fold(
+        0xcbf2_9ce4_8422_2325_u64, // FNV-1a, 64 bit
+        |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3),
+    );
+    FIRST + (hash % u64::from(PINGS - FIRST)) as u32
 }
 
 /// The slots of a map.

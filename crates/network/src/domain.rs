@@ -28,8 +28,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::link::Links;
+use crate::link::{Link, Links};
 use crate::names::{self, Hosts};
+use crate::settings::Pool;
 use crate::stack;
 use crate::store::{CHUNK, Plan};
 use crate::{Domain, Network};
@@ -119,15 +120,8 @@ impl Network {
             (store.plan, chunks)
         };
         let host = Links::open()?;
-        let (destinations, default) = host.destinations()?;
         let links = host.all()?;
-        for d in &destinations {
-            let own = links.iter().any(|l| Some(l.index) == d.link && l.name.starts_with("dm"));
-            if !own && plan.pool.overlaps(d.first, d.bits) {
-                let route = format!("{}/{}", d.first, d.bits);
-                return Err(Error::PoolOverlaps { pool: plan.pool.to_string(), route });
-            }
-        }
+        let default = self.check_pool(plan.pool, &host, &links)?;
         let mtu = links.iter().find(|l| Some(l.index) == default).map_or(1500, |l| l.mtu);
 
         fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
@@ -150,6 +144,7 @@ impl Network {
             (both(&plan, chunks[0] * CHUNK + 1), both(&plan, chunks[0] * CHUNK + 2));
         host.add_pair(&uplink, mtu, INSIDE, netns.as_fd())?;
         let index = host.find(&uplink)?.map_or(0, |l| l.index);
+        host.label(index, &self.label())?;
         prepare_host(&uplink)?;
         host.up(index)?;
         for (own, other) in here.into_iter().zip(there) {
@@ -201,6 +196,44 @@ impl Network {
             path: dir,
             message: "gone as soon as it was made".into(),
         })
+    }
+
+    /// The label of this instance's uplinks. LIMIT: a label has 255 bytes.
+    fn label(&self) -> String {
+        let run = self.run.to_string_lossy();
+        run.char_indices().take_while(|(at, c)| at + c.len_utf8() <= 255).map(|(_, c)| c).collect()
+    }
+
+    /// Refuses a pool that overlaps a route of the host, to a network or to the domains of another
+    /// instance. The other instance would lose its routes to this one. Returns the link of the
+    /// default route.
+    fn check_pool(&self, pool: Pool, host: &Links, links: &[Link]) -> Result<Option<u32>> {
+        let (destinations, default) = host.destinations()?;
+        let ours: Vec<String> = self.domain_names()?.iter().map(|name| self.uplink(name)).collect();
+        for d in destinations.iter().filter(|d| pool.overlaps(d.first, d.bits)) {
+            let link = links.iter().find(|l| Some(l.index) == d.link);
+            let Some(uplink) = link.filter(|l| l.name.starts_with("dm")) else {
+                let route = format!("{}/{}", d.first, d.bits);
+                return Err(Error::PoolOverlaps { pool: pool.to_string(), route });
+            };
+            // The uplink of an instance without its directory leads nowhere and does not count.
+            let other = match &uplink.alias {
+                _ if ours.contains(&uplink.name) => continue,
+                Some(alias) if *alias == self.label() || !Path::new(alias).exists() => continue,
+                Some(alias) => alias.clone(),
+                None => "an older version".to_owned(),
+            };
+            let (pool, uplink) = (pool.to_string(), uplink.name.clone());
+            return Err(Error::PoolOfAnother { pool, other, uplink });
+        }
+        Ok(default)
+    }
+
+    /// Checks the pool before the first address of an instance is allocated, which fixes the pool.
+    pub(crate) fn check_first_pool(&self) -> Result<()> {
+        let host = Links::open()?;
+        let links = host.all()?;
+        self.check_pool(self.settings.pool, &host, &links).map(drop)
     }
 
     /// Adds an uplink to the host's rules.

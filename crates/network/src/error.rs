@@ -63,6 +63,19 @@ pub enum Error {
         /// The route.
         route: String,
     },
+    /// Another instance on this host uses the pool.
+    #[error(
+        "the address pool {pool} is used by another instance of Dormouse ({other}, device {uplink}); \
+         choose another one with 'pool' under [network] in config.toml"
+    )]
+    PoolOfAnother {
+        /// The pool.
+        pool: String,
+        /// The other instance's runtime directory.
+        other: String,
+        /// Its uplink.
+        uplink: String,
+    },
     /// The allocations on disk belong to another pool.
     #[error("addresses are allocated from {found}, the configuration has {wanted}; remove all containers and '{}' to change it", path.display())]
     PoolChanged {
@@ -145,6 +158,7 @@ impl Error {
             Self::Nft { .. } => ErrorKind::Unsupported { since: "5.6" },
             Self::Settings { .. } | Self::NotInPool { .. } => ErrorKind::Invalid,
             Self::PoolOverlaps { .. }
+            | Self::PoolOfAnother { .. }
             | Self::PoolChanged { .. }
             | Self::AddressTaken { .. }
             | Self::PortTaken { .. } => ErrorKind::Busy,

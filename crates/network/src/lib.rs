@@ -364,13 +364,17 @@ impl Network {
     /// address has an IPv6 one that belongs to it. They stay allocated until
     /// [`release`](Self::release).
     ///
-    /// NotInPool, AddressTaken (by another container or domain), PoolFull.
+    /// NotInPool, AddressTaken (by another container or domain), PoolFull. At the first address of the
+    /// instance also PoolOverlaps and PoolOfAnother.
     pub fn allocate(
         &self,
         domain: &Name,
         id: &ContainerId,
         requested: &[IpAddr],
     ) -> Result<Vec<IpAddr>> {
+        if !self.lib.join("addresses").exists() {
+            self.check_first_pool()?;
+        }
         let store = self.store()?;
         if let Some(holding) = store.holding(id)? {
             // The remains of an interrupted attempt.

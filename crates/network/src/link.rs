@@ -25,11 +25,13 @@ pub(crate) struct Links {
 }
 
 /// A link of the stack.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Link {
     pub index: u32,
     pub name: String,
     pub mtu: u32,
+    /// The label of an uplink is the runtime directory of its instance.
+    pub alias: Option<String>,
 }
 
 /// A destination other than everything, with the link it leads to.
@@ -70,11 +72,12 @@ impl Links {
             .into_iter()
             .filter(|l| !l.header.flags.contains(LinkFlags::Loopback))
             .map(|l| {
-                let mut link = Link { index: l.header.index, name: String::new(), mtu: 0 };
+                let mut link = Link { index: l.header.index, ..Link::default() };
                 for attribute in l.attributes {
                     match attribute {
                         LinkAttribute::IfName(name) => link.name = name,
                         LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                        LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
                         _ => {}
                     }
                 }
@@ -94,6 +97,12 @@ impl Links {
     pub fn up(&self, index: u32) -> Result<()> {
         let message = LinkUnspec::new_with_index(index).up().build();
         self.run(self.handle.link().set(message).execute()).map_err(at("set a link up"))
+    }
+
+    /// Labels a link (`ip link set alias`).
+    pub fn label(&self, index: u32, alias: &str) -> Result<()> {
+        let message = LinkUnspec::new_with_index(index).alias(alias).build();
+        self.run(self.handle.link().set(message).execute()).map_err(at("label a link"))
     }
 
     /// A veth pair: `name` here, `peer` in the other namespace. Both have fixed hardware addresses:
