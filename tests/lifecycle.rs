@@ -289,3 +289,23 @@ fn vm_start_waits_for_open_files_of_last_run() {
     drop(file);
     host.dm(&["start", "x"]).ok();
 }
+
+#[test]
+fn restart_delay_grows_also_after_success() {
+    use dormouse_testkit::slowness;
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--restart", "always", "--name", "a", "busybox", "true"]).ok();
+    let starts = || -> Vec<i64> {
+        let text = std::fs::read_to_string(host.root().join("lib/events")).unwrap_or_default();
+        let events = text.lines().filter_map(|l| serde_json::from_str::<serde_json::Value>(l).ok());
+        let starts = events.filter(|event| event["kind"] == "start");
+        starts.filter_map(|event| event["unix_ms"].as_i64()).collect()
+    };
+    assert!(wait_until(Duration::from_secs(60) * slowness(), || starts().len() >= 5));
+    let starts = starts();
+    for (pair, at_least) in starts.windows(2).zip([100, 200, 400, 800]) {
+        assert!(pair[1] - pair[0] >= at_least, "{starts:?}: {at_least} ms");
+    }
+    host.dm(&["update", "--restart", "no", "a"]).ok();
+    host.dm(&["rm", "--force", "a"]).ok();
+}

@@ -57,6 +57,9 @@ pub(crate) struct InitRecord {
     /// Starts after a failure, without a success in between.
     #[serde(default)]
     pub(crate) failures: u32,
+    /// Short runs in a row before this one.
+    #[serde(default)]
+    pub(crate) short_runs: u32,
     /// Set while it falls asleep or wakes: if it is killed now, it is asleep (`crate::sleep`).
     #[serde(default)]
     pub(crate) sleeping: bool,
@@ -81,6 +84,9 @@ pub struct Exit {
     /// Starts after a failure, without a success in between.
     #[serde(default)]
     pub failures: u32,
+    /// Short runs in a row, with this one.
+    #[serde(default)]
+    pub short_runs: u32,
     /// An operator stopped it.
     #[serde(default)]
     pub stopped: bool,
@@ -426,6 +432,7 @@ impl Engine {
             started_unix_ms: 0,
             finished_unix_ms: now_unix_ms(),
             failures: 0,
+            short_runs: 0,
             stopped: false,
         };
         let config = self.config(id)?;
@@ -524,7 +531,7 @@ impl Engine {
         });
         if !look.is_alive() && look.init.is_none() && same {
             self.record("restart", config.id.as_str(), config.name.as_str(), &[]);
-            self.start_locked(&config, Stdio::detached(), exit.failures)?.detach();
+            self.start_locked(&config, Stdio::detached(), exit.past())?.detach();
         }
         Ok(Some(exit))
     }
@@ -572,6 +579,7 @@ impl Engine {
         }
         exit.stopped = init.stopping;
         exit.failures = if exit.code == Some(0) { 0 } else { init.failures + 1 };
+        exit.short_runs = if exit.is_short() { init.short_runs + 1 } else { 0 };
         if !config.auto_remove {
             self.write_exit(&config.id, &exit)?;
         }
@@ -883,6 +891,7 @@ pub(crate) fn exit_from(init: &InitRecord, status: Option<ExitStatus>) -> Exit {
         started_unix_ms: init.started_unix_ms,
         finished_unix_ms: finished,
         failures: init.failures,
+        short_runs: init.short_runs,
         stopped: init.stopping,
     }
 }
@@ -898,13 +907,34 @@ fn wants_restart(policy: Restart, exit: &Exit) -> bool {
     }
 }
 
-/// Delay before the restart of a container that ended: none if it lived for ten seconds, otherwise
-/// doubled with each failure, up to a minute.
-fn restart_delay(exit: &Exit) -> Duration {
-    if exit.finished_unix_ms - exit.started_unix_ms > 10_000 {
-        return Duration::ZERO;
+/// A run of less time is short.
+const SHORT_RUN_MS: i64 = 10_000;
+
+/// Counts of a container's earlier runs, for the next one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Past {
+    pub(crate) failures: u32,
+    pub(crate) short_runs: u32,
+}
+
+impl Exit {
+    fn is_short(&self) -> bool {
+        self.finished_unix_ms - self.started_unix_ms < SHORT_RUN_MS
     }
-    Duration::from_millis(100 << exit.failures.min(10)).min(Duration::from_secs(60))
+
+    fn past(&self) -> Past {
+        Past { failures: self.failures, short_runs: self.short_runs }
+    }
+}
+
+/// Delay before the restart of a container that ended, as under docker: 100 ms after a short run,
+/// doubled with each further one, up to a minute. A container that succeeds waits as well, because its
+/// starts would fill the log of events.
+fn restart_delay(exit: &Exit) -> Duration {
+    match exit.short_runs {
+        0 => Duration::ZERO,
+        n => Duration::from_millis(100 << (n - 1).min(10)).min(Duration::from_secs(60)),
+    }
 }
 
 #[cfg(test)]
@@ -919,6 +949,7 @@ mod tests {
             started_unix_ms: 0,
             finished_unix_ms: 0,
             failures,
+            short_runs: 0,
             stopped,
         }
     }
@@ -933,5 +964,13 @@ mod tests {
         assert!(wants_restart(retries(None), &exit(None, 50, false)));
         assert!(wants_restart(retries(Some(2)), &exit(Some(1), 2, false)));
         assert!(!wants_restart(retries(Some(2)), &exit(Some(1), 3, false)));
+    }
+
+    #[test]
+    fn restart_waits_longer_after_each_short_run() {
+        let delay =
+            |short_runs| restart_delay(&Exit { short_runs, ..exit(Some(0), 0, false) }).as_millis();
+        let delays: Vec<u128> = [0, 1, 2, 3, 9, 10, 11, u32::MAX].map(delay).into();
+        assert_eq!(delays, [0, 100, 200, 400, 25_600, 51_200, 60_000, 60_000]);
     }
 }

@@ -397,6 +397,7 @@ impl Engine {
             started_unix_ms: since.map_or(now, |init| init.started_unix_ms),
             finished_unix_ms: now,
             failures: 0,
+            short_runs: 0,
             stopped: true,
         };
         self.write_exit(&config.id, &exit)?;

@@ -53,7 +53,7 @@ use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
 use crate::idle::Why;
-use crate::life::{InitRecord, told_by_kernel};
+use crate::life::{InitRecord, Past, told_by_kernel};
 use crate::spec::{Stdio, Stream};
 use crate::user::{Account, Accounts};
 
@@ -126,7 +126,8 @@ impl Running {
 impl Engine {
     /// Starts a new container. If the start fails, the container is removed.
     pub fn start_new(&self, created: Created, io: Stdio) -> Result<Running> {
-        self.start_locked(&created.config, io, 0).inspect_err(|_| self.discard(created))
+        self.start_locked(&created.config, io, Past::default())
+            .inspect_err(|_| self.discard(created))
     }
 
     /// Removes a new container that is not to be started after all.
@@ -162,29 +163,24 @@ impl Engine {
             return self.wake_locked(&config, Why::Operator);
         }
         self.settle_found(&config, look, false)?;
-        self.start_locked(&config, io, 0)
+        self.start_locked(&config, io, Past::default())
     }
 
     /// Starts a container from a checkpoint. The caller holds its lock, and it has no process.
     pub(crate) fn start_restored(&self, config: &Config, from: &Comeback) -> Result<Running> {
-        self.begin_locked(config, Stdio::detached(), 0, Some(from))
+        self.begin_locked(config, Stdio::detached(), Past::default(), Some(from))
     }
 
     /// Starts a container without a process. The caller holds its lock.
-    pub(crate) fn start_locked(
-        &self,
-        config: &Config,
-        io: Stdio,
-        failures: u32,
-    ) -> Result<Running> {
-        self.begin_locked(config, io, failures, None)
+    pub(crate) fn start_locked(&self, config: &Config, io: Stdio, past: Past) -> Result<Running> {
+        self.begin_locked(config, io, past, None)
     }
 
     fn begin_locked(
         &self,
         config: &Config,
         io: Stdio,
-        failures: u32,
+        past: Past,
         from: Option<&Comeback>,
     ) -> Result<Running> {
         // Shared objects are not removed meanwhile.
@@ -203,7 +199,7 @@ impl Engine {
             undo()?;
             make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
         }
-        let started = self.start_clean(config, io, failures, from);
+        let started = self.start_clean(config, io, past, from);
         let verb = if from.is_some() { "restore" } else { "start" };
         match &started {
             Ok(_) => self.record(verb, config.id.as_str(), config.name.as_str(), &[]),
@@ -218,7 +214,7 @@ impl Engine {
         &self,
         config: &Config,
         io: Stdio,
-        failures: u32,
+        past: Past,
         from: Option<&Comeback>,
     ) -> Result<Running> {
         // Uses two processors, if there are two: the keeper is scheduled while the first cgroup is
@@ -300,7 +296,8 @@ impl Engine {
             console: console.is_some(),
             stopping: false,
             sleeping: from.is_some_and(|from| from.wakes),
-            failures: since.map_or(failures, |since| since.failures),
+            failures: since.map_or(past.failures, |since| since.failures),
+            short_runs: since.map_or(past.short_runs, |since| since.short_runs),
         };
         let kept = self.hand_over(&mut keeper, config, console, streams.kept)?;
         self.publish_ports(config)?;
