@@ -191,3 +191,36 @@ fn vm_killed_keeper_and_vault_cost_open_unix_connections_only() {
     let is_logged = || local.host.dm(&["logs", "x"]).stdout.contains("saw file by watch 1");
     assert!(wait_until(soon(), is_logged));
 }
+
+#[test]
+fn default_volume_option_prevents_set_user_id_files_of_host_root() {
+    use std::os::unix::fs::MetadataExt;
+    let host = Host::with_busybox();
+    let dir = host.dir().join("share");
+    std::fs::create_dir(&dir).expect("made");
+    std::os::unix::fs::chown(&dir, Some(0), Some(0)).expect("ours");
+    let make = |name: &str, options: &str| {
+        let mount = format!("{}:/data{options}", dir.display());
+        let script = format!("cp /bin/busybox /data/{name} && chmod 4755 /data/{name}");
+        host.dm(&["run", "--rm", "-v", &mount, "busybox", "sh", "-c", &script])
+    };
+    make("mapped", "").ok();
+    let mode = |name: &str| std::fs::metadata(dir.join(name)).map(|m| (m.uid(), m.mode() & 0o7777));
+    assert_eq!(
+        mode("mapped").expect("made"),
+        (0, 0o4755),
+        "the file belongs to root of the host, as documented"
+    );
+    std::fs::create_dir_all(host.root().join("etc")).expect("made");
+    let text = "[run]\ndefault-volume = \"noidmap\"\n";
+    std::fs::write(host.root().join("etc/config.toml"), text).expect("written");
+    // The directory is not writable with the container's ids.
+    assert_ne!(make("unmapped", "").status, 0);
+    assert!(mode("unmapped").is_err());
+    make("asked", ":idmap").ok();
+    assert_eq!(mode("asked").expect("made").0, 0);
+    host.sh(&format!("chmod 1777 {}", dir.display())).ok();
+    make("own", "").ok();
+    assert_ne!(mode("own").expect("made").0, 0, "the file belongs to an id of the container");
+    assert!(host.dm(&["run", "--help"]).ok().contains("default-volume"));
+}

@@ -89,6 +89,12 @@ pub(crate) struct CreateArgs {
     #[arg(long, short, help_heading = "Files")]
     pub(crate) quiet: bool,
     /// Mount a directory, file or volume (options: ro, noexec, noidmap, rslave, ...)
+    ///
+    /// Root inside is the host's root in a directory of the host. A set-user-id file created there
+    /// belongs to the host's root. If other users of the host can enter the directory, use
+    /// SOURCE:TARGET:noidmap. Files are then created with the container's own ids, and root inside
+    /// has no rights over other files. 'default-volume = "noidmap"' under [run] in config.toml makes
+    /// noidmap the default.
     #[arg(long, short, value_name = "[SOURCE:]TARGET[:OPTIONS]", help_heading = "Files")]
     volume: Vec<String>,
     /// Mount, spelled out
@@ -214,6 +220,8 @@ pub(crate) struct Here<'a> {
     pub(crate) env: Host<'a>,
     /// The texts of the `--env-file`s.
     pub(crate) env_files: Vec<String>,
+    /// Returns the options before those of every mount of a host directory.
+    pub(crate) default_volume: &'a dyn Fn() -> Result<String>,
 }
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -406,11 +414,15 @@ impl CreateArgs {
         here: &Here,
     ) -> Result<(Vec<dormouse_model::Mount>, Vec<Name>)> {
         let mut asked = Vec::new();
+        let defaults = match self.volume.is_empty() && self.mount.is_empty() {
+            true => String::new(),
+            false => (here.default_volume)()?,
+        };
         for text in &self.volume {
-            asked.push(mount::volume(text, here.cwd)?);
+            asked.push(mount::volume(text, here.cwd, &defaults)?);
         }
         for text in &self.mount {
-            asked.push(mount::mount(text, here.cwd)?);
+            asked.push(mount::mount(text, here.cwd, &defaults)?);
         }
         for text in &self.tmpfs {
             asked.push(Asked::Mount(mount::tmpfs(text)?));
@@ -529,7 +541,12 @@ mod tests {
     fn merge_with(args: &[&str], image: &Defaults) -> Result<Create> {
         let host = || vec![("HOSTVAR".to_owned(), "1".to_owned())];
         let env_files = vec!["FILE=1\nLANG=file".to_owned()];
-        let here = Here { cwd: Path::new("/cwd"), env: &host, env_files };
+        let here = Here {
+            cwd: Path::new("/cwd"),
+            env: &host,
+            env_files,
+            default_volume: &|| Ok(String::new()),
+        };
         parse(args)?.merge_defaults(RootSource::Directory("/r".into()), image, &here)
     }
 

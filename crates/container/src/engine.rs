@@ -147,6 +147,12 @@ impl Engine {
         Ok((crate::slot::ROOM, settings.pool.count()))
     }
 
+    /// The operator's options for every mount of a host directory: `default-volume` under `[run]` in
+    /// `config.toml`.
+    pub fn default_volume(&self) -> Result<String> {
+        crate::settings::default_volume(&self.places.etc.join("config.toml"))
+    }
+
     /// The file that events are appended to, one JSON line each.
     pub fn events(&self) -> PathBuf {
         self.places.lib.join("events")

@@ -1,6 +1,9 @@
-//! Settings for wakes: `[wake]` in `config.toml`.
+//! Settings for wakes and mounts: `[wake]` and `[run]` in `config.toml`.
 //!
 //! ```toml
+//! [run]
+//! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
+//!
 //! [wake]
 //! block = "64k"   # memory filled when a page of it is touched: a power of two, 4k to 1m
 //! ```
@@ -17,6 +20,27 @@ use crate::error::{Error, Result};
 struct File {
     #[serde(default)]
     wake: Section,
+    #[serde(default)]
+    run: RunSection,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RunSection {
+    default_volume: Option<String>,
+}
+
+/// The options before those of every mount of a host directory, in the form of `-v`.
+pub(crate) fn default_volume(path: &Path) -> Result<String> {
+    Ok(read(path)?.run.default_volume.unwrap_or_default())
+}
+
+fn read(path: &Path) -> Result<File> {
+    let text = match std::fs::read_to_string(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(File::default()),
+        text => text.map_err(Error::file("cannot read", path))?,
+    };
+    toml::from_str(&text).map_err(|e| Error::Invalid(format!("{}: {e}", path.display())))
 }
 
 #[derive(Deserialize, Default)]
@@ -27,13 +51,8 @@ struct Section {
 
 /// Returns how much memory is filled when a page of it is touched, in bytes.
 pub(crate) fn block_bytes(path: &Path) -> Result<u64> {
-    let text = match std::fs::read_to_string(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(AROUND_BYTES),
-        text => text.map_err(Error::file("cannot read", path))?,
-    };
+    let Some(block) = read(path)?.wake.block else { return Ok(AROUND_BYTES) };
     let bad = |what: String| Error::Invalid(format!("{}: {what}", path.display()));
-    let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
-    let Some(block) = file.wake.block else { return Ok(AROUND_BYTES) };
     let bytes = parse_bytes(&block).map_err(|e| bad(e.to_string()))?;
     match is_around(bytes) {
         true => Ok(bytes),
@@ -58,6 +77,7 @@ mod tests {
             let error = read(&format!("[wake]\nblock = \"{bad}\"\n")).unwrap_err();
             assert!(error.to_string().contains(bad), "{error}");
         }
+        assert!(read("[run]\ndefault-volumes = \"ro\"\n").is_err());
         assert!(read("[wake]\nblocks = \"4k\"\n").is_err());
         assert_eq!(block_bytes(Path::new("/no/such/file")).unwrap(), AROUND_BYTES);
     }

@@ -202,7 +202,12 @@ mod tests {
         let words = ["import"].into_iter().chain(args.iter().copied());
         let args = CreateArgs::from_arg_matches(&command.try_get_matches_from(words)?)?;
         let host = || Vec::new();
-        let here = Here { cwd: Path::new("/"), env: &host, env_files: Vec::new() };
+        let here = Here {
+            cwd: Path::new("/"),
+            env: &host,
+            env_files: Vec::new(),
+            default_volume: &|| Ok(String::new()),
+        };
         let mut saved = saved();
         change(&mut saved);
         args.merge_saved(&saved, &here)

@@ -51,6 +51,18 @@ struct Options {
 }
 
 impl Options {
+    /// Reads the options of the operator's configuration.
+    fn begin(defaults: &str) -> Result<Self, Invalid> {
+        let mut options = Self::default();
+        for word in defaults.split(',') {
+            if !options.take(word)? {
+                let expected = "options such as noidmap, noexec, ro ([run] in config.toml)";
+                return Err(Invalid::new("default-volume", defaults, expected));
+            }
+        }
+        Ok(options)
+    }
+
     /// Reads one option of `-v` or `--tmpfs`; returns false if the word is none.
     fn take(&mut self, option: &str) -> Result<bool, Invalid> {
         match option {
@@ -143,7 +155,9 @@ fn bind_source(text: &str, cwd: &Path) -> Result<PathBuf, Invalid> {
 
 /// Reads `-v [SOURCE:]TARGET[:OPTIONS]`. A source that begins with a slash or a dot is a path of
 /// the host, any other the name of a volume; without a source the volume is anonymous.
-pub(crate) fn volume(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
+///
+/// The options `defaults` come before those of a path of the host.
+pub(crate) fn volume(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Invalid> {
     let expected = "[SOURCE:]TARGET[:OPTIONS] with options such as ro, noexec, noidmap";
     let bad = || Invalid::new("volume", text, expected);
     let parts: Vec<&str> = text.split(':').collect();
@@ -156,7 +170,8 @@ pub(crate) fn volume(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
         [source, inside, words] => (Some(source), inside, words),
         _ => return Err(bad()),
     };
-    let mut options = Options::default();
+    let is_bind = source.is_some_and(|path| path.starts_with(['/', '.']));
+    let mut options = if is_bind { Options::begin(defaults)? } else { Options::default() };
     for word in words.split(',') {
         if !options.take(word)? {
             return Err(bad());
@@ -164,9 +179,7 @@ pub(crate) fn volume(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
     }
     let inside = target(inside)?;
     match source {
-        Some(path) if path.starts_with(['/', '.']) => {
-            Ok(Asked::Mount(options.bind(bind_source(path, cwd)?, inside)))
-        }
+        Some(path) if is_bind => Ok(Asked::Mount(options.bind(bind_source(path, cwd)?, inside))),
         Some("") => Err(bad()),
         name => options.volume(name, inside),
     }
@@ -184,12 +197,13 @@ pub(crate) fn tmpfs(text: &str) -> Result<Mount, Invalid> {
     Ok(options.tmpfs(target(inside)?))
 }
 
-/// Reads `--mount type=TYPE,KEY=VALUE,...`.
-pub(crate) fn mount(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
+/// Reads `--mount type=TYPE,KEY=VALUE,...`. The options `defaults` come before those of a bind.
+pub(crate) fn mount(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Invalid> {
     let bad = |expected| Invalid::new("mount", text, expected);
     let keys = "type=bind|volume|tmpfs|devpts with source=, target=, readonly, noexec, idmap=, \
                 bind-propagation=, tmpfs-size=, tmpfs-mode=";
-    let mut options = Options::default();
+    let is_bind = text.split(',').any(|pair| pair == "type=bind");
+    let mut options = if is_bind { Options::begin(defaults)? } else { Options::default() };
     let (mut kind, mut source, mut inside) = ("volume", None, None);
     for pair in text.split(',') {
         let (key, value) = match pair.split_once('=') {
@@ -249,7 +263,7 @@ mod tests {
     use super::*;
 
     fn bind(text: &str) -> (String, String, bool, bool) {
-        match volume(text, Path::new("/cwd")).unwrap() {
+        match volume(text, Path::new("/cwd"), "").unwrap() {
             Asked::Mount(Mount {
                 target,
                 read_only,
@@ -266,13 +280,13 @@ mod tests {
         assert_eq!(bind("/a:/b"), (s("/a"), s("/b"), false, true));
         assert_eq!(bind("/a:/b/:ro,z"), (s("/a"), s("/b"), true, true));
         assert_eq!(bind("./x:/b//c:noidmap"), (s("/cwd/./x"), s("/b/c"), false, false));
-        assert!(matches!(volume("/data", Path::new("/")), Ok(Asked::Anonymous(_))));
+        assert!(matches!(volume("/data", Path::new("/"), ""), Ok(Asked::Anonymous(_))));
         assert!(matches!(
-            volume("/data:ro", Path::new("/")),
+            volume("/data:ro", Path::new("/"), ""),
             Ok(Asked::Anonymous(Mount { read_only: true, .. }))
         ));
         assert!(matches!(
-            volume("db:/data", Path::new("/")),
+            volume("db:/data", Path::new("/"), ""),
             Ok(Asked::Mount(Mount { kind: MountKind::Volume { .. }, .. }))
         ));
         for bad in [
@@ -293,17 +307,17 @@ mod tests {
             "/a:/b:size=x",
             "-x:/b",
         ] {
-            assert!(volume(bad, Path::new("/")).is_err(), "{bad:?}");
+            assert!(volume(bad, Path::new("/"), "").is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn mount_option_is_parsed_or_refused() {
-        let of = |t: &str| mount(t, Path::new("/cwd"));
+        let of = |t: &str| mount(t, Path::new("/cwd"), "");
         let b = of("type=bind,src=/a,dst=/b,ro").unwrap();
-        assert_eq!(b, volume("/a:/b:ro", Path::new("/")).unwrap());
+        assert_eq!(b, volume("/a:/b:ro", Path::new("/"), "").unwrap());
         let b = of("type=bind,source=/a,target=/b,readonly=false,bind-propagation=rslave").unwrap();
-        assert_eq!(b, volume("/a:/b:rslave", Path::new("/")).unwrap());
+        assert_eq!(b, volume("/a:/b:rslave", Path::new("/"), "").unwrap());
         let t = of("type=tmpfs,target=/t,tmpfs-size=1m,tmpfs-mode=700").unwrap();
         assert_eq!(t, Asked::Mount(tmpfs("/t:size=1m,mode=700").unwrap()));
         assert!(matches!(
@@ -339,7 +353,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn mount_target_never_leaves_root(text in "[a-z/.:,=]{0,40}|.*") {
-            for asked in [volume(&text, Path::new("/")), mount(&text, Path::new("/"))] {
+            for asked in [volume(&text, Path::new("/"), ""), mount(&text, Path::new("/"), "")] {
                 if let Ok(Asked::Mount(m) | Asked::Anonymous(m)) = asked {
                     proptest::prop_assert!(m.target.starts_with('/') && m.target.len() > 1);
                     proptest::prop_assert!(!m.target.split('/').any(|p| p == ".."));
@@ -347,5 +361,19 @@ mod tests {
             }
             let _ = tmpfs(&text);
         }
+    }
+
+    #[test]
+    fn binds_begin_with_the_options_of_the_configuration() {
+        let read = |text: &str, defaults: &str| volume(text, Path::new("/"), defaults);
+        let same = |a: &str, b: &str| assert_eq!(read(a, "noidmap,noexec"), read(b, ""), "{a}");
+        same("/a:/b", "/a:/b:noidmap,noexec");
+        same("/a:/b:idmap,exec,ro", "/a:/b:ro");
+        same("name:/b", "name:/b");
+        let spelled = |text: &str| mount(text, Path::new("/"), "noidmap");
+        assert_eq!(spelled("type=bind,source=/a,target=/b"), read("/a:/b:noidmap", ""));
+        assert_eq!(spelled("type=bind,source=/a,target=/b,idmap=true"), read("/a:/b", ""));
+        assert!(read("/a:/b", "no-such-option").is_err());
+        assert!(read("name:/b", "no-such-option").is_ok());
     }
 }

@@ -37,7 +37,12 @@ pub(crate) fn image(engine: &Engine, args: &CreateArgs) -> Result<Option<Image>>
 /// Creates a container from the options and the image.
 pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -> Result<Created> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
-    let here = Here { cwd: &cwd, env: &env::host, env_files: args.process.read_env_files()? };
+    let here = Here {
+        cwd: &cwd,
+        env: &env::host,
+        env_files: args.process.read_env_files()?,
+        default_volume: &|| Ok(engine.default_volume()?),
+    };
     let id_file = match &args.cidfile {
         None => None,
         Some(path) => {
