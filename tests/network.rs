@@ -219,3 +219,35 @@ fn second_instance_needs_another_pool() {
     instance(&["rm", "--force", "web"]).ok();
     instance(&["internal", "reset"]).ok();
 }
+
+#[test]
+fn container_fills_only_its_part_of_the_connection_table() {
+    let host = Host::with_busybox();
+    for name in ["greedy", "other"] {
+        host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "1000"]).ok();
+    }
+    let number = |name: &str| -> u32 {
+        let text = host.sh(&format!("cat /proc/sys/net/netfilter/nf_conntrack_{name}")).ok();
+        text.trim().parse().expect("a number")
+    };
+    let part = number("max") / 16;
+    let ports = (part + 3000).min(64_000).to_string();
+    host.dm(&["exec", "greedy", "probe", "udp-ports", Host::ADDRESS, &ports]).ok();
+    let count = number("count");
+    assert!(count > 0 && count <= part + 100, "{count} of {}: the part is {part}", number("max"));
+    // Another container has its own part.
+    let socket = host.in_network(|| {
+        let socket = std::net::UdpSocket::bind((Host::ADDRESS, 60_000)).expect("bound");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+        socket
+    });
+    let socket = socket.join().expect("no panic");
+    let echo = std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        let (n, from) = socket.recv_from(&mut bytes).expect("a datagram");
+        socket.send_to(&bytes[..n], from).expect("sent");
+    });
+    let answer = host.dm(&["exec", "other", "probe", "udp-ask", Host::ADDRESS, "60000", "word"]);
+    assert_eq!(answer.ok(), "word");
+    echo.join().expect("no panic");
+}

@@ -11,6 +11,7 @@
  * ask NAME PORT             connects and prints the received data
  * udp-echo ADDRESS PORT     sends every datagram back
  * udp-ask NAME PORT WORD    sends a datagram and prints the answer
+ * udp-ports NAME COUNT      sends a datagram to each of so many ports, from 1024 on
  * bind ADDRESS PORT         binds a TCP socket there and reports it
  * ping NAME                 an echo request and its answer, by the unprivileged socket
  * waits MS CALL...          waits so long by each of these calls at once, and prints the durations
@@ -492,6 +493,24 @@ static int tick(char **args)
 	return fail("nanosleep");
 }
 
+/* Sends one datagram to each port. A closed port is no error. */
+static int udp_ports(char **args)
+{
+	struct addrinfo *found;
+	int count = atoi(args[1]), sent = 0;
+	int fd = open_socket(args[0], "1", SOCK_DGRAM, &found);
+	struct sockaddr_in to;
+	if (fd < 0 || found->ai_family != AF_INET)
+		return fail("open a socket");
+	memcpy(&to, found->ai_addr, sizeof(to));
+	for (int i = 0; i < count; i++) {
+		to.sin_port = htons(1024 + i);
+		sent += sendto(fd, "x", 1, 0, (void *)&to, sizeof(to)) == 1;
+	}
+	printf("%d\n", sent);
+	return 0;
+}
+
 /* Opens inotify instances up to the limit and keeps them. */
 static int take_inotify(char **args)
 {
@@ -515,7 +534,8 @@ int main(int argc, char **argv)
 		      { "udp-ask", 3, udp_request }, { "bind", 2, bind_only }, { "ping", 1, ping },
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
 		      { "send", 3, send_again },
-		      { "tick", 1, tick }, { "inotify", 1, take_inotify } };
+		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
+		      { "udp-ports", 2, udp_ports } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

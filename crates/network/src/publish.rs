@@ -78,6 +78,13 @@ impl Entry {
     }
 }
 
+/// LIMIT: one address of a container may fill this part of the host's table of connections: 1/16.
+const CONNTRACK_PART: u32 = 16;
+/// The least number of connections of an address.
+const CONNTRACK_MIN: u32 = 1024;
+/// The size of the table by the kernel's default, where the size cannot be read.
+const CONNTRACK_MAX: u32 = 65_536;
+
 impl Table {
     pub fn new(name: String, run: &Path) -> Self {
         Self { name, dir: run.join("published") }
@@ -156,7 +163,32 @@ table inet {name} {{
         for (_, entry) in self.entries()? {
             rules += &self.element("add", &entry);
         }
-        self.nft("make its table", &rules)
+        self.nft("make its table", &rules)?;
+        // KERNEL(4.18): ct count. Without it one container can fill the host's table of connections.
+        let _ = self.nft("bound tracked connections", &self.bound());
+        Ok(())
+    }
+
+    /// Rules that bound the connections of one address in the host's table. The first packet of a further
+    /// connection is dropped before its entry is made. The entry of a datagram to a closed port of the host
+    /// lasts for half a minute.
+    fn bound(&self) -> String {
+        let max = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
+        let max = max.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(CONNTRACK_MAX);
+        let (name, part) = (&self.name, (max / CONNTRACK_PART).max(CONNTRACK_MIN));
+        format!(
+            r#"
+table inet {name} {{
+  set tracked4 {{ type ipv4_addr; size 65535; flags dynamic; }}
+  set tracked6 {{ type ipv6_addr; size 65535; flags dynamic; }}
+  chain tracked {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname @uplinks ct state new add @tracked4 {{ ip saddr ct count over {part} }} drop
+    iifname @uplinks ct state new add @tracked6 {{ ip6 saddr ct count over {part} }} drop
+  }}
+}}
+"#
+        )
     }
 
     fn element(&self, verb: &str, entry: &Entry) -> String {
