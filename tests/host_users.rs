@@ -173,3 +173,14 @@ fn host_sees_no_writable_sysfs_or_procfs_of_containers() {
     host.dm(&["exec", "b", "ls", "/sys/class/net"]).ok();
     assert_ne!(host.dm(&["exec", "b", "touch", "/sys/kernel/x"]).status, 0);
 }
+
+#[test]
+fn command_without_root_is_refused_by_permission() {
+    let host = reachable_host();
+    let program = host.dir().join("dormouse");
+    fs::copy(dormouse_testkit::dormouse(), &program).expect("copied");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("changed");
+    let out = as_user(&host, &format!("{} --root $ROOT ps", program.display()));
+    assert_eq!(out.status, 125, "{out}");
+    assert!(out.stderr.contains("Permission denied") && !out.stderr.contains("chown"), "{out}");
+}

@@ -507,16 +507,19 @@ impl Engine {
     /// Closes LIB and RUN to the host's other users. Both hold locks, secrets of environments, and
     /// files of containers, some of them set-user-id. Directories of an earlier version were open.
     fn close_to_others(&self) -> Result<()> {
+        let own = rustix::process::geteuid();
+        if !own.is_root() {
+            return Ok(()); // the modes of the files refuse other users
+        }
         for dir in [&self.places.lib, &self.places.run] {
             let meta = match fs::metadata(dir) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
                 other => other.map_err(Error::file("cannot look at", dir))?,
             };
-            let own = rustix::process::geteuid().as_raw();
-            if meta.uid() != own {
+            if meta.uid() != own.as_raw() {
                 return Err(Error::Invalid(format!(
-                    "'{}' belongs to uid {}, which could replace anything in it: give it to uid \
-                     {own} (chown), or choose another --root",
+                    "'{}' belongs to uid {}, which could replace anything in it: give it to \
+                     root (chown), or choose another --root",
                     dir.display(),
                     meta.uid()
                 )));
