@@ -151,7 +151,17 @@ fn alone(engine: &Engine) -> Result<File> {
 
 /// Writes one line to standard error; a closed reader is ignored.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "dormouse daemon: {line}");
+    let _ = writeln!(std::io::stderr(), "dormouse daemon: {}", shown(line));
+}
+
+/// Returns a line with control characters in visible form. Reasons contain names of files and programs
+/// of containers.
+fn shown(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    for c in line.chars() {
+        if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+    }
+    text
 }
 
 /// The events that a wait returned.
