@@ -1028,3 +1028,19 @@ fn listener_is_asked_about_calls_of_hook() {
     oci.run(&["delete", "-f", "c"]).ok();
     oci.assert_nothing_left();
 }
+
+/// runc and crun take flags after the id, except where a command follows.
+#[test]
+fn flags_may_follow_the_id() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let pid_file = bundle.path("pid");
+    oci.run(&["create", "c", "--bundle", bundle.dir(), "--pid-file", &pid_file]).ok();
+    assert_eq!(oci.state("c")["pid"].to_string(), fs::read_to_string(&pid_file).expect("a file"));
+    oci.run(&["start", "c"]).ok();
+    // Those of the command are its own.
+    assert_eq!(oci.run(&["exec", "c", "echo", "-t", "--bundle"]).ok(), "-t --bundle");
+    oci.run(&["delete", "c", "--force"]).ok();
+    assert!(oci.run(&["create", "c", "d", "-b", bundle.dir()]).err(1).contains("too many"));
+    oci.assert_nothing_left();
+}

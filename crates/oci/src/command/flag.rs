@@ -1,5 +1,6 @@
 //! Flags in the syntax of Go programs such as runc: `-name`, `--name`, `--name=value`, `--name
-//! value`. The first word that is no flag ends them, and so does `--`.
+//! value`. `--` ends them. A word that is no flag ends them only where the following words belong to
+//! another program ([`Words::End`]); elsewhere flags may follow, as with runc and crun.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,6 +18,15 @@ pub(super) enum Takes {
     Many,
 }
 
+/// The effect of a word that is no flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Words {
+    /// Flags may follow it.
+    Between,
+    /// No flag follows it.
+    End,
+}
+
 /// One flag: its name, a short one or an empty text, its arguments, its description.
 pub(super) type Flag = (&'static str, &'static str, Takes, &'static str);
 
@@ -30,7 +40,7 @@ pub(super) struct Given {
 
 impl Given {
     /// Reads words by a table.
-    pub(super) fn read(table: &[Flag], words: Vec<OsString>) -> Result<Self> {
+    pub(super) fn read(table: &[Flag], between: Words, words: Vec<OsString>) -> Result<Self> {
         let mut given = Self::default();
         let mut texts = Vec::with_capacity(words.len());
         for word in words {
@@ -44,7 +54,10 @@ impl Given {
             }
             let Some(word) = text.strip_prefix('-').filter(|word| !word.is_empty()) else {
                 given.rest.push(text);
-                break;
+                match between {
+                    Words::Between => continue,
+                    Words::End => break,
+                }
             };
             let word = word.strip_prefix('-').unwrap_or(word);
             let (name, value) = match word.split_once('=') {
@@ -124,7 +137,17 @@ mod tests {
     ];
 
     fn read(line: &str) -> Result<Given> {
-        Given::read(TABLE, line.split(' ').map(OsString::from).collect())
+        Given::read(TABLE, Words::End, line.split(' ').map(OsString::from).collect())
+    }
+
+    #[test]
+    fn flag_after_word_is_read_where_words_do_not_end_flags() {
+        let words = || "id -b x TERM -d -- -e".split(' ').map(OsString::from).collect();
+        let given = Given::read(TABLE, Words::Between, words()).expect("good");
+        assert_eq!((given.one("bundle"), given.has("detach")), (Some("x"), true));
+        assert_eq!(given.rest, ["id", "TERM", "-e"]);
+        let given = Given::read(TABLE, Words::End, words()).expect("good");
+        assert_eq!(given.rest.len(), 7);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod verb;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 
-use flag::{Flag, Given, Takes};
+use flag::{Flag, Given, Takes, Words};
 
 use crate::error::{Error, Result};
 use crate::{OCI_VERSION, Runtime};
@@ -81,7 +81,7 @@ pub fn main() -> u8 {
 #[allow(clippy::result_large_err)] // once in the life of this program
 fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
     let of_all = |e| (String::from("command line"), e);
-    let global = Given::read(GLOBAL, words).map_err(of_all)?;
+    let global = Given::read(GLOBAL, Words::End, words).map_err(of_all)?;
     if global.has("version") {
         println!(
             "dormouse-oci version {}\nspec: {OCI_VERSION}\nlibseccomp: none",
@@ -100,7 +100,10 @@ fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
     let verb = verb.ok_or_else(|| {
         named(Error::Usage("there is no such verb; see dormouse-oci --help".into()))
     })?;
-    let given = Given::read(verb.flags, words.map(OsString::from).collect()).map_err(named)?;
+    // What follows the id is a command's or ps(1)'s.
+    let between = if matches!(verb.name, "exec" | "ps") { Words::End } else { Words::Between };
+    let words = words.map(OsString::from).collect();
+    let given = Given::read(verb.flags, between, words).map_err(named)?;
     if given.has("help") {
         let (name, words, what) = (verb.name, verb.words, verb.what);
         print!("dormouse-oci {name} [flags] {words}\n\n{what}\n\n{}", flag::help(verb.flags));
