@@ -1044,3 +1044,31 @@ fn flags_may_follow_the_id() {
     assert!(oci.run(&["create", "c", "d", "-b", bundle.dir()]).err(1).contains("too many"));
     oci.assert_nothing_left();
 }
+
+#[test]
+fn bind_mount_takes_words_about_access_times() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["grep", " /bound", "/proc/self/mountinfo"]);
+    for (words, has, lacks) in [
+        (vec!["atime"], "relatime", "noatime"),
+        (vec!["ratime", "rdev"], "relatime", "noatime"),
+        (vec!["noatime"], "noatime", "relatime"),
+        (vec!["noatime", "atime"], "relatime", "noatime"),
+        (vec!["nostrictatime", "suid", "exec", "atime"], "relatime", "noatime"),
+        (vec!["strictatime", "noatime"], "noatime", "relatime"),
+    ] {
+        bundle.edit(|c| {
+            let list = c["mounts"].as_array_mut().expect("a list");
+            list.retain(|m| m["destination"] != "/bound");
+            let mut options = vec!["bind"];
+            options.extend(&words);
+            list.push(json!({"destination": "/bound", "type": "bind",
+                             "source": bundle.path("out"), "options": options}));
+        });
+        let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+        let options = said.split(' ').nth(5).expect("options");
+        let is = |word: &str| options.split(',').any(|option| option == word);
+        assert!(is(has) && !is(lacks), "{words:?}: {said}");
+    }
+    oci.assert_nothing_left();
+}

@@ -166,7 +166,11 @@ pub fn mount_setattr(
     propagation: Option<Propagation>,
     userns: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
-    let clear = if set.intersects(MountAttr::ATIME) { clear | MountAttr::ATIME } else { clear };
+    // The kernel takes the three kinds of access times as one field, which is cleared as a whole.
+    let clear = match (set | clear).intersects(MountAttr::ATIME) {
+        true => clear | MountAttr::ATIME,
+        false => clear,
+    };
     let attributes = Attributes {
         set: set.bits(),
         clear: clear.bits(),

@@ -144,6 +144,9 @@ impl Options {
 }
 
 fn set_bits(to: &mut MountAttr, from: &mut MountAttr, bits: MountAttr) {
+    if bits.intersects(MountAttr::ATIME) {
+        to.remove(MountAttr::ATIME); // one field: of two words about it the last counts
+    }
     to.insert(bits);
     from.remove(bits);
 }
@@ -165,6 +168,7 @@ mod tests {
         assert_eq!(options.data, ["size=1k"]);
         assert_eq!(options.propagation, [(Propagation::Slave, true)]);
         assert_eq!(parse(&["rro"]).set_all, MountAttr::RDONLY);
+        assert_eq!(parse(&["noatime", "strictatime"]).set, MountAttr::STRICTATIME);
         assert_eq!(parse(&["rrw"]).clear_all, MountAttr::RDONLY);
     }
 
