@@ -1072,3 +1072,96 @@ fn bind_mount_takes_words_about_access_times() {
     }
     oci.assert_nothing_left();
 }
+
+/// An image's `/etc/resolv.conf` may be a link to a file that is not there yet. The place of a mount is
+/// made inside the root, as the link says, and nowhere else.
+#[test]
+fn mount_follows_dangling_link_inside_root() {
+    let oci = Oci::new();
+    let script = "cat /etc/relative /etc/absolute /etc/up; ls -d /run/dir/made /deep";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    let etc = bundle.rootfs().join("etc");
+    fs::create_dir_all(&etc).expect("made");
+    for (link, points_to) in [
+        ("relative", "../run/systemd/resolve/stub"),
+        ("absolute", "/nowhere/absolute"),
+        ("up", "../../../../../../out-of-root"),
+        ("to-link", "chain"),
+        ("chain", "/run/dir"),
+        ("loop", "loop"),
+    ] {
+        std::os::unix::fs::symlink(points_to, etc.join(link)).expect("linked");
+    }
+    let file = bundle.path("file");
+    fs::write(&file, "bound\n").expect("written");
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        for place in ["/etc/relative", "/etc/absolute", "/etc/up"] {
+            list.push(json!({"destination": place, "type": "bind", "source": file,
+                             "options": ["bind"]}));
+        }
+        list.push(json!({"destination": "/etc/to-link/made", "type": "tmpfs", "source": "x"}));
+        list.push(json!({"destination": "/deep", "type": "tmpfs", "source": "x"}));
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(said, "bound\nbound\nbound\n/deep\n/run/dir/made");
+    let is_file = |place: &str| bundle.rootfs().join(place).is_file();
+    assert!(is_file("run/systemd/resolve/stub") && is_file("nowhere/absolute"));
+    assert!(is_file("out-of-root") && !Path::new("/out-of-root").exists());
+    assert!(!Path::new("/nowhere").exists());
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        list.push(json!({"destination": "/etc/loop", "type": "bind", "source": file,
+                         "options": ["bind"]}));
+    });
+    let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+    assert!(error.contains("/etc/loop"), "{error}");
+    oci.assert_nothing_left();
+}
+
+/// A tmpfs without a mode has that of the directory that it covers.
+#[test]
+fn tmpfs_has_mode_of_covered_directory() {
+    let oci = Oci::new();
+    let script = "stat -c '%a %n' /covered /given /new /fixed /up";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    for (name, mode) in [("covered", 0o710), ("given", 0o710), ("fixed", 0o2750), ("up", 0o700)] {
+        let dir = bundle.rootfs().join(name);
+        fs::create_dir(&dir).expect("made");
+        fs::set_permissions(&dir, PermissionsExt::from_mode(mode)).expect("set");
+    }
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        for (place, options) in [
+            ("/covered", json!(["nosuid"])),
+            ("/given", json!(["mode=0711"])),
+            ("/new", json!([])),
+            ("/fixed", json!(["ro"])),
+            ("/up", json!(["tmpcopyup"])),
+        ] {
+            list.push(json!({"destination": place, "type": "tmpfs", "source": "x",
+                             "options": options}));
+        }
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(said, "710 /covered\n711 /given\n1777 /new\n2750 /fixed\n700 /up");
+    oci.assert_nothing_left();
+}
+
+/// What belongs into `/dev` is there before it becomes read-only.
+#[test]
+fn read_only_dev_has_its_links_and_nodes() {
+    let oci = Oci::new();
+    let script = "readlink /dev/fd; [ -c /dev/null ] && echo null > /dev/null && echo node; \
+                  touch /dev/new 2>&1";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        let dev = list.iter_mut().find(|m| m["destination"] == "/dev").expect("there");
+        dev["options"].as_array_mut().expect("a list").push("ro".into());
+    });
+    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    assert!(out.stdout.starts_with("/proc/self/fd\nnode\n"), "{out}");
+    assert!(out.stdout.contains("Read-only file system"), "{out}");
+    oci.assert_nothing_left();
+}

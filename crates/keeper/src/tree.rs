@@ -253,6 +253,14 @@ fn unescape<'p>(escaped: &[u8], path: &'p mut [u8; 4096 + 1]) -> Outcome<&'p CSt
     CStr::from_bytes_until_nul(path).map_err(|_| Errno::INVAL)
 }
 
+/// What [`Tree::make`] came to.
+enum Made {
+    /// The end of the path.
+    Whole(OwnedFd),
+    /// A dangling link at these bytes of the path, and how long its own text is.
+    Link { start: usize, end: usize, link_length: usize },
+}
+
 /// The root below which a newborn works.
 pub(crate) struct Tree {
     top: OwnedFd,
@@ -313,10 +321,43 @@ impl Tree {
     }
 
     /// Creates a directory, or an empty file, with its parent directories. Links on the path are
-    /// followed inside the root; a dangling one is an error.
+    /// followed inside the root, and the target of a dangling link is created there.
     pub(crate) fn make(&self, path: &CStr, kind: Target, mode: Mode) -> Outcome<OwnedFd> {
-        let extra = kind.resolve();
+        let mut whole = [0u8; 4096];
         let bytes = path.to_bytes();
+        whole.get_mut(..bytes.len()).ok_or(Errno::NAMETOOLONG)?.copy_from_slice(bytes);
+        let (mut length, mut link) = (bytes.len(), [0u8; 4096]);
+        // LIMIT: the kernel's, of links on one way (path_resolution(7)).
+        for _ in 0..40 {
+            match self.make_until_link(&whole[..length], kind, mode, &mut link)? {
+                Made::Whole(place) => return Ok(place),
+                Made::Link { start, end, link_length } => {
+                    let points_to = &link[..link_length];
+                    // An absolute link begins at the root, another in the directory that has it.
+                    let above = if points_to.first() == Some(&b'/') { 0 } else { start };
+                    let mut next = [0u8; 4096];
+                    let mut at = 0;
+                    for piece in [&whole[..above], points_to, &whole[end..length]] {
+                        let room = next.get_mut(at..at + piece.len()).ok_or(Errno::NAMETOOLONG)?;
+                        room.copy_from_slice(piece);
+                        at += piece.len();
+                    }
+                    (whole, length) = (next, at);
+                }
+            }
+        }
+        Err(Errno::LOOP)
+    }
+
+    /// The same up to the first dangling link, which is read into `link`.
+    fn make_until_link(
+        &self,
+        bytes: &[u8],
+        kind: Target,
+        mode: Mode,
+        link: &mut [u8; 4096],
+    ) -> Outcome<Made> {
+        let extra = kind.resolve();
         let mut part = [0u8; 4096];
         if bytes.len() >= part.len() {
             return Err(Errno::NAMETOOLONG);
@@ -342,13 +383,20 @@ impl Tree {
                     } else {
                         make_dir(&here, name, if last { Some(mode) } else { None })?;
                     }
-                    self.open(so_far, extra)?
+                    match self.open(so_far, extra) {
+                        Err(Errno::NOENT) => {
+                            let read = rustix::fs::readlinkat_raw(&here, name, &mut link[..]);
+                            let link_length = read.map_err(|_| Errno::NOENT)?;
+                            return Ok(Made::Link { start, end, link_length });
+                        }
+                        made => made?,
+                    }
                 }
                 other => other?,
             };
             start = end;
         }
-        Ok(here)
+        Ok(Made::Whole(here))
     }
 
     /// Returns the parent directory of a path, created if missing, and the last component in
@@ -451,7 +499,7 @@ impl Tree {
         let name = words.next().ok_or(Errno::INVAL)??;
         let context = kernel::fsopen(name)?;
         let context = context.as_fd();
-        let mut has_source = false;
+        let (mut has_source, mut has_mode) = (false, false);
         for word in words {
             let word = word?;
             let bytes = word.to_bytes();
@@ -465,10 +513,14 @@ impl Tree {
             let value = CStr::from_bytes_until_nul(&word.to_bytes_with_nul()[at + 1..])
                 .map_err(|_| Errno::INVAL)?;
             has_source |= key == c"source";
+            has_mode |= key == c"mode";
             kernel::fsconfig(context, FsCommand::String(key, value))?;
         }
         if !has_source {
             kernel::fsconfig(context, FsCommand::String(c"source", name))?;
+        }
+        if name == c"tmpfs" && !has_mode {
+            self.keep_mode(context, path, kind)?;
         }
         kernel::fsconfig(context, FsCommand::Create)?;
         let (attr, spreads) = (op.a & u64::from(u32::MAX), op.a >> 32);
@@ -481,6 +533,20 @@ impl Tree {
         }
         kernel::move_mount(mount.as_fd(), place.as_fd(), c"")?;
         spread_each(mount.as_fd(), spreads)
+    }
+
+    /// The top of a new tmpfs has the permissions of the directory that it covers, if there is one.
+    fn keep_mode(&self, context: BorrowedFd<'_>, path: &CStr, kind: Target) -> Outcome {
+        let covered = match self.open(path, kind.resolve()) {
+            Err(Errno::NOENT) => return Ok(()),
+            covered => rustix::fs::fstat(covered?)?,
+        };
+        let mut text = *b"0000\0";
+        for (at, digit) in text[..4].iter_mut().enumerate() {
+            *digit += (covered.st_mode >> (9 - 3 * at)) as u8 & 7;
+        }
+        let mode = CStr::from_bytes_with_nul(&text).map_err(|_| Errno::INVAL)?;
+        kernel::fsconfig(context, FsCommand::String(c"mode", mode))
     }
 
     pub(crate) fn bind(&self, source: &CStr, path: &CStr, read_only: bool) -> Outcome {

@@ -54,7 +54,8 @@ pub(crate) fn plan(
 ) -> Result<()> {
     let mut all = Vec::new();
     for (at, device) in devices.iter().enumerate() {
-        all.push((format!("linux.devices[{at}]"), device.path.clone(), node(at, device)?));
+        let path = device.path.trim_end_matches('/').to_owned();
+        all.push((format!("linux.devices[{at}]"), path, node(at, device)?));
     }
     for (path, major, minor) in DEFAULT {
         if !all.iter().any(|(_, known, _)| known == path) {
@@ -73,7 +74,7 @@ pub(crate) fn plan(
             all.retain(|(field, ..)| field.starts_with("linux."));
             all.retain(|(_, path, _)| !path.starts_with("/dev/"));
         }
-        Dev::Made(tree) => {
+        Dev::Made(tree, _) => {
             for (name, target) in LINKS {
                 link(tree.as_fd(), name, target)?;
             }
@@ -93,7 +94,7 @@ pub(crate) fn plan(
     }
     for (field, path, node) in all {
         match (dev, path.strip_prefix("/dev/")) {
-            (Dev::Made(tree), Some(name)) => {
+            (Dev::Made(tree, _), Some(name)) => {
                 make(tree.as_fd(), name, &node, ids)
                     .map_err(|e| Error::field(field, format!("{path}: {e}")))?;
             }
@@ -103,6 +104,10 @@ pub(crate) fn plan(
             }
             _ => plan.device(&path, &node),
         }
+    }
+    if let Dev::Made(tree, attr) = dev {
+        mount::set_attr(tree.as_fd(), false, *attr, MountAttr::empty())
+            .map_err(Error::call("make /dev read-only"))?;
     }
     Ok(())
 }
@@ -117,6 +122,9 @@ fn node(at: usize, device: &Device) -> Result<Node> {
         other => return Err(Error::field(field("type"), format!("{other:?} is none of c b u p"))),
     };
     let path = &device.path;
+    if path.trim_end_matches('/').is_empty() {
+        return Err(Error::field(field("path"), "it names no file"));
+    }
     if !path.starts_with('/') || path.split('/').any(|p| p == "..") || path.contains('\0') {
         return Err(Error::field(field("path"), "it is not an absolute path without '..'"));
     }

@@ -117,12 +117,15 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     one.make_place(tree.as_fd(), below);
                 }
                 if is_dev {
-                    // Filled before it is visible.
+                    // Filled before it is visible, and made read-only afterwards.
+                    let copy = tree.as_fd().try_clone_to_owned();
                     dev = Dev::Made(
-                        tree.as_fd()
-                            .try_clone_to_owned()
-                            .map_err(Error::file("duplicate", "a descriptor"))?,
+                        copy.map_err(Error::file("duplicate", "a descriptor"))?,
+                        one.read_only(),
                     );
+                } else {
+                    mount::set_attr(tree.as_fd(), false, one.read_only(), MountAttr::empty())
+                        .map_err(|e| one.field("options", e.to_string()))?;
                 }
                 let place = (mount.destination.as_str(), one.target(TargetKind::Dir));
                 one.attach(plan, tree, place, &one.options.propagation)?;
@@ -156,8 +159,8 @@ fn top_of(dir: &OwnedFd) -> Result<OwnedFd> {
 /// Destination of device nodes.
 #[derive(Debug)]
 pub(crate) enum Dev {
-    /// Into a tmpfs that was made for the container.
-    Made(OwnedFd),
+    /// Into a tmpfs that was made for the container, which gets these attributes afterwards.
+    Made(OwnedFd, MountAttr),
     /// Into the root filesystem.
     Root,
     /// None: a directory of the caller is mounted there.
@@ -305,8 +308,12 @@ impl One<'_> {
 
     /// Returns whether this process makes a tmpfs.
     fn is_ours(&self) -> bool {
-        let is_read_only = (self.options.set | self.options.set_all).contains(MountAttr::RDONLY);
-        self.options.copy_up || is_read_only
+        self.options.copy_up || !self.read_only().is_empty()
+    }
+
+    /// RDONLY, if the mount is to have it.
+    fn read_only(&self) -> MountAttr {
+        (self.options.set | self.options.set_all) & MountAttr::RDONLY
     }
 
     fn tmpfs(&self) -> Result<OwnedFd> {
@@ -337,13 +344,24 @@ impl One<'_> {
                     None => fs.set_flag(word)?,
                 }
             }
-            fs.create(self.options.set | self.options.set_all)
+            if let Some(mode) = self.covered_mode().filter(|_| self.options.value("mode").is_none())
+            {
+                fs.set_string("mode", &format!("{mode:04o}"))?;
+            }
+            fs.create((self.options.set | self.options.set_all) - MountAttr::RDONLY)
         };
         let tree = make().map_err(|e| self.field("options", e.to_string()))?;
         if self.options.copy_up {
             self.copy_up(tree.as_fd())?;
         }
         Ok(tree)
+    }
+
+    /// The permissions of the directory that the mount covers.
+    fn covered_mode(&self) -> Option<u32> {
+        let (root, place) = (self.given.root, &self.mount.destination);
+        let covered = resolve::in_root(root, place, OFlags::PATH, Mode::empty()).ok()?;
+        rustix::fs::fstat(&covered).ok().map(|stat| stat.st_mode & 0o7777)
     }
 
     /// Makes the targets of later mounts in a read-only tmpfs, in which the newborn cannot make
