@@ -1165,3 +1165,28 @@ fn read_only_dev_has_its_links_and_nodes() {
     assert!(out.stdout.contains("Read-only file system"), "{out}");
     oci.assert_nothing_left();
 }
+
+/// Hooks need no mount namespace: those of the host look at the root by its path.
+#[test]
+fn hooks_run_without_mount_namespace() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo program >> /said"]);
+    let said = bundle.rootfs().join("said");
+    bundle.edit(|c| {
+        let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
+        list.retain(|n| n["type"] != "mount");
+        c["mounts"] = json!([]);
+        (c["linux"]["maskedPaths"], c["linux"]["readonlyPaths"]) = (json!([]), json!([]));
+        c["hooks"] = json!({});
+        for stage in ["prestart", "createRuntime", "createContainer", "startContainer"] {
+            let place = if stage == "startContainer" { "/said".into() } else { said.clone() };
+            let script = format!("echo {stage} >> {}", place.display());
+            c["hooks"][stage] = json!([{"path": "/bin/sh", "args": ["sh", "-c", script]}]);
+        }
+    });
+    oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let text = fs::read_to_string(&said).expect("written");
+    let expected = ["prestart", "createRuntime", "createContainer", "startContainer", "program"];
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    oci.assert_nothing_left();
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::namespace::Namespaces;
-use crate::spec::{self, Hooks, IdMapping, Linux, Process, Spec};
+use crate::spec::{self, IdMapping, Linux, Process, Spec};
 
 /// A checked configuration, with the paths it uses.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(crate) fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
     }
     let linux = spec.linux.as_ref().ok_or_else(|| Error::field("linux", "it is missing"))?;
     let namespaces = Namespaces::check(&linux.namespaces)?;
-    check_linux(linux, &spec.hooks, &namespaces)?;
+    check_linux(linux, &namespaces)?;
     check_names(spec, &namespaces)?;
     for (at, mount) in spec.mounts.iter().enumerate() {
         if mount.destination.is_empty() || mount.destination.contains('\0') {
@@ -112,7 +112,7 @@ fn check_version(version: &str) -> Result<()> {
     }
 }
 
-fn check_linux(linux: &Linux, hooks: &Hooks, namespaces: &Namespaces) -> Result<()> {
+fn check_linux(linux: &Linux, namespaces: &Namespaces) -> Result<()> {
     let maps = [("uidMappings", &linux.uid_mappings), ("gidMappings", &linux.gid_mappings)];
     for (name, map) in maps {
         let field = format!("linux.{name}");
@@ -131,12 +131,6 @@ fn check_linux(linux: &Linux, hooks: &Hooks, namespaces: &Namespaces) -> Result<
         let bad = |why| Err(Error::field("linux.namespaces", why));
         if namespaces.has("user") {
             return bad("root in a user namespace cannot mount without a mount namespace");
-        }
-        let early = [&hooks.prestart, &hooks.create_runtime, &hooks.create_container];
-        if early.iter().any(|hooks| !hooks.is_empty()) {
-            return bad(
-                "hooks before the program find no root filesystem without a mount namespace",
-            );
         }
     }
     if !linux.time_offsets.is_empty() && !namespaces.makes("time") {
