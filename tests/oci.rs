@@ -1190,3 +1190,22 @@ fn hooks_run_without_mount_namespace() {
     assert_eq!(text.lines().collect::<Vec<_>>(), expected);
     oci.assert_nothing_left();
 }
+
+#[test]
+fn device_rule_and_path_are_taken_as_runc_takes_them() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "ls -l /mnt/null; : > /dev/kmsg && echo opened"]);
+    bundle.edit(|c| {
+        c["linux"]["devices"] = json!([
+            {"type": "c", "path": "/mnt/null/", "major": 1, "minor": 3},
+            {"type": "c", "path": "/dev/kmsg", "major": 1, "minor": 11},
+        ]);
+        c["linux"]["resources"]["devices"] = json!([
+            {"allow": false, "access": "rwm"},
+            {"allow": true, "type": "c", "major": 1, "minor": 11, "access": "a"},
+        ]);
+    });
+    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    assert!(out.stdout.contains("1,   3") && out.stdout.contains("opened"), "{out}");
+    oci.assert_nothing_left();
+}

@@ -510,6 +510,8 @@ pub(crate) fn set_devices(tree: &Tree, list: &[spec::DeviceRule]) -> Result<()> 
                 'r' => DeviceAccess::READ,
                 'w' => DeviceAccess::WRITE,
                 'm' => DeviceAccess::MKNOD,
+                // As runc takes it.
+                'a' => DeviceAccess::all(),
                 other => {
                     let why = format!("{other:?} is none of r w m");
                     return Err(Error::field(field("access"), why));
