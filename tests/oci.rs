@@ -5,6 +5,7 @@ use crate::bundle;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -375,7 +376,6 @@ fn bad() -> Vec<(&'static str, Value, &'static str)> {
         ("/process/cwd", json!("relative"), "process.cwd"),
         ("/process/user/uid", json!(4_294_967_296_u64), "process.user.uid"),
         ("/process/user/uid", json!(-1), "process.user.uid"),
-        ("/process/capabilities/bounding", json!(["CAP_X"]), "process.capabilities.bounding[0]"),
         (
             "/process/rlimits",
             json!([{"type": "RLIMIT_X", "soft": 1, "hard": 1}]),
@@ -766,9 +766,6 @@ fn vm_seccomp_listener_receives_notifications() {
     let log = || fs::read_to_string(bundle.out("log")).expect("written");
     assert!(wait_until(Duration::from_secs(10) * slowness(), || log().contains("not notified")));
     assert!(log().contains("not implemented"), "{}", log());
-    // A later process would have no listener.
-    let error = oci.run(&["exec", "c", "true"]).err(255);
-    assert!(error.contains("linux.seccomp"), "{error}");
     oci.run(&["delete", "-f", "c"]).ok();
     oci.assert_nothing_left();
 }
@@ -871,6 +868,15 @@ fn vm_console_socket_receives_terminal_master() {
     wait_for(&oci, "c", "stopped");
     oci.run(&["delete", "c"]).ok();
     oci.assert_nothing_left();
+}
+
+/// Accepts a connection, which must come in time.
+#[track_caller]
+fn accept(listener: &std::os::unix::net::UnixListener) -> std::os::unix::net::UnixStream {
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let came = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit));
+    assert_eq!(came, Ok(1), "no connection came");
+    listener.accept().expect("a connection").0
 }
 
 /// A bundle in a user namespace of its own, with a program that waits.
@@ -1016,7 +1022,7 @@ fn listener_is_asked_about_calls_of_hook() {
     oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
     std::thread::scope(|scope| {
         let start = scope.spawn(|| oci.run(&["start", "c"]));
-        let (stream, _) = agent.accept().expect("a connection");
+        let stream = accept(&agent);
         let (listener, _) = bundle::receive_with(&stream);
         let mut fds = [PollFd::new(&listener, PollFlags::IN)];
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -1026,50 +1032,6 @@ fn listener_is_asked_about_calls_of_hook() {
     });
     assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "refused\n");
     oci.run(&["delete", "-f", "c"]).ok();
-    oci.assert_nothing_left();
-}
-
-/// runc and crun take flags after the id, except where a command follows.
-#[test]
-fn flags_may_follow_the_id() {
-    let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
-    let pid_file = bundle.path("pid");
-    oci.run(&["create", "c", "--bundle", bundle.dir(), "--pid-file", &pid_file]).ok();
-    assert_eq!(oci.state("c")["pid"].to_string(), fs::read_to_string(&pid_file).expect("a file"));
-    oci.run(&["start", "c"]).ok();
-    // Those of the command are its own.
-    assert_eq!(oci.run(&["exec", "c", "echo", "-t", "--bundle"]).ok(), "-t --bundle");
-    oci.run(&["delete", "c", "--force"]).ok();
-    assert!(oci.run(&["create", "c", "d", "-b", bundle.dir()]).err(1).contains("too many"));
-    oci.assert_nothing_left();
-}
-
-#[test]
-fn bind_mount_takes_words_about_access_times() {
-    let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["grep", " /bound", "/proc/self/mountinfo"]);
-    for (words, has, lacks) in [
-        (vec!["atime"], "relatime", "noatime"),
-        (vec!["ratime", "rdev"], "relatime", "noatime"),
-        (vec!["noatime"], "noatime", "relatime"),
-        (vec!["noatime", "atime"], "relatime", "noatime"),
-        (vec!["nostrictatime", "suid", "exec", "atime"], "relatime", "noatime"),
-        (vec!["strictatime", "noatime"], "noatime", "relatime"),
-    ] {
-        bundle.edit(|c| {
-            let list = c["mounts"].as_array_mut().expect("a list");
-            list.retain(|m| m["destination"] != "/bound");
-            let mut options = vec!["bind"];
-            options.extend(&words);
-            list.push(json!({"destination": "/bound", "type": "bind",
-                             "source": bundle.path("out"), "options": options}));
-        });
-        let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-        let options = said.split(' ').nth(5).expect("options");
-        let is = |word: &str| options.split(',').any(|option| option == word);
-        assert!(is(has) && !is(lacks), "{words:?}: {said}");
-    }
     oci.assert_nothing_left();
 }
 
@@ -1116,6 +1078,97 @@ fn mount_follows_dangling_link_inside_root() {
     });
     let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
     assert!(error.contains("/etc/loop"), "{error}");
+    oci.assert_nothing_left();
+}
+
+/// runc and crun take flags after the id, except where a command follows.
+#[test]
+fn flags_may_follow_the_id() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let pid_file = bundle.path("pid");
+    oci.run(&["create", "c", "--bundle", bundle.dir(), "--pid-file", &pid_file]).ok();
+    assert_eq!(oci.state("c")["pid"].to_string(), fs::read_to_string(&pid_file).expect("a file"));
+    oci.run(&["start", "c"]).ok();
+    // Those of the command are its own.
+    assert_eq!(oci.run(&["exec", "c", "echo", "-t", "--bundle"]).ok(), "-t --bundle");
+    oci.run(&["delete", "c", "--force"]).ok();
+    assert!(oci.run(&["create", "c", "d", "-b", bundle.dir()]).err(1).contains("too many"));
+    oci.assert_nothing_left();
+}
+
+/// The caller's CPU affinity is not the container's.
+#[test]
+fn affinity_is_that_of_cpuset_or_configuration() {
+    let oci = Oci::new();
+    let allowed = "grep Cpus_allowed_list /proc/self/status";
+    let host = oci.sh(allowed).ok();
+    let bundle = Bundle::new(&oci, &["sh", "-c", &format!("{allowed}; exec sleep 1000")]);
+    let pinned = |words: &[&str]| {
+        let command = oci.command(words);
+        let mut pinned = oci.host().command("taskset");
+        pinned.args(["-c", "0"]).arg(command.get_program()).args(command.get_args());
+        dormouse_testkit::run(pinned, b"", Duration::from_secs(60)).ok()
+    };
+    bundle.edit(|c| c["process"]["args"] = json!(["sh", "-c", allowed]));
+    assert_eq!(pinned(&["run", "-b", bundle.dir(), "c"]), host);
+    bundle.edit(|c| {
+        c["process"]["args"] = json!(["sleep", "1000"]);
+        c["process"]["execCPUAffinity"] = json!({"initial": "0", "final": "0"});
+    });
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let pid = oci.state("c")["pid"].to_string();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    assert!(status.contains(host.trim()), "it is of later processes alone: {status}");
+    assert_eq!(oci.run(&["exec", "c", "sh", "-c", allowed]).ok(), "Cpus_allowed_list:\t0");
+    oci.run(&["delete", "-f", "c"]).ok();
+    bundle.edit(|c| {
+        c["process"].as_object_mut().expect("an object").remove("execCPUAffinity");
+    });
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(pinned(&["exec", "c", "sh", "-c", allowed]), host);
+    oci.run(&["delete", "-f", "c"]).ok();
+    bundle.edit(|c| c["process"]["execCPUAffinity"] = json!({"final": "0-x"}));
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let error = oci.run(&["exec", "c", "true"]).err(255);
+    assert!(error.contains("process.execCPUAffinity.final"), "{error}");
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn environment_has_each_name_once() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["env"]);
+    fs::create_dir_all(bundle.rootfs().join("etc")).expect("made");
+    fs::write(bundle.rootfs().join("etc/passwd"), "root:x:0:0::/home/of-root:/bin/sh\n").expect("");
+    bundle.edit(|c| {
+        c["process"]["env"] = json!(["PATH=/bin", "ONE=first", "HOME=", "TWO=2", "ONE=last"]);
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let mut lines: Vec<&str> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["HOME=/home/of-root", "ONE=last", "PATH=/bin", "TWO=2"]);
+    bundle.edit(|c| c["process"]["args"] = json!(["sleep", "1000"]));
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let said = oci.run(&["exec", "-e", "ONE=of exec", "c", "env"]).ok();
+    assert!(said.contains("ONE=of exec") && !said.contains("ONE=last"), "{said}");
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+/// runtime-spec config.md, process.capabilities: a warning, and no error.
+#[test]
+fn unknown_capability_is_warned_of() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["grep", "CapBnd", "/proc/self/status"]);
+    bundle.edit(|c| {
+        c["process"]["capabilities"]["bounding"] = json!(["CAP_CHOWN", "CAP_OF_TOMORROW"]);
+    });
+    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    assert!(out.stderr.contains("process.capabilities.bounding[1]"), "{out}");
+    assert!(out.stderr.contains("CAP_OF_TOMORROW") && out.stderr.contains("warning"), "{out}");
+    assert_eq!(out.ok(), "CapBnd:\t0000000000000001");
     oci.assert_nothing_left();
 }
 
@@ -1166,6 +1219,225 @@ fn read_only_dev_has_its_links_and_nodes() {
     oci.assert_nothing_left();
 }
 
+/// A later process has a filter of its own, and the agent a listener for it.
+#[test]
+fn later_process_gets_listener_of_its_own() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let path = bundle.path("agent");
+    bundle.edit(|c| {
+        c["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "listenerPath": path,
+            "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+        });
+    });
+    let agent = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let (first, _) = bundle::receive_with(&accept(&agent));
+    let words = ["exec", "c", "sh", "-c", "mkdir /tmp/made || echo refused"];
+    std::thread::scope(|scope| {
+        let exec = scope.spawn(|| oci.run(&words));
+        let stream = accept(&agent);
+        let (listener, text) = bundle::receive_with(&stream);
+        let told: Value = serde_json::from_slice(&text).expect("JSON");
+        assert_eq!(
+            (&told["state"]["id"], &told["state"]["status"]),
+            (&json!("c"), &json!("running"))
+        );
+        assert_ne!(told["pid"], told["state"]["pid"]);
+        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no call was asked about");
+        drop(listener);
+        let said = exec.join().expect("no panic");
+        assert!(said.stdout.contains("refused"), "{said}");
+    });
+    drop(first);
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+/// As runc's client has it: the terminal that the output is copied to ends lines, and a file that it is
+/// copied to has none of a terminal's carriage returns.
+#[test]
+fn foreground_terminal_adds_no_carriage_return() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "tty; echo two; exec sleep 1000"]);
+    bundle.edit(|c| {
+        c["process"]["terminal"] = true.into();
+        c["process"]["args"] = json!(["sh", "-c", "tty; echo two"]);
+    });
+    assert_eq!(oci.run(&["run", "-b", bundle.dir(), "c"]).stdout, "/dev/pts/0\ntwo\n");
+    bundle.edit(|c| {
+        c["process"]["terminal"] = false.into();
+        c["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let out = oci.run(&["exec", "-t", "c", "sh", "-c", "tty; echo two"]);
+    assert_eq!(out.stdout, "/dev/pts/0\ntwo\n");
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn bind_mount_takes_words_about_access_times() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["grep", " /bound", "/proc/self/mountinfo"]);
+    for (words, has, lacks) in [
+        (vec!["atime"], "relatime", "noatime"),
+        (vec!["ratime", "rdev"], "relatime", "noatime"),
+        (vec!["noatime"], "noatime", "relatime"),
+        (vec!["noatime", "atime"], "relatime", "noatime"),
+        (vec!["nostrictatime", "suid", "exec", "atime"], "relatime", "noatime"),
+        (vec!["strictatime", "noatime"], "noatime", "relatime"),
+    ] {
+        bundle.edit(|c| {
+            let list = c["mounts"].as_array_mut().expect("a list");
+            list.retain(|m| m["destination"] != "/bound");
+            let mut options = vec!["bind"];
+            options.extend(&words);
+            list.push(json!({"destination": "/bound", "type": "bind",
+                             "source": bundle.path("out"), "options": options}));
+        });
+        let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+        let options = said.split(' ').nth(5).expect("options");
+        let is = |word: &str| options.split(',').any(|option| option == word);
+        assert!(is(has) && !is(lacks), "{words:?}: {said}");
+    }
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn device_rule_and_path_are_taken_as_runc_takes_them() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "ls -l /mnt/null; : > /dev/kmsg && echo opened"]);
+    bundle.edit(|c| {
+        c["linux"]["devices"] = json!([
+            {"type": "c", "path": "/mnt/null/", "major": 1, "minor": 3},
+            {"type": "c", "path": "/dev/kmsg", "major": 1, "minor": 11},
+        ]);
+        c["linux"]["resources"]["devices"] = json!([
+            {"allow": false, "access": "rwm"},
+            {"allow": true, "type": "c", "major": 1, "minor": 11, "access": "a"},
+        ]);
+    });
+    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    assert!(out.stdout.contains("1,   3") && out.stdout.contains("opened"), "{out}");
+    oci.assert_nothing_left();
+}
+
+/// The variable is inherited by programs that have none of the descriptors.
+#[test]
+fn listen_fds_without_descriptor_is_passed_over() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo ${LISTEN_FDS-none}"]);
+    let run = |environment: &str| {
+        let (program, root) = (oci.program().display(), oci.root());
+        let run = format!("{program} --root {} run -b {} c", root.display(), bundle.dir());
+        oci.sh(&format!("exec 3<&- 3< /dev/null; {environment} {run}")).ok()
+    };
+    assert_eq!(run("exec 3<&-; LISTEN_FDS=1"), "none");
+    assert_eq!(run("LISTEN_PID=1 LISTEN_FDS=1"), "none");
+    assert_eq!(run("LISTEN_FDS=1"), "1");
+    oci.assert_nothing_left();
+}
+
+/// Without a pid namespace of its own a container's processes outlive its first one, and `kill` reaches
+/// them.
+#[test]
+fn kill_reaches_processes_without_first_one() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "sleep 1000 & exec sleep 1000"]);
+    bundle.edit(|c| {
+        let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
+        list.retain(|n| n["type"] != "pid");
+        let list = c["mounts"].as_array_mut().expect("a list");
+        let proc = list.iter_mut().find(|m| m["destination"] == "/proc").expect("there");
+        *proc = json!({"destination": "/proc", "type": "bind", "source": "/proc",
+                       "options": ["rbind"]});
+        (c["linux"]["maskedPaths"], c["linux"]["readonlyPaths"]) = (json!([]), json!([]));
+    });
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let pids = || oci.run(&["ps", "-f", "json", "c"]).ok();
+    let first = oci.state("c")["pid"].to_string();
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || pids().contains(',')));
+    oci.sh(&format!("kill -9 {first}")).ok();
+    wait_for(&oci, "c", "stopped");
+    assert_ne!(pids(), "[]");
+    assert!(oci.run(&["kill", "c", "TERM"]).err(1).contains("container not running"));
+    oci.run(&["kill", "c", "KILL"]).ok();
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || pids() == "[]"));
+    assert!(oci.run(&["kill", "c", "KILL"]).err(1).contains("container not running"));
+    oci.run(&["delete", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+/// A process that is born in a frozen cgroup never runs.
+#[test]
+fn frozen_cgroup_is_refused() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    let path = bundle.read()["linux"]["cgroupsPath"].as_str().expect("a path").to_owned();
+    let v2 = [Path::new("/sys/fs/cgroup"), Path::new("/sys/fs/cgroup/unified")];
+    let v2 = v2.into_iter().find(|top| top.join("cgroup.controllers").exists());
+    let v1 = Path::new("/sys/fs/cgroup/freezer");
+    let (top, file, value) = match v1.is_dir() {
+        true => (v1, "freezer.state", "FROZEN"),
+        false => (v2.expect("v1 or v2"), "cgroup.freeze", "1"),
+    };
+    let dir = top.join(&path[1..]);
+    fs::create_dir_all(&dir).expect("made");
+    fs::write(dir.join(file), value).expect("frozen");
+    let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+    assert!(error.contains("linux.cgroupsPath") && error.contains("frozen"), "{error}");
+    fs::remove_dir(&dir).and_then(|()| fs::remove_dir(dir.parent().expect("one"))).expect("gone");
+    oci.assert_nothing_left();
+}
+
+/// A container may wait for its start for long: it holds no descriptor of a cgroup meanwhile.
+#[test]
+fn created_process_holds_no_cgroup_descriptor() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
+    let dir = format!("/proc/{}/fd", oci.state("c")["pid"]);
+    let links = fs::read_dir(dir).expect("it lives").flatten();
+    let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let held: Vec<_> = links.filter(|to| to.starts_with("/sys/fs/cgroup")).collect();
+    assert!(held.is_empty(), "{held:?}");
+    oci.run(&["delete", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn pidfd_of_process_goes_to_the_socket() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let path = bundle.path("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    let receive = || {
+        let (pidfd, word) = bundle::receive_with(&accept(&listener));
+        let info = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
+        let info = fs::read_to_string(info).expect("it is open");
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")).expect("a pidfd");
+        (pid.trim().to_owned(), String::from_utf8(word).expect("UTF-8"))
+    };
+    oci.run(&["create", "-b", bundle.dir(), "--pidfd-socket", &path, "c"]).ok();
+    let pid = oci.state("c")["pid"].to_string();
+    assert_eq!(receive(), (pid, "standard".to_owned()));
+    oci.run(&["start", "c"]).ok();
+    let pid_file = bundle.path("pid");
+    let flags = ["exec", "-d", "--pid-file", &pid_file, "--pidfd-socket", &path, "c"];
+    oci.run(&[&flags[..], &["sleep", "1000"]].concat()).ok();
+    assert_eq!(receive(), (fs::read_to_string(&pid_file).expect("a file"), "setns".to_owned()));
+    oci.run(&["delete", "-f", "c"]).ok();
+    let missing = bundle.path("missing");
+    let error = oci.run(&["create", "-b", bundle.dir(), "--pidfd-socket", &missing, "c"]).err(1);
+    assert!(error.contains("pidfd"), "{error}");
+    oci.assert_nothing_left();
+}
+
 /// Hooks need no mount namespace: those of the host look at the root by its path.
 #[test]
 fn hooks_run_without_mount_namespace() {
@@ -1192,20 +1464,24 @@ fn hooks_run_without_mount_namespace() {
 }
 
 #[test]
-fn device_rule_and_path_are_taken_as_runc_takes_them() {
+fn memory_policy_is_applied() {
     let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["sh", "-c", "ls -l /mnt/null; : > /dev/kmsg && echo opened"]);
-    bundle.edit(|c| {
-        c["linux"]["devices"] = json!([
-            {"type": "c", "path": "/mnt/null/", "major": 1, "minor": 3},
-            {"type": "c", "path": "/dev/kmsg", "major": 1, "minor": 11},
-        ]);
-        c["linux"]["resources"]["devices"] = json!([
-            {"allow": false, "access": "rwm"},
-            {"allow": true, "type": "c", "major": 1, "minor": 11, "access": "a"},
-        ]);
-    });
-    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
-    assert!(out.stdout.contains("1,   3") && out.stdout.contains("opened"), "{out}");
+    let bundle = Bundle::new(&oci, &["grep", "-c", " interleave", "/proc/self/numa_maps"]);
+    for (policy, field) in [
+        (json!({"mode": "MPOL_X"}), "linux.memoryPolicy.mode"),
+        (json!({"mode": "MPOL_BIND", "nodes": "x"}), "linux.memoryPolicy.nodes"),
+        (json!({"mode": "MPOL_BIND", "nodes": "0", "flags": ["X"]}), "linux.memoryPolicy.flags[0]"),
+    ] {
+        bundle.edit(|c| c["linux"]["memoryPolicy"] = policy);
+        let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+        assert!(error.contains(field), "{error}");
+    }
+    oci.assert_nothing_left();
+    if !Path::new("/proc/self/numa_maps").exists() {
+        eprintln!("NOT RUN in part: this kernel has no NUMA");
+        return;
+    }
+    bundle.edit(|c| c["linux"]["memoryPolicy"] = json!({"mode": "MPOL_INTERLEAVE", "nodes": "0"}));
+    assert_ne!(oci.run(&["run", "-b", bundle.dir(), "c"]).ok(), "0");
     oci.assert_nothing_left();
 }

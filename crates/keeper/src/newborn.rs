@@ -37,6 +37,10 @@ pub use crate::heritage::Heritage;
 const SOCK: RawFd = 3;
 /// Number of the keeper's procfs.
 const PROC: RawFd = 4;
+/// The number of a descriptor that was closed: the kernel returns EBADF.
+const CLOSED: RawFd = -2;
+/// Resource number of the limit on descriptors (getrlimit(2)).
+const NOFILE: u32 = 7;
 /// CAP_SYS_ADMIN as a bit.
 const SYS_ADMIN: u64 = 1 << 21;
 /// f_type of procfs (statfs(2)).
@@ -261,12 +265,24 @@ impl Newborn {
         fds.get(index as usize).map(|fd| borrowed(*fd)).ok_or(Errno::BADF)
     }
 
+    /// Closes a descriptor of the plan that no later operation uses: a created container may wait for its
+    /// start for long.
+    fn let_go(&mut self, index: u32) {
+        if let Some(fd) = self.fds.get_mut(index as usize).filter(|fd| **fd >= 0) {
+            close(std::mem::replace(fd, CLOSED));
+        }
+    }
+
     fn step(&mut self, plan: &Flat<'_>, op: &Record) -> Outcome {
         let text = || plan.text(op).map_err(damaged);
         let fd = || self.descriptor(u64::from(op.fd));
         let Some(code) = Code::from_number(op.code) else { return Err(Errno::NOSYS) };
         match code {
-            Code::JoinCgroup => rustix::io::write(fd()?, b"0").map(drop),
+            Code::JoinCgroup => {
+                rustix::io::write(fd()?, b"0")?;
+                self.let_go(op.fd);
+                Ok(())
+            }
             Code::Setns => kernel::setns(fd()?, CloneFlags::from_bits_retain(op.a)),
             Code::BecomeRoot => {
                 kernel::set_groups(&[])?;
@@ -389,6 +405,13 @@ impl Newborn {
                 self.hook_filter = (op.a != 0).then_some(*op);
                 Ok(())
             }
+            Code::Affinity => match kernel::set_affinity(plan.data(op).map_err(damaged)?) {
+                Err(Errno::INVAL) if op.flags & flat::LENIENT != 0 => Ok(()),
+                other => other,
+            },
+            Code::MemoryPolicy => {
+                kernel::set_memory_policy(op.a as u32, plan.data(op).map_err(damaged)?)
+            }
             Code::Hook => Err(Errno::NOSYS),
             Code::Credentials => credentials(plan, op),
             Code::Capabilities => self.capabilities(plan, op),
@@ -502,7 +525,7 @@ impl Newborn {
         };
         self.sock = high(self.sock)?;
         for at in 0..self.count {
-            if self.fds[at] < free {
+            if (0..free).contains(&self.fds[at]) {
                 self.fds[at] = high(self.fds[at])?;
             }
         }

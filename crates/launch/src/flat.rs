@@ -161,6 +161,11 @@ codes! {
     /// The programs of the hooks that follow write to descriptor `fd`. Where `a` is not 0, the filter at
     /// `text` of `a` instructions is loaded for them, with the flags of seccomp(2) in `flags`.
     HookWith = 49, "prepare the hooks";
+    /// sched_setaffinity: the mask at `text`. Flag LENIENT: where none of its CPUs may be used, the old
+    /// mask stays.
+    Affinity = 50, "set the CPU affinity";
+    /// set_mempolicy: mode and flags `a`, the mask of nodes at `text`.
+    MemoryPolicy = 51, "set the memory policy";
 }
 
 impl Code {
@@ -191,6 +196,9 @@ pub const APART: u16 = 64;
 /// A copy made now is attached: in the kernel's table, which is in the order of creation of mounts,
 /// it comes after the existing ones.
 pub const COPY: u16 = 128;
+
+/// Words of 64 bits in a mask of all CPUs: as many as the kernel is built for at most, 8192.
+pub const AFFINITY_WORDS: usize = 128;
 
 /// LIMIT: how often the propagation of one mount is set.
 pub const SPREADS_MAX: usize = 8;

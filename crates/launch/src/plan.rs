@@ -393,6 +393,26 @@ impl Plan {
         self.simple(Code::Personality, persona, "");
     }
 
+    /// sched_setaffinity(2): `mask` has a bit for each CPU. `None` is every CPU that the cpuset of the
+    /// cgroup allows, whatever the caller is bound to.
+    ///
+    /// ORDER: after placement in the cgroup, which the kernel takes the CPUs from.
+    pub fn affinity(&mut self, mask: Option<&[u64]>) {
+        let all = [u64::MAX; flat::AFFINITY_WORDS];
+        let flags = if mask.is_none() { flat::LENIENT } else { 0 };
+        let words = mask.unwrap_or(&all).iter();
+        let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+        let at = self.writer.aligned(&bytes);
+        self.push_at(Code::Affinity, flags, NO_FD, 0, 0, at, "");
+    }
+
+    /// set_mempolicy(2): `mode` with its flags, `nodes` has a bit for each node. execve(2) keeps it.
+    pub fn memory_policy(&mut self, mode: u32, nodes: &[u64]) {
+        let bytes: Vec<u8> = nodes.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let at = self.writer.aligned(&bytes);
+        self.push_at(Code::MemoryPolicy, 0, NO_FD, mode.into(), 0, at, "");
+    }
+
     /// sched_setattr(2): `attributes` is the kernel's `struct sched_attr`.
     pub fn scheduler(&mut self, attributes: &[u8]) {
         let at = self.writer.aligned(attributes);

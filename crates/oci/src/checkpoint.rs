@@ -126,7 +126,7 @@ impl Runtime {
 pub(crate) fn own_network(spec: &Spec) -> bool {
     let namespaces = spec.linux.as_ref().and_then(|it| Namespaces::check(&it.namespaces).ok());
     let process = spec.process.as_ref();
-    let granted = process.and_then(|it| process::capabilities(it.capabilities.as_ref()).ok());
+    let granted = process.map(|it| process::capabilities(it.capabilities.as_ref()));
     namespaces.is_some_and(|all| all.makes("network"))
         && spec.hooks.is_empty()
         && granted.is_some_and(|it| Set::from_bits(it.bounding).contains(Capability::NetAdmin))

@@ -2,7 +2,7 @@
 //! runtime's own sockets with a path.
 
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -33,6 +33,17 @@ pub(crate) fn check(terminal: bool, socket: Option<&Path>, kept: bool) -> Result
     }
 }
 
+/// Leaves the end of a line to the terminal that the bytes are copied to: the container's own adds no
+/// carriage return, as with runc.
+pub(crate) fn leave_line_ends(master: &OwnedFd) -> Result<()> {
+    let set = || {
+        let mut termios = rustix::termios::tcgetattr(master)?;
+        termios.output_modes.remove(rustix::termios::OutputModes::ONLCR);
+        rustix::termios::tcsetattr(master, rustix::termios::OptionalActions::Now, &termios)
+    };
+    set().map_err(|e| Error::file("set up", "the terminal")(e.into()))
+}
+
 fn open_dir(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
@@ -55,14 +66,21 @@ fn socket(kind: SocketType) -> std::io::Result<OwnedFd> {
 
 /// Sends the master of a terminal to a listening stream socket, as runc does.
 pub(crate) fn send(path: &Path, master: OwnedFd) -> Result<()> {
-    let send = || -> std::io::Result<()> {
-        let (_dir, address) = address(path)?;
-        let socket = socket(SocketType::STREAM)?;
-        connect(&socket, &address)?;
-        wire::send(&socket, b"/dev/ptmx", &[master.as_fd()], SendFlags::empty())?;
-        Ok(())
-    };
-    send().map_err(Error::file("send the terminal to", path))
+    send_fd(path, b"/dev/ptmx", master.as_fd()).map_err(Error::file("send the terminal to", path))
+}
+
+/// Sends the pidfd of a new process to a listening stream socket (`--pidfd-socket`), with the word that
+/// runc sends: `standard` for a container's first process, `setns` for a later one.
+pub(crate) fn send_pidfd(path: &Path, word: &str, pidfd: BorrowedFd<'_>) -> Result<()> {
+    send_fd(path, word.as_bytes(), pidfd).map_err(Error::file("send the pidfd to", path))
+}
+
+fn send_fd(path: &Path, word: &[u8], fd: BorrowedFd<'_>) -> std::io::Result<()> {
+    let (_dir, address) = address(path)?;
+    let socket = socket(SocketType::STREAM)?;
+    connect(&socket, &address)?;
+    wire::send(&socket, word, &[fd], SendFlags::empty())?;
+    Ok(())
 }
 
 /// Makes a listening socket in a directory of the runtime, for root only.

@@ -22,7 +22,7 @@ use crate::hook::Inside;
 use crate::identity::{self, Ids, map_text};
 use crate::mount::{Given, propagation};
 use crate::namespace::Namespaces;
-use crate::process::{self, Io, Last};
+use crate::process::{self, Affinity, Io, Last};
 use crate::restore::{self, Comeback, Confined};
 use crate::spec::Process;
 use crate::store::{self, Left, Record, Status};
@@ -44,6 +44,8 @@ pub struct Create {
     pub console_socket: Option<PathBuf>,
     /// File that receives the pid.
     pub pid_file: Option<PathBuf>,
+    /// Where a pidfd of the process is sent.
+    pub pidfd_socket: Option<PathBuf>,
     /// The root filesystem only covers the host's: for a host that runs from its initramfs.
     pub no_pivot: bool,
     /// The container keeps the caller's session keyring.
@@ -90,7 +92,7 @@ impl Runtime {
         console::check(process.terminal, create.console_socket.as_deref(), create.keep_console)?;
         let namespaces = Namespaces::check(&linux.namespaces)?;
         let filter = linux.seccomp.as_ref().map(filter::compile).transpose()?;
-        process::capabilities(process.capabilities.as_ref())?;
+        process::warn_of_unknown(process.capabilities.as_ref());
         let cgroup = cgroup::path(linux.cgroups_path.as_deref(), id, self.systemd_cgroup)?;
         if let Some(comeback) = comeback {
             comeback.check(&bundle, process)?;
@@ -184,6 +186,9 @@ impl Runtime {
         let count = tree.pids()?.len();
         if count != 0 {
             return Err(field(format!("processes are in that cgroup already ({count})")));
+        }
+        if tree.is_frozen()? {
+            return Err(field("that cgroup is frozen, and a process in it would never run".into()));
         }
         let parts = |path: &str| -> Vec<String> {
             path.split('/').filter(|p| !p.is_empty() && *p != ".").map(str::to_owned).collect()
@@ -329,7 +334,14 @@ impl Making<'_> {
                 console::send(socket, master)?;
                 None
             }
-            (master, _) => master,
+            (Some(master), None) => {
+                // What a checkpoint has of a terminal is not changed.
+                if restore.is_none() {
+                    console::leave_line_ends(&master)?;
+                }
+                Some(master)
+            }
+            (None, _) => None,
         };
         self.record.steps = newborn.memory();
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
@@ -340,9 +352,14 @@ impl Making<'_> {
         }
         // ORDER: on record before it runs.
         store.write(&self.record)?;
-        let publish = || match &self.create.pid_file {
-            Some(path) => store::publish_pid(path, pid),
-            None => Ok(()),
+        let publish = || -> Result<()> {
+            if let Some(path) = &self.create.pid_file {
+                store::publish_pid(path, pid)?;
+            }
+            match &self.create.pidfd_socket {
+                Some(path) => console::send_pidfd(path, "standard", pidfd.as_fd()),
+                None => Ok(()),
+            }
         };
         match (&restore, verified, self.newborn.take()) {
             (Some(restore), Some(verified), Some(newborn)) => {
@@ -427,6 +444,11 @@ impl Making<'_> {
         for tasks in cgroup.placement()?.v1_tasks {
             let fd = plan.fd(tasks);
             plan.join_cgroup(fd);
+        }
+        Affinity::default().plan(&mut plan);
+        if let Some(policy) = &linux.memory_policy {
+            let (mode, nodes) = process::memory_policy(policy)?;
+            plan.memory_policy(mode, &nodes);
         }
         if let Some(adj) = self.process.oom_score_adj {
             plan.oom_score_adj(adj);

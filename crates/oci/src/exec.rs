@@ -5,22 +5,24 @@
 //! can see it from its first moment. It cannot be traced or inspected before execve
 //! (CVE-2016-9962), and has no descriptor of the host except those it was given (CVE-2024-21626).
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use dormouse_keeper::birth::{self, Wanted};
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::tiny::Outside;
-use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::call::{self, CloneFlags};
 use dormouse_kernel::{pidfd, weakened};
 use dormouse_launch::{Newborn, Plan};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::create::{Created, check_exec, clone_fd, copies, told};
 use crate::error::{Error, Result};
 use crate::identity::{self, Ids};
-use crate::process::{self, Io, Last};
+use crate::life::serve_listener;
+use crate::process::{self, Affinity, Io, Last};
 use crate::spec::Process;
 use crate::store::{self, Status};
 use crate::{Runtime, console, filter, namespace};
@@ -34,12 +36,24 @@ pub struct Exec {
     pub console_socket: Option<PathBuf>,
     /// File that receives the pid.
     pub pid_file: Option<PathBuf>,
+    /// Socket to which a pidfd of the process is sent.
+    pub pidfd_socket: Option<PathBuf>,
     /// Descriptors for the program at 3 and following.
     pub preserve: Vec<OwnedFd>,
     /// The master of a terminal is returned.
     pub keep_console: bool,
     /// In a paused container the process may wait until it is resumed.
     pub ignore_paused: bool,
+}
+
+/// The page by which a listener's descriptor is fetched ([`serve_listener`]).
+fn listener_page() -> Result<File> {
+    let make = || {
+        let page = File::from(memfd_create("listener", MemfdFlags::CLOEXEC)?);
+        page.set_len(4096)?;
+        Ok(page)
+    };
+    make().map_err(Error::file("make", "the page of a seccomp listener"))
 }
 
 impl Runtime {
@@ -73,12 +87,13 @@ impl Runtime {
             process.cwd = own.cwd;
         }
         check_exec(&process)?;
+        process::warn_of_unknown(process.capabilities.as_ref());
         console::check(process.terminal, exec.console_socket.as_deref(), exec.keep_console)?;
         let filter = linux.seccomp.as_ref().map(filter::compile).transpose()?;
-        if filter.as_ref().is_some_and(|filter| filter.notifies) {
-            let why = "a later process cannot have a filter with a listener";
-            return Err(Error::field("linux.seccomp", why));
-        }
+        let page = match filter.as_ref().is_some_and(|filter| filter.notifies) {
+            true => Some(listener_page()?),
+            false => None,
+        };
         let tree = self.tree(&record)?;
         if !tree.exists() {
             return Err(not("its cgroup is gone"));
@@ -89,6 +104,13 @@ impl Runtime {
                 .map_err(|e| Error::file("make", "a socket pair")(e.into()))?;
         let placement = tree.placement()?;
         let has = |word: &str| record.namespaces.iter().any(|known| known == word);
+        let affinity = Affinity::of(&process)?;
+        if let Some(initial) = &affinity.initial {
+            // The new process has it from this one, which needs none of its own any more.
+            let mask: Vec<u8> = initial.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            call::set_affinity(&mask)
+                .map_err(|e| Error::field("process.execCPUAffinity.initial", e.to_string()))?;
+        }
         let born = birth::give(
             &Outside::here()?,
             Heritage::now(),
@@ -112,6 +134,11 @@ impl Runtime {
             for tasks in placement.v1_tasks {
                 let fd = plan.fd(tasks);
                 plan.join_cgroup(fd);
+            }
+            affinity.plan(&mut plan);
+            if let Some(policy) = &linux.memory_policy {
+                let (mode, nodes) = process::memory_policy(policy)?;
+                plan.memory_policy(mode, &nodes);
             }
             if let Some(adj) = process.oom_score_adj {
                 plan.oom_score_adj(adj);
@@ -148,11 +175,15 @@ impl Runtime {
             plan.chdir(&process.cwd, true);
             plan.lookup(&program);
             plan.sync();
+            let listener = match &page {
+                Some(page) => Some(plan.fd(clone_fd(page.as_fd())?)),
+                None => None,
+            };
             let last = Last {
                 process: &process,
                 program: &program,
                 filter: filter.as_ref(),
-                listener: None,
+                listener,
                 preserve: copies(&exec.preserve)?,
                 personality: linux.personality.as_ref(),
                 hooks: None,
@@ -162,7 +193,11 @@ impl Runtime {
             let master = newborn.ready().map_err(|e| told(&process, e))?;
             match (master, &exec.console_socket) {
                 (Some(master), Some(socket)) => console::send(socket, master).map(|()| None),
-                (master, _) => Ok(master),
+                (Some(master), None) => {
+                    console::leave_line_ends(&master)?;
+                    Ok(Some(master))
+                }
+                (None, _) => Ok(None),
             }
         })();
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
@@ -170,7 +205,19 @@ impl Runtime {
             if let Some(path) = &exec.pid_file {
                 store::publish_pid(path, pid)?;
             }
-            newborn.go().map_err(|e| told(&process, e))?;
+            if let Some(path) = &exec.pidfd_socket {
+                console::send_pidfd(path, "setns", pidfd.as_fd())?;
+            }
+            match &page {
+                None => newborn.go().map_err(|e| told(&process, e))?,
+                Some(page) => {
+                    newborn.release()?;
+                    let state = (&record, status);
+                    let served = serve_listener(&newborn, page, state, linux.seccomp.as_ref());
+                    newborn.watch().map_err(|e| told(&process, e))?;
+                    served?;
+                }
+            }
             Ok(console)
         });
         match done {

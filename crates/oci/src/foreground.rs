@@ -8,7 +8,7 @@ use dormouse_kernel::pidfd;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::termios::{OptionalActions, Termios};
+use rustix::termios::{OptionalActions, OutputModes, Termios};
 
 use crate::create::Created;
 use crate::error::{Error, Result};
@@ -55,6 +55,8 @@ impl Raw {
         let before = rustix::termios::tcgetattr(&terminal).ok()?;
         let mut raw = before.clone();
         raw.make_raw();
+        // The container's terminal leaves the ends of lines to this one (`leave_line_ends`).
+        raw.output_modes.insert(OutputModes::OPOST);
         rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &raw).ok()?;
         Some(Self { terminal, before })
     }

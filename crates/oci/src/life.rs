@@ -1,7 +1,7 @@
 //! A container's life after its creation: start, signals, freezing, limits, its end.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::cgroup::Tree;
@@ -104,10 +104,14 @@ impl Runtime {
         let mut served = Ok(());
         let started = match page.exists() {
             false => newborn.go(),
-            true => newborn.release().and_then(|()| {
-                served = serve_listener(&newborn, &page, &record, seccomp);
-                newborn.watch()
-            }),
+            true => {
+                let file = std::fs::File::options().read(true).write(true).open(&page);
+                let file = file.map_err(Error::file("open", &page))?;
+                newborn.release().and_then(|()| {
+                    served = serve_listener(&newborn, &file, (&record, Status::Creating), seccomp);
+                    newborn.watch()
+                })
+            }
         };
         let started = started.map_err(|e| told(&process, e)).and(served);
         if let Err(e) = started {
@@ -143,6 +147,10 @@ impl Runtime {
             };
         }
         let Some(process) = record.process() else {
+            if signal.0 == 9 && !record.owns_pids && !tree.pids()?.is_empty() {
+                // Processes of a pid namespace that is not the container's outlive its first one.
+                return Ok(tree.kill()?);
+            }
             return Err(Error::Usage("container not running".into()));
         };
         pidfd::send_signal(&process, signal.0).map_err(failed)?;
@@ -273,23 +281,21 @@ impl Runtime {
 /// Fetches the descriptor of a filter's listener from the newborn and sends it to the process that
 /// serves it. Meanwhile the newborn waits without a system call, since the filter may notify about
 /// any.
-fn serve_listener(
+pub(crate) fn serve_listener(
     newborn: &Newborn,
-    page: &Path,
-    record: &Record,
+    page: &File,
+    (record, status): (&Record, Status),
     seccomp: Option<&Seccomp>,
 ) -> Result<()> {
     let socket = seccomp.and_then(|seccomp| seccomp.listener_path.as_deref());
     let socket =
         socket.ok_or_else(|| Error::field("linux.seccomp.listenerPath", "it is missing"))?;
-    let told = Error::file("read", page);
     let deadline = Instant::now() + Duration::from_secs(10);
     let number = (|| -> std::io::Result<Option<i32>> {
         use std::os::unix::fs::FileExt;
-        let file = std::fs::File::open(page)?;
         let mut word = [0_u8; 4];
         while Instant::now() < deadline && pidfd::is_alive(&newborn.pidfd) {
-            file.read_exact_at(&mut word, 0)?;
+            page.read_exact_at(&mut word, 0)?;
             match i32::from_ne_bytes(word) {
                 0 => std::thread::sleep(Duration::from_micros(50)),
                 number => return Ok(Some(number - 1)),
@@ -297,24 +303,21 @@ fn serve_listener(
         }
         Ok(None)
     })();
-    let Some(number) = number.map_err(told)? else { return Ok(()) };
+    let place = "the page of a seccomp listener";
+    let Some(number) = number.map_err(Error::file("read", place))? else { return Ok(()) };
     let listener: OwnedFd = pidfd::copy_descriptor(newborn.pidfd.as_fd(), number)
         .map_err(Error::call("fetch the seccomp listener"))?;
     let metadata = seccomp.and_then(|seccomp| seccomp.listener_metadata.clone());
     let state = serde_json::json!({
         "ociVersion": crate::OCI_VERSION,
         "fds": ["seccompFd"],
-        "pid": record.pid,
+        "pid": newborn.pid,
         "metadata": metadata.unwrap_or_default(),
-        "state": record.state(Status::Creating, record.pid),
+        "state": record.state(status, record.pid),
     });
     let sent = console::send_listener(socket, state.to_string().as_bytes(), listener);
-    let go_on = || -> std::io::Result<()> {
-        use std::os::unix::fs::FileExt;
-        let file = std::fs::File::options().write(true).open(page)?;
-        file.write_all_at(&1_i32.to_ne_bytes(), 4)
-    };
-    go_on().map_err(Error::file("write", page))?;
+    let went_on = std::os::unix::fs::FileExt::write_all_at(page, &1_i32.to_ne_bytes(), 4);
+    went_on.map_err(Error::file("write", place))?;
     sent
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::capability::{self, Set};
 use dormouse_kernel::{rlimit, weakened};
+use dormouse_launch::flat::AFFINITY_WORDS;
 use dormouse_launch::{CapabilityMasks, Exec, FdIndex, Ids as ProcessIds, Plan, Terminal};
 use rustix::fs::FileType;
 
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::filter::Compiled;
 use crate::hook::{self, Inside};
 use crate::identity::Ids;
-use crate::spec::{Capabilities, IoPriority, Personality, Process, Scheduler};
+use crate::spec::{Capabilities, IoPriority, MemoryPolicy, Personality, Process, Scheduler};
 
 /// Standard streams of a process.
 pub(crate) enum Io {
@@ -92,6 +93,89 @@ pub(crate) fn plan_before(plan: &mut Plan, process: &Process, io: Io) -> Result<
     Ok(())
 }
 
+/// A list such as `0-3,7` as a mask, a bit each; `None` where it is no such list.
+fn mask(list: &str) -> Option<Vec<u64>> {
+    let mut words = Vec::new();
+    for part in list.split(',').map(str::trim) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number =
+            |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n < AFFINITY_WORDS * 64);
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return None;
+        }
+        for bit in first..=last {
+            words.resize(words.len().max(bit / 64 + 1), 0);
+            words[bit / 64] |= 1 << (bit % 64);
+        }
+    }
+    Some(words)
+}
+
+/// `execCPUAffinity`: the CPUs before the process is in the container's cgroup, and those after.
+#[derive(Debug, Default)]
+pub(crate) struct Affinity {
+    pub(crate) initial: Option<Vec<u64>>,
+    last: Option<Vec<u64>>,
+}
+
+impl Affinity {
+    pub(crate) fn of(process: &Process) -> Result<Self> {
+        let Some(given) = &process.exec_cpu_affinity else { return Ok(Self::default()) };
+        let read = |name: &str, list: &str| match list {
+            "" => Ok(None),
+            list => mask(list).map(Some).ok_or_else(|| {
+                let why = format!("{list:?} is no list of CPUs such as 0-3,7");
+                Error::field(format!("process.execCPUAffinity.{name}"), why)
+            }),
+        };
+        Ok(Self { initial: read("initial", &given.initial)?, last: read("final", &given.last)? })
+    }
+
+    /// In the cgroup: the caller's own affinity is not the container's.
+    pub(crate) fn plan(&self, plan: &mut Plan) {
+        match (&self.last, &self.initial) {
+            (Some(last), _) => plan.affinity(Some(last)),
+            (None, Some(_)) => {}
+            (None, None) => plan.affinity(None),
+        }
+    }
+}
+
+/// `linux.memoryPolicy`: mode and nodes of set_mempolicy(2).
+pub(crate) fn memory_policy(given: &MemoryPolicy) -> Result<(u32, Vec<u64>)> {
+    const MODES: [(&str, u32); 7] = [
+        ("MPOL_DEFAULT", 0),
+        ("MPOL_PREFERRED", 1),
+        ("MPOL_BIND", 2),
+        ("MPOL_INTERLEAVE", 3),
+        ("MPOL_LOCAL", 4),
+        ("MPOL_PREFERRED_MANY", 5),
+        ("MPOL_WEIGHTED_INTERLEAVE", 6),
+    ];
+    const FLAGS: [(&str, u32); 3] = [
+        ("MPOL_F_NUMA_BALANCING", 1 << 13),
+        ("MPOL_F_RELATIVE_NODES", 1 << 14),
+        ("MPOL_F_STATIC_NODES", 1 << 15),
+    ];
+    let field = |name: &str, why: String| Error::field(format!("linux.memoryPolicy.{name}"), why);
+    let known = MODES.iter().find(|(name, _)| *name == given.mode);
+    let (_, mut mode) =
+        *known.ok_or_else(|| field("mode", format!("there is no mode {:?}", given.mode)))?;
+    for (at, flag) in given.flags.iter().enumerate() {
+        let known = FLAGS.iter().find(|(name, _)| name == flag);
+        let why = || field(&format!("flags[{at}]"), format!("there is no flag {flag:?}"));
+        mode |= known.ok_or_else(why)?.1;
+    }
+    let nodes = match given.nodes.as_str() {
+        "" => Vec::new(),
+        list => {
+            mask(list).ok_or_else(|| field("nodes", format!("{list:?} is no list of nodes")))?
+        }
+    };
+    Ok((mode, nodes))
+}
+
 /// Everything after the container was started, up to execve.
 pub(crate) struct Last<'l> {
     pub(crate) process: &'l Process,
@@ -126,7 +210,7 @@ impl Last<'_> {
                 }
             }
         }
-        let (user, caps) = (&process.user, capabilities(process.capabilities.as_ref())?);
+        let (user, caps) = (&process.user, capabilities(process.capabilities.as_ref()));
         let groups = user.additional_gids.clone();
         plan.credentials(&ProcessIds { uid: user.uid, gid: user.gid, groups });
         plan.capabilities(&caps);
@@ -166,7 +250,8 @@ pub(crate) fn is_active(module: &str) -> bool {
 
 /// Returns the program with its arguments and environment.
 pub(crate) fn program(process: &Process, home: impl FnOnce() -> String) -> Result<Exec> {
-    let mut env = process.env.clone();
+    let mut env = environment(&process.env);
+    env.retain(|entry| entry != "HOME=");
     if !env.iter().any(|e| e.starts_with("HOME=")) {
         env.push(format!("HOME={}", home()));
     }
@@ -186,30 +271,56 @@ pub(crate) fn program(process: &Process, home: impl FnOnce() -> String) -> Resul
     Ok(Exec { candidates: bytes(&candidates), argv: bytes(&process.args), envp: bytes(&env) })
 }
 
-/// Converts the five lists of capabilities. Unknown names are an error. Capabilities newer than
-/// this kernel are dropped.
-pub(crate) fn capabilities(given: Option<&Capabilities>) -> Result<CapabilityMasks> {
-    let Some(given) = given else { return Ok(CapabilityMasks::default()) };
-    let set = |list: &str, names: &[String]| -> Result<u64> {
-        let mut all = Set::empty();
-        for (at, name) in names.iter().enumerate() {
-            let known = capability::parse_one(name).ok().filter(|_| name.starts_with("CAP_"));
-            let one = known.ok_or_else(|| {
-                let field = format!("process.capabilities.{list}[{at}]");
-                Error::field(field, format!("there is no capability {name:?}"))
-            })?;
-            all = all.union(std::iter::once(one).collect());
+/// Removes duplicate names from an environment; the last value counts, as with runc. The C library's
+/// getenv(3) would return the first.
+fn environment(given: &[String]) -> Vec<String> {
+    let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
+    let mut seen = std::collections::BTreeSet::new();
+    let mut last: Vec<String> =
+        given.iter().rev().filter(|entry| seen.insert(name(entry))).cloned().collect();
+    last.reverse();
+    last
+}
+
+/// Warns about unknown capabilities, which are ignored as the specification requires (config.md,
+/// process.capabilities).
+pub(crate) fn warn_of_unknown(given: Option<&Capabilities>) {
+    let Some(given) = given else { return };
+    let lists = [
+        ("bounding", &given.bounding),
+        ("effective", &given.effective),
+        ("permitted", &given.permitted),
+        ("inheritable", &given.inheritable),
+        ("ambient", &given.ambient),
+    ];
+    for (list, names) in lists {
+        for (at, name) in names.iter().enumerate().filter(|(_, name)| known(name).is_none()) {
+            let field = format!("process.capabilities.{list}[{at}]");
+            crate::command::warn(&format!("{field}: there is no capability {name:?}"));
         }
-        Ok(all.intersection(capability::all()).bits())
+    }
+}
+
+fn known(name: &str) -> Option<capability::Capability> {
+    capability::parse_one(name).ok().filter(|_| name.starts_with("CAP_"))
+}
+
+/// Capabilities by the five lists. A name that is not known is passed over; what this process itself
+/// does not have cannot be given.
+pub(crate) fn capabilities(given: Option<&Capabilities>) -> CapabilityMasks {
+    let Some(given) = given else { return CapabilityMasks::default() };
+    let set = |names: &[String]| {
+        let all: Set = names.iter().filter_map(|name| known(name)).collect();
+        all.intersection(capability::all()).bits()
     };
-    let inheritable = set("inheritable", &given.inheritable)?;
-    Ok(CapabilityMasks {
-        bounding: set("bounding", &given.bounding)?,
-        effective: set("effective", &given.effective)?,
-        permitted: set("permitted", &given.permitted)?,
+    let inheritable = set(&given.inheritable);
+    CapabilityMasks {
+        bounding: set(&given.bounding),
+        effective: set(&given.effective),
+        permitted: set(&given.permitted),
         inheritable,
-        ambient: set("ambient", &given.ambient)? & inheritable,
-    })
+        ambient: set(&given.ambient) & inheritable,
+    }
 }
 
 /// Converts to the argument of personality(2).
@@ -302,21 +413,29 @@ mod tests {
             bounding: vec!["CAP_CHOWN".into(), "CAP_NONSENSE".into()],
             ..Capabilities::default()
         };
-        let why = capabilities(Some(&caps)).expect_err("it is bad").to_string();
-        assert!(why.starts_with("process.capabilities.bounding[1]"), "{why}");
+        assert_eq!(capabilities(Some(&caps)).bounding, 1);
         let given = Scheduler { policy: "SCHED_X".into(), ..Scheduler::default() };
         let why = scheduler_attributes(&given).expect_err("it is bad").to_string();
         assert!(why.starts_with("process.scheduler.policy"), "{why}");
     }
 
     #[test]
+    fn list_of_cpus_becomes_mask() {
+        assert_eq!(mask("0-1,64"), Some(vec![3, 1]));
+        assert_eq!(mask("7"), Some(vec![1 << 7]));
+        for bad in ["", "a", "2-1", "8192", "1,,2", "-1"] {
+            assert_eq!(mask(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
     fn missing_capability_lists_grant_nothing_inheritable() {
-        let masks = capabilities(None).expect("good");
+        let masks = capabilities(None);
         assert_eq!(masks, CapabilityMasks::default());
         let list = vec!["CAP_CHOWN".to_owned()];
         let given =
             Capabilities { ambient: list.clone(), bounding: list, ..Capabilities::default() };
-        let masks = capabilities(Some(&given)).expect("good");
+        let masks = capabilities(Some(&given));
         assert_eq!((masks.inheritable, masks.ambient), (0, 0));
     }
 
@@ -330,5 +449,8 @@ mod tests {
         let exec = program(&process, || "/root".into()).expect("good");
         assert_eq!(exec.candidates, [b"/a/sh".to_vec(), b"/c/sh".to_vec()]);
         assert!(exec.envp.contains(&b"HOME=/root".to_vec()));
+        let texts = |list: &[&str]| list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        let all = environment(&texts(&["A=1", "B=2", "A=", "C", "B=3"]));
+        assert_eq!(all, ["A=", "C", "B=3"]);
     }
 }

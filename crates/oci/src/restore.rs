@@ -121,7 +121,7 @@ impl Comeback {
     pub(crate) fn plan(&self, plan: &mut Plan, confined: &Confined<'_>) -> Result<load::Restore> {
         let Confined { bundle, process, filter, ids } = confined;
         let user = &process.user;
-        let granted = process::capabilities(process.capabilities.as_ref())?;
+        let granted = process::capabilities(process.capabilities.as_ref());
         let allowed = Allowed {
             has_init: false,
             // The capabilities that execve(2) could give a program of root, or keep.

@@ -136,7 +136,16 @@ pub struct Process {
     pub selinux_label: Option<String>,
     pub io_priority: Option<IoPriority>,
     #[serde(rename = "execCPUAffinity")]
-    pub exec_cpu_affinity: Option<serde_json::Value>,
+    pub exec_cpu_affinity: Option<CpuAffinity>,
+}
+
+/// Lists of CPUs, as in `0-3,7`.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct CpuAffinity {
+    pub initial: String,
+    #[serde(rename = "final")]
+    pub last: String,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize, Serialize)]
@@ -248,6 +257,7 @@ pub struct Linux {
     pub readonly_paths: Vec<String>,
     pub mount_label: Option<String>,
     pub intel_rdt: Option<serde_json::Value>,
+    pub memory_policy: Option<MemoryPolicy>,
     pub personality: Option<Personality>,
 }
 
@@ -277,6 +287,14 @@ pub struct Device {
     pub file_mode: Option<u32>,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct MemoryPolicy {
+    pub mode: String,
+    pub nodes: String,
+    pub flags: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]

@@ -47,6 +47,24 @@ pub fn affinity(tid: u32, mask: &mut [u64]) -> Result<usize, Errno> {
     })
 }
 
+/// sched_setaffinity(2) of the calling thread: a bit a CPU, in words of 64 bits of the machine's order.
+/// EINVAL where none of them may be used.
+pub fn set_affinity(mask: &[u8]) -> Result<(), Errno> {
+    // SAFETY: pointer and length describe one slice, which the kernel copies byte by byte.
+    check(unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, mask.len(), mask.as_ptr()) })
+        .map(drop)
+}
+
+/// set_mempolicy(2) of the calling thread: `mode` with its flags; `nodes` has a bit a node, in words of
+/// 64 bits of the machine's order. ENOSYS without NUMA in the kernel.
+pub fn set_memory_policy(mode: u32, nodes: &[u8]) -> Result<(), Errno> {
+    // The kernel takes the number of bits to be one more than it is.
+    let bits = if nodes.is_empty() { 0 } else { nodes.len() * 8 + 1 };
+    let at = if nodes.is_empty() { std::ptr::null() } else { nodes.as_ptr() };
+    // SAFETY: the kernel copies so many bits of the slice, or none.
+    check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, at, bits) }).map(drop)
+}
+
 /// ioprio_get(2) of a thread: class and level; 0 where it has none of its own.
 pub fn io_priority(tid: u32) -> Result<u32, Errno> {
     const OF_A_PROCESS: i32 = 1;

@@ -11,6 +11,7 @@ pub(super) const BUNDLE: Flag =
 pub(super) const CONSOLE: Flag =
     ("console-socket", "", One, "socket that receives the master of the terminal");
 pub(super) const PID_FILE: Flag = ("pid-file", "", One, "file that receives the process's pid");
+const PIDFD: Flag = ("pidfd-socket", "", One, "socket that receives a pidfd of the process");
 const PRESERVE: Flag = ("preserve-fds", "", One, "how many descriptors from 3 on are passed on");
 pub(super) const NO_PIVOT: Flag =
     ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
@@ -25,7 +26,7 @@ pub(super) const VERBS: &[Verb] = &[
         name: "create",
         words: "ID",
         what: "make a container that waits for start",
-        flags: &[BUNDLE, CONSOLE, PID_FILE, NO_PIVOT, KEYRING, PRESERVE, HELP],
+        flags: &[BUNDLE, CONSOLE, PID_FILE, PIDFD, NO_PIVOT, KEYRING, PRESERVE, HELP],
         run: Run::With(verb::create),
     },
     Verb {
@@ -45,6 +46,7 @@ pub(super) const VERBS: &[Verb] = &[
             DETACH,
             ("keep", "", Nothing, "do not delete it when it has ended"),
             PID_FILE,
+            PIDFD,
             ("no-subreaper", "", Nothing, "accepted without effect"),
             NO_PIVOT,
             KEYRING,
@@ -88,6 +90,7 @@ pub(super) const VERBS: &[Verb] = &[
             ("process", "p", One, "process.json"),
             DETACH,
             PID_FILE,
+            PIDFD,
             ("process-label", "", One, "SELinux label"),
             ("apparmor", "", One, "AppArmor profile"),
             ("no-new-privs", "", Nothing, "execve gives no privileges"),

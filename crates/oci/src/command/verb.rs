@@ -21,7 +21,7 @@ use crate::{OCI_VERSION, feature};
 
 /// Returns the descriptors of `--preserve-fds` and socket activation (sd_listen_fds(3)).
 pub(super) fn inherited(given: &Given) -> Result<Vec<OwnedFd>> {
-    let count = given.number::<u32>("preserve-fds")?.unwrap_or(0) + listen_fds();
+    let count = given.number::<u32>("preserve-fds")?.unwrap_or(0).saturating_add(listen_fds());
     // LIMIT: the capacity of a plan.
     if count > 1024 {
         return Err(Error::Usage("--preserve-fds: more than 1024".into()));
@@ -30,8 +30,15 @@ pub(super) fn inherited(given: &Given) -> Result<Vec<OwnedFd>> {
         .map_err(|(number, e)| Error::file("pass on", format!("descriptor {number}"))(e.into()))
 }
 
+/// How many sockets the caller listens at for the program. The variable may be another process's, which
+/// passed it on without its descriptors: then there is none.
 fn listen_fds() -> u32 {
-    std::env::var("LISTEN_FDS").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    let is_other = number("LISTEN_PID").is_some_and(|pid| pid != std::process::id());
+    let count = number("LISTEN_FDS").filter(|_| !is_other).unwrap_or(0);
+    // LIMIT: what a plan can carry.
+    let is_open = count <= 1024 && dormouse_keeper::inherited(3, count).is_ok();
+    if is_open { count } else { 0 }
 }
 
 /// Prints a document; a closed pipe is no failure.
@@ -57,6 +64,7 @@ pub(super) fn asked(context: &mut Context<'_>) -> Create {
         bundle: path("bundle").unwrap_or_else(|| ".".into()),
         console_socket: path("console-socket"),
         pid_file: path("pid-file"),
+        pidfd_socket: path("pidfd-socket"),
         no_pivot: given.has("no-pivot"),
         no_new_keyring: given.has("no-new-keyring"),
         preserve: std::mem::take(&mut context.inherited),
@@ -238,6 +246,7 @@ pub(super) fn exec(mut context: Context<'_>) -> Result<u8> {
         keep_console: !detach && console_socket.is_none(),
         console_socket,
         pid_file: path("pid-file"),
+        pidfd_socket: path("pidfd-socket"),
         preserve: std::mem::take(&mut context.inherited),
         ignore_paused: given.has("ignore-paused"),
     };
