@@ -1485,3 +1485,19 @@ fn memory_policy_is_applied() {
     assert_ne!(oci.run(&["run", "-b", bundle.dir(), "c"]).ok(), "0");
     oci.assert_nothing_left();
 }
+
+/// A limit that may not be set is told by `create`, and not by a program that cannot be executed.
+#[test]
+fn refused_limit_is_told_by_create() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    // More than fs.nr_open is refused for every caller.
+    let most = fs::read_to_string("/proc/sys/fs/nr_open").expect("read");
+    let more = most.trim().parse::<u64>().expect("a number") + 1;
+    bundle.edit(|c| {
+        c["process"]["rlimits"] = json!([{"type": "RLIMIT_NOFILE", "soft": more, "hard": more}]);
+    });
+    let error = oci.run(&["create", "-b", bundle.dir(), "c"]).err(1);
+    assert!(error.contains("resource limit nofile"), "{error}");
+    oci.assert_nothing_left();
+}

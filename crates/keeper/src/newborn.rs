@@ -350,7 +350,16 @@ impl Newborn {
             // ORDER: with a small limit nothing could be opened any more, so it comes last.
             Code::Rlimit if op.fd == NOFILE => {
                 self.nofile = Some(*op);
-                Ok(())
+                // A hard limit that is refused is refused now, by its name, and not as a failed execve.
+                match kernel::prlimit(NOFILE, None)? {
+                    (soft, hard) if hard < op.b => {
+                        match kernel::prlimit(NOFILE, Some((soft, op.b))) {
+                            Err(Errno::PERM) if op.flags & flat::LENIENT != 0 => Ok(()),
+                            other => other.map(drop),
+                        }
+                    }
+                    _ => Ok(()),
+                }
             }
             Code::Rlimit => rlimit(op),
             Code::Umask => {

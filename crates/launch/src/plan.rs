@@ -32,7 +32,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::sysctl;
+use dormouse_kernel::{rlimit, sysctl};
 
 use crate::error::LaunchError;
 use crate::flat::{self, Code, NO_FD, Record, Table, Writer};
@@ -585,7 +585,8 @@ impl Plan {
     /// the process may have.
     pub fn rlimit(&mut self, resource: u32, soft: u64, hard: u64, lenient: bool) {
         let flags = if lenient { flat::LENIENT } else { 0 };
-        self.push(Code::Rlimit, flags, resource, soft, hard, b"", &resource.to_string());
+        let name = rlimit::name(resource).map_or(resource.to_string(), str::to_owned);
+        self.push(Code::Rlimit, flags, resource, soft, hard, b"", &name);
     }
 
     /// umask(2).
