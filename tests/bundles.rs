@@ -717,3 +717,49 @@ fn covered_root_leaves_no_procfs_to_nested_user_namespace() {
         assert!(out.stdout.contains("MOUNTED"), "{out}");
     });
 }
+
+/// An image's `/etc/resolv.conf` may be a link to a file that is not there yet. The place of a mount is
+/// made inside the root, as the link says, and nowhere else.
+#[test]
+fn mount_follows_dangling_link_inside_root() {
+    let oci = Oci::new();
+    let script = "cat /etc/relative /etc/absolute /etc/up; ls -d /run/dir/made /deep";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    let etc = bundle.rootfs().join("etc");
+    fs::create_dir_all(&etc).expect("made");
+    for (link, points_to) in [
+        ("relative", "../run/systemd/resolve/stub"),
+        ("absolute", "/nowhere/absolute"),
+        ("up", "../../../../../../out-of-root"),
+        ("to-link", "chain"),
+        ("chain", "/run/dir"),
+        ("loop", "loop"),
+    ] {
+        symlink(points_to, etc.join(link)).expect("linked");
+    }
+    let file = bundle.path("file");
+    fs::write(&file, "bound\n").expect("written");
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        for place in ["/etc/relative", "/etc/absolute", "/etc/up"] {
+            list.push(json!({"destination": place, "type": "bind", "source": file,
+                             "options": ["bind"]}));
+        }
+        list.push(json!({"destination": "/etc/to-link/made", "type": "tmpfs", "source": "x"}));
+        list.push(json!({"destination": "/deep", "type": "tmpfs", "source": "x"}));
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(said, "bound\nbound\nbound\n/deep\n/run/dir/made");
+    let is_file = |place: &str| bundle.rootfs().join(place).is_file();
+    assert!(is_file("run/systemd/resolve/stub") && is_file("nowhere/absolute"));
+    assert!(is_file("out-of-root") && !PathBuf::from("/out-of-root").exists());
+    assert!(!PathBuf::from("/nowhere").exists());
+    bundle.edit(|c| {
+        let list = c["mounts"].as_array_mut().expect("a list");
+        list.push(json!({"destination": "/etc/loop", "type": "bind", "source": file,
+                         "options": ["bind"]}));
+    });
+    let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+    assert!(error.contains("/etc/loop"), "{error}");
+    oci.assert_nothing_left();
+}

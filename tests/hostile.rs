@@ -582,3 +582,25 @@ fn checkpoint_inspect_escapes_control_characters_of_an_archive() {
     assert!(first.contains("owned") && first.len() < 1000, "{first}");
     assert!(!out.stdout.chars().any(|c| c.is_control() && c != '\n'), "{out}");
 }
+
+/// In images of installed systems `/etc/resolv.conf` is often a link to a file that a service makes.
+#[test]
+fn image_with_dangling_links_in_etc_runs() {
+    let host = Host::with_busybox();
+    let dir = host.dir().join("dangling");
+    let image = image::busybox_with_attack();
+    host.sh(&format!("cp -a {} {}", image.display(), dir.display())).ok();
+    let etc = dir.join("etc");
+    fs::create_dir_all(&etc).expect("made");
+    for (name, points_to) in
+        [("resolv.conf", "../run/systemd/resolve/stub-resolv.conf"), ("hosts", "/nowhere/hosts")]
+    {
+        let _ = fs::remove_file(etc.join(name)); // if the image has one
+        symlink(points_to, etc.join(name)).expect("linked");
+    }
+    host.import(&dir, "dangling");
+    let script = "cat /etc/hosts && cat /etc/resolv.conf > /dev/null && echo read";
+    let output = host.dm(&["run", "--rm", "--name", "a", "dangling", "sh", "-c", script]).ok();
+    assert!(output.contains("localhost") && output.ends_with("read"), "{output}");
+    assert!(!Path::new("/nowhere").exists());
+}

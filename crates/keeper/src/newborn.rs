@@ -39,8 +39,6 @@ const SOCK: RawFd = 3;
 const PROC: RawFd = 4;
 /// The number of a descriptor that was closed: the kernel returns EBADF.
 const CLOSED: RawFd = -2;
-/// Resource number of the limit on descriptors (getrlimit(2)).
-const NOFILE: u32 = 7;
 /// CAP_SYS_ADMIN as a bit.
 const SYS_ADMIN: u64 = 1 << 21;
 /// f_type of procfs (statfs(2)).
