@@ -177,7 +177,7 @@ fn lead(
 
 /// Waits until every task has reached the end of a stage; returns its name.
 fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> {
-    let mut name = String::new();
+    let (mut name, mut signals) = (String::new(), 0);
     // A task that exits at once may be reported before the clone event of its parent.
     let (mut announced, mut ended) = (HashSet::new(), HashSet::new());
     loop {
@@ -191,8 +191,17 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
                 name = stage_of(tid, restore)?;
                 tasks.insert(tid, At::Waiting);
             }
+            Stop::Signal(signal) if FAULTS.contains(&signal) && !ends_itself(tid, restore)? => {
+                return Err(fault(tid, signal, restore)?);
+            }
+            Stop::Signal(_) if signals == SIGNALS_MAX => {
+                return Err(Error::Ended("by signals without end".into()));
+            }
             // The signal by which a zombie exits.
-            Stop::Signal(signal) => go_on(signal)?,
+            Stop::Signal(signal) => {
+                signals += 1;
+                go_on(signal)?;
+            }
             Stop::Event(EVENT_STOP, _) => {
                 tasks.insert(tid, At::Running); // born
                 go_on(0)?;
@@ -220,6 +229,28 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
             }
         }
     }
+}
+
+/// Signals of a task that cannot continue: the kernel could not write to a recorded address, or recorded
+/// memory is absent. They do not end the first process of a pid namespace while it is traced, and it
+/// would receive them again and again.
+const FAULTS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGSYS];
+
+/// LIMIT: signals of one stage. Each zombie has one; a timer may send SIGSTOP without end.
+const SIGNALS_MAX: u32 = 1 << 18;
+
+/// Whether a task has sent itself the signal of its stop, as a zombie does.
+fn ends_itself(tid: u32, restore: &Restore) -> Result<bool> {
+    let registers = call::registers(tid).map_err(Error::of("read the registers", tid))?;
+    Ok(restore.program.about(registers.rbx).is_some_and(|about| about.call == libc::SYS_kill))
+}
+
+/// The error for a task that cannot continue.
+fn fault(tid: u32, signal: i32, restore: &Restore) -> Result<Error> {
+    let registers = call::registers(tid).map_err(Error::of("read the registers", tid))?;
+    let what =
+        restore.program.about(registers.rbx).map_or("the program", |about| about.what.as_str());
+    Ok(Error::Ended(format!("by signal {signal}, at or before {what}")))
 }
 
 fn is_zombie(restore: &Restore, status: i32) -> bool {

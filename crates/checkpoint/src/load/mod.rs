@@ -27,7 +27,9 @@
 //! **Trust.** Records are trusted only as far as [`crate::format::check`] proves them. Contents of
 //! memory and of files are not trusted at all: they are bytes that a process of the container
 //! reads, as root of its own user namespace and without rights outside. Credentials and limits of a
-//! record only narrow the grants of [`Allowed`] ([`credentials`]).
+//! record only narrow the grants of [`Allowed`] ([`credentials`]). An address of a record lies in the
+//! memory of its process, where nothing of the restore is. A path of a record leads through no link of
+//! procfs ([`file`]). The conductor reads the capabilities of each thread before it resumes any.
 
 mod cgroup;
 mod cgroup_namespace;
