@@ -272,8 +272,14 @@ fn check_memory(memory: &Memory, records: &Records) -> Found {
     let mut end = 0;
     for (first, behind) in memory.guards.iter().copied() {
         let aligned = first.is_multiple_of(PAGE_BYTES) && behind.is_multiple_of(PAGE_BYTES);
-        let in_order = first >= end && first < behind && behind <= USER_END;
-        ensure(aligned && in_order, || format!("guards at {first:x}"))?;
+        let in_order = first >= end && first < behind;
+        // Where no area is the restore itself may be.
+        let next = memory.areas.partition_point(|area| area.end <= first);
+        let mut covered = first;
+        for area in memory.areas[next..].iter().take_while(|area| area.start < behind) {
+            covered = if area.start <= covered { area.end } else { covered };
+        }
+        ensure(aligned && in_order && covered >= behind, || format!("guards at {first:x}"))?;
         end = behind;
     }
     if let Some((start, bytes)) = memory.vdso {
