@@ -273,7 +273,7 @@ fn check_memory(memory: &Memory, records: &Records) -> Found {
     for (first, behind) in memory.guards.iter().copied() {
         let aligned = first.is_multiple_of(PAGE_BYTES) && behind.is_multiple_of(PAGE_BYTES);
         let in_order = first >= end && first < behind;
-        // Where no area is the restore itself may be.
+        // The restore itself may lie where no area is.
         let next = memory.areas.partition_point(|area| area.end <= first);
         let mut covered = first;
         for area in memory.areas[next..].iter().take_while(|area| area.start < behind) {

@@ -132,7 +132,7 @@ fn check_process_file(
     if !is_of_another {
         return Ok(());
     }
-    // Most have it open for a moment, to read it.
+    // Most processes have it open for a moment, to read it.
     let why = format!("'{link}', which is of a process, not saved yet but of the first");
     Err(survey.passing(why))
 }
