@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_model::{ContainerId, IdMap, IdSlot};
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::disk::{self, Lock};
 use crate::engine::Engine;
@@ -132,12 +132,15 @@ fn ensure_mounted(path: &Path) -> Result<()> {
         fs.set_string("mode", "0700")?;
         fs.set_string("size", SIZE)?;
         fs.set_string("nr_inodes", &files().to_string())?;
-        let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC)?;
-        mount::attach(tree.as_fd(), CWD, path)
+        fs.create(MountAttr::NOSUID | MountAttr::NOEXEC)
     };
-    make().map_err(Error::call("cannot mount a shared tmpfs"))?;
-    let mark = path.join(MARK);
-    fs::write(&mark, b"").map_err(Error::file("cannot write", mark))
+    let step = "cannot mount a shared tmpfs";
+    let tree = make().map_err(Error::call(step))?;
+    // ORDER: marked, then attached: what is there without its mark would be mounted over.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    rustix::fs::openat(&tree, MARK, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| Error::file("cannot write", path.join(MARK))(e.into()))?;
+    mount::attach(tree.as_fd(), CWD, path).map_err(Error::call(step))
 }
 
 /// The maximum number of files of a file system.

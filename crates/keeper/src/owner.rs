@@ -21,7 +21,7 @@ const OWNERS: u32 = 32_000;
 /// The owner of a user namespace with this map, or `None` if the map does not begin with a slot.
 fn of(uid_map: &str) -> Option<u32> {
     let base: u32 = uid_map.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    (base != 0 && base % SLOT_IDS == 0).then_some(FIRST + base / SLOT_IDS % OWNERS)
+    (base != 0 && base.is_multiple_of(SLOT_IDS)).then_some(FIRST + base / SLOT_IDS % OWNERS)
 }
 
 /// The calling thread's change of its effective user to the owner of a user namespace, until dropped.
