@@ -1,0 +1,155 @@
+//! State that a checkpoint keeps or refuses by name although programs seldom use it: alternate stacks,
+//! restartable sequences, restrictions of a process by itself, unusual sharing, guard regions, options of
+//! sockets, signal-driven I/O.
+
+use super::*;
+
+workloads! {
+    vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
+    vm_checkpoint_aborts_restartable_sequences: "sequence";
+    vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
+    vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
+    vm_restrictions_by_the_process_itself_stay: "sandbox";
+    vm_threads_with_a_directory_of_their_own_keep_it: "place";
+}
+
+/// Sharing other than that of threads and of processes is refused, and so is a Landlock domain.
+#[test]
+fn vm_checkpoint_refuses_unusual_sharing_by_name() {
+    let host = host();
+    let cases = [
+        ("memory", "it shares memory (CLONE_VM) with process 1"),
+        ("descriptors", "it shares a table of descriptors (CLONE_FILES) with process 1"),
+        ("directory", "it shares a working directory and umask (CLONE_FS) with process 1"),
+        ("thread", "has descriptors of its own (CLONE_FILES)"),
+    ];
+    for (what, why) in cases {
+        refuses(&host, what, why, true);
+    }
+}
+
+#[test]
+fn vm_checkpoint_refuses_landlock_by_name() {
+    let host = host();
+    refuses(&host, "landlock", "restricted itself by Landlock", true);
+    refuses(&host, "landlock of a thread", "restricted itself by Landlock", false);
+}
+
+/// Runs the workload `apart`, of which `explain` and `checkpoint` name what is refused; it goes on.
+#[track_caller]
+fn refuses(host: &Host, what: &str, why: &str, is_explained: bool) {
+    let shares = format!("SHARES={what}");
+    start(host, "apart", &["--net", "none", "--env", &shares]);
+    wait_for_line(host, "apart", "ready 0");
+    if is_explained {
+        let out = host.dm(&["explain", "apart"]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{what}: {out}");
+    }
+    let out = host.dm(&["checkpoint", "apart"]);
+    assert!(out.status != 0 && out.stderr.contains(why), "{what}: {out}");
+    assert_eq!(host.state_of("apart"), "running");
+    host.dm(&["exec", "apart", "touch", "/go-0"]);
+    wait_for_line(host, "apart", "ok");
+    host.dm(&["rm", "--force", "apart"]).ok();
+}
+
+/// A program that is asleep handles the stop signal like one that is awake.
+#[test]
+fn vm_stop_of_a_sleeper_runs_its_signal_handler() {
+    let host = host();
+    let script = "trap 'echo asked; exit 7' TERM; touch /dev/shm/up; sleep 100000 & wait";
+    let words = ["run", "-d", "--name", "a", "--net", "none", "workloads", "sh", "-c", script];
+    host.dm(&words).ok();
+    host.wait_inside("a", "test -e /dev/shm/up");
+    let asked = || host.dm(&["logs", "a"]).stdout.matches("asked").count();
+    host.dm(&["sleep", "a"]).ok();
+    host.dm(&["restart", "a"]).ok();
+    assert_eq!((host.state_of("a").as_str(), asked()), ("running", 1));
+    host.wait_inside("a", "test -e /dev/shm/up");
+    host.dm(&["sleep", "a"]).ok();
+    host.wait_for_state("a", "asleep");
+    host.dm(&["stop", "a"]).ok();
+    assert_eq!(host.state_of("a"), "stopped");
+    assert_eq!((host.dm(&["wait", "a"]).ok().as_str(), asked()), ("7", 2));
+    // Without time for an answer, and by `kill`, it is not woken.
+    for verb in [&["stop", "--time", "0", "a"][..], &["kill", "a"]] {
+        host.dm(&["start", "a"]).ok();
+        host.wait_inside("a", "test -e /dev/shm/up");
+        host.dm(&["sleep", "a"]).ok();
+        host.dm(verb).ok();
+        assert_eq!((host.dm(&["wait", "a"]).ok().as_str(), asked()), ("137", 2), "{verb:?}");
+    }
+}
+
+workloads! {
+    vm_guards_within_memory_stay: "guard";
+    vm_segments_of_tcp_connections_stay_as_large: "segment";
+    vm_barriers_and_ids_for_files_stay: "barrier";
+    vm_notices_of_open_files_stay: "notice";
+    vm_stops_stay_waitable: "stops";
+    vm_sockets_with_withdrawn_options_are_restored: "together";
+    vm_udp_sockets_stay_shut_down: "udpshut";
+    vm_many_open_files_of_one_file: "many";
+}
+
+/// Objects that a restore could not make again are refused while all processes run.
+#[test]
+fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
+    let host = host();
+    let cases = [
+        ("another", "'/proc/2/status', which is of a process"),
+        ("ended", "/proc/2/status"),
+        ("directory", "'/tmp/gone/socket', whose directory is gone"),
+        ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
+        ("place", "at a place that its processes have made in /dev"),
+    ];
+    for (what, why) in cases {
+        let has = format!("HAS={what}");
+        let mut more = vec!["--net", "none", "--env", &has];
+        if what == "place" {
+            more.extend(["--cap-add", "SYS_ADMIN"]);
+        }
+        start(&host, "lost", &more);
+        wait_for_line(&host, "lost", "ready 0");
+        let out = host.dm(&["explain", "lost"]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{what}: {out}");
+        for verb in ["checkpoint", "sleep"] {
+            let out = host.dm(&[verb, "lost"]);
+            assert!(out.status != 0 && out.stderr.contains(why), "{what}: {out}");
+            assert_eq!(host.state_of("lost"), "running");
+        }
+        host.dm(&["rm", "--force", "lost"]).ok();
+    }
+    start(&host, "lost", &["--net", "none", "--env", "HAS=own"]);
+    wait_for_line(&host, "lost", "ready 0");
+    host.dm(&["checkpoint", "lost"]).ok();
+    host.dm(&["restore", "lost"]).ok();
+    assert_eq!(host.state_of("lost"), "running");
+}
+
+/// The record beside the checkpoint of a sleeper can be damaged, and it wakes all the same.
+#[test]
+fn vm_a_sleeper_wakes_with_a_damaged_record_of_its_first_process() {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "sleep", "100000"]).ok();
+    host.dm(&["sleep", "a"]).ok();
+    host.wait_for_state("a", "asleep");
+    let id = host.inspect("a")["id"].as_str().expect("it has one").to_owned();
+    let path = host.root().join("lib/containers").join(id).join("asleep/init.json");
+    let whole = fs::read(&path).expect("it is there");
+    let text = String::from_utf8(whole.clone()).expect("it is text");
+    let digit = text.find("started_unix_ms\":").expect("it is told") + 18;
+    for at in [0, digit, whole.len() / 2, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, damaged).expect("it can be written");
+        assert_eq!(host.inspect("a")["state"], "asleep", "byte {at}");
+    }
+    let mut damaged = whole;
+    damaged[digit] ^= 1;
+    fs::write(&path, damaged).expect("it can be written");
+    host.dm(&["wake", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    let events = host.dm(&["events", "--no-stream"]).ok();
+    assert!(events.contains("init.json"), "the damage is named: {events}");
+}
