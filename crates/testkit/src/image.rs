@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+pub use crate::cache::cache;
 use crate::debian;
 use crate::process::run;
 
@@ -37,12 +38,6 @@ const SOFTWARE: &[&str] = &[
     "vim-tiny",
     "busybox-static",
 ];
-
-/// The directory of images: `target/testkit` of the repository.
-pub fn cache() -> PathBuf {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    top.expect("the crate lies two folders below the top").join("target/testkit")
-}
 
 /// Makes `name` in the cache if it is missing, and returns its path. `make` writes to a path beside
 /// it, which is then renamed: an existing name is complete.

@@ -12,6 +12,7 @@
 //! Fixtures panic on errors: they are called by tests, which can only report an error.
 #![forbid(unsafe_code)]
 
+mod cache;
 pub mod debian;
 mod host;
 pub mod image;

@@ -80,7 +80,7 @@ pub fn dormouse() -> PathBuf {
 ///
 /// None, with a line on standard output, where `cargo xtask weak` found no protection changed.
 pub fn weak_dormouse() -> Option<PathBuf> {
-    let dir = crate::image::cache();
+    let dir = crate::cache::cache();
     let path = dir.parent().expect("target/testkit has a parent").join("weak/dormouse");
     if !path.is_file() {
         println!("control arm not run: no {} (cargo xtask weak --always)", path.display());

@@ -25,8 +25,7 @@ const LIMITS: &[(&str, usize)] = &[
     ("daemon", 4),
     ("network", 2),
     ("oci", 13),
-    ("testkit", 3),
-    ("xtask", 8),
+    ("xtask", 3),
 ];
 
 /// Uses that a complaint names per circle.

@@ -30,6 +30,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use crate::cargo::cargo;
+
 /// Bytes of an input at most: every reader's limits are below.
 const INPUT_BYTES_MAX: u32 = 16 << 10;
 /// Bytes of a short one: enough for every structure there is.
@@ -205,7 +207,7 @@ impl House {
     /// Compiles all targets. Cargo has one place for the programs of both kinds, and makes those anew
     /// whose compiler has another name than the time before: each kind is kept in a place of its own.
     fn build(&self, targets: &[String], kind: Kind) -> Result<()> {
-        let status = crate::cargo()
+        let status = cargo()
             .args(["build", "--release", "--locked"])
             .args(["--package", "dormouse-fuzz", "--features", "fuzzing"])
             .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz").join(kind.compiler()))

@@ -6,10 +6,11 @@
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod cargo;
 mod circle;
 mod duration;
 mod floor;
@@ -69,22 +70,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Cargo as a person runs it. What cargo has said of this program by its environment makes build scripts run
-/// again that listen for it, and all that depends on theirs be built anew, each time.
-fn cargo() -> Command {
-    let mut command = Command::new("cargo");
-    let of_ours = |name: &str| {
-        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
-        prefixes.iter().any(|prefix| name.starts_with(prefix))
-    };
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(of_ours) {
-            command.env_remove(name);
-        }
-    }
-    command
 }
 
 /// The root of the repository: two floors above this crate.

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::cargo::cargo;
 use crate::duration::{self, Durations};
 use crate::queue::{self, INTERLUDE, Manner, Test};
 
@@ -138,7 +139,7 @@ pub struct Program {
 
 /// Compiles test programs: `which` are words of cargo's that select targets.
 pub fn programs(top: &Path, which: &[&str]) -> Result<Vec<Program>> {
-    let built = crate::cargo()
+    let built = cargo()
         .args(["test", "--no-run", "--message-format=json-render-diagnostics"])
         .args(SELECTION)
         .args(which)

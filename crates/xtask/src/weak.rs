@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::cargo::cargo;
 use crate::suite::SELECTION;
 
 /// The hash of the files below at the last green run of the control arms.
@@ -53,7 +54,7 @@ pub fn run(top: &Path, args: &WeakArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!("control arms: building the programs whose protections can be left out");
-    let mut build = crate::cargo();
+    let mut build = cargo();
     build.arg("build").args(SELECTION).args(["--features", "dormouse-kernel/weaken"]);
     for program in PROGRAMS {
         build.args(["--bin", program]);
@@ -66,7 +67,7 @@ pub fn run(top: &Path, args: &WeakArgs) -> Result<ExitCode> {
         fs::copy(&built, dir.join(program)).with_context(|| built.display().to_string())?;
     }
     // The programs that users get go back to their place.
-    let mut build = crate::cargo();
+    let mut build = cargo();
     build.arg("build").args(SELECTION);
     for program in PROGRAMS {
         build.args(["--bin", program]);
