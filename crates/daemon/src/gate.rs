@@ -21,8 +21,9 @@ use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
 use dormouse_kernel::swap;
 use dormouse_model::ContainerId;
 
+use crate::notify::say;
 use crate::room::{Choice, Need, PATIENCE, Room};
-use crate::{Batch, Reclaim};
+use crate::settings::{Batch, Reclaim};
 
 /// Polling intervals for the containers that are awake: normally, while memory is short, and while
 /// a client waits.
@@ -236,10 +237,7 @@ impl Gate {
         let waits = now - since;
         if waits >= LONG && self.logged_for.as_ref() != Some(&id) {
             let (taken, all) = (self.room.taken_bytes() >> 20, self.room.room_bytes() >> 20);
-            crate::say(&format!(
-                "{} waits for memory: {taken} of {all} MiB are in use",
-                id.short()
-            ));
+            say(&format!("{} waits for memory: {taken} of {all} MiB are in use", id.short()));
             self.logged_for = Some(id);
         }
         let needs = |id: &ContainerId| self.room.needs(id, || engine.asleep_bytes(id));

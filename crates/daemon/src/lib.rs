@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod errand;
+mod error;
 mod gate;
 mod notify;
 mod room;
@@ -35,14 +36,12 @@ mod watch;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fs::{File, TryLockError};
-use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dormouse_container::{Asked, Engine, Error as EngineError, Fell, Follow, Idle, Places, Why};
-use dormouse_kernel::cgroup::{CgroupError, CpuTime, MemoryInUse};
+use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
 use dormouse_model::ContainerId;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -50,7 +49,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
 use errand::{Errand, Workers};
+use error::step;
+pub use error::{Error, Result};
 use gate::Gate;
+use notify::say;
 use room::Choice;
 pub use settings::{Batch, Memory, Reclaim, Settings};
 pub use swap::SwapFile;
@@ -67,45 +69,6 @@ const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
 /// Interval at which events are read without inotify.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Reason why the daemon does not run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Another daemon runs for the same directories.
-    #[error("a daemon is already running for these directories")]
-    Running,
-    /// The engine failed.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The control groups were not found.
-    #[error("cannot find the CPU time of containers")]
-    Cgroup(#[from] CgroupError),
-    /// `config.toml` is invalid, or a swap file cannot be used.
-    #[error("{}: {what}", path.display())]
-    Settings {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        what: String,
-    },
-    /// A step failed.
-    #[error("cannot {step}")]
-    Step {
-        /// The step.
-        step: &'static str,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-/// The result of the daemon's steps.
-pub type Result<T> = std::result::Result<T, Error>;
-
-fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error {
-    move |source| Error::Step { step, source: source.into() }
-}
 
 /// Runs until SIGTERM or SIGINT. A setting that is `None` in `given` is taken from `config.toml`.
 pub fn run(places: Places, given: Settings) -> Result<()> {
@@ -147,21 +110,6 @@ fn alone(engine: &Engine) -> Result<File> {
             Err(TryLockError::Error(e)) => return Err(step("take the daemon's lock")(e)),
         }
     }
-}
-
-/// Writes one line to standard error; a closed reader is ignored.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "dormouse daemon: {}", shown(line));
-}
-
-/// Returns a line with control characters in visible form. Reasons contain names of files and programs
-/// of containers.
-fn shown(line: &str) -> String {
-    let mut text = String::with_capacity(line.len());
-    for c in line.chars() {
-        if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
-    }
-    text
 }
 
 /// The events that a wait returned.

@@ -15,7 +15,8 @@ use dormouse_kernel::proc;
 use dormouse_model::{Invalid, parse_bytes};
 use serde::Deserialize;
 
-use crate::{Error, Result, SwapFile};
+use crate::error::{Error, Result, step};
+use crate::swap::SwapFile;
 
 /// Memory budget for the containers that are awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +122,7 @@ impl Settings {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = match std::fs::read_to_string(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(crate::step("read config.toml"))?,
+            text => text.map_err(step("read config.toml"))?,
         };
         let bad = |what: String| Error::Settings { path: path.into(), what };
         let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;

@@ -11,7 +11,8 @@ use std::str::FromStr;
 use dormouse_kernel::swap;
 use dormouse_model::{Invalid, parse_bytes};
 
-use crate::{Error, Result, say};
+use crate::error::{Error, Result};
+use crate::notify::say;
 
 /// Swap areas without an explicit priority get negative ones from the kernel.
 const PRIORITY: u16 = 100;
