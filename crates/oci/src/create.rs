@@ -1,6 +1,6 @@
 //! `create`: from a bundle to a process that waits to be started. The crate's root lists the steps.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ use dormouse_launch::{LaunchError, Newborn, Plan};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::bundle::{Bundle, check_process};
+use crate::comeback::{self, Comeback, Confined};
+use crate::descriptor::clone_fd;
 use crate::error::{Error, Result};
 use crate::filter::{self, Compiled};
 use crate::hook::Inside;
@@ -23,7 +25,6 @@ use crate::identity::{self, Ids, map_text};
 use crate::mount::{Given, propagation};
 use crate::namespace::Namespaces;
 use crate::process::{self, Affinity, Io, Last};
-use crate::restore::{self, Comeback, Confined};
 use crate::spec::Process;
 use crate::store::{self, Left, Record, Status};
 use crate::{Runtime, cgroup, checkpoint, console, device, hook, mount as mounts};
@@ -129,7 +130,7 @@ impl Runtime {
             oci_version: bundle.spec.oci_version.clone(),
             bundle: bundle.dir.clone(),
             rootfs: bundle.rootfs.clone(),
-            created: crate::command::now(),
+            created: crate::log::now(),
             cgroup,
             cgroup_made,
             namespaces: namespaces.words(),
@@ -217,7 +218,7 @@ impl Runtime {
                 // others.
                 Err(CgroupError::InUse { pids, .. }) if record.owns_pids && record.pid != 0 => {
                     let why = format!("{}: others are below it: {pids:?}", record.cgroup);
-                    crate::command::warn(&format!("the cgroup stays where it is: {why}"));
+                    crate::log::warn(&format!("the cgroup stays where it is: {why}"));
                 }
                 other => other?,
             }
@@ -364,7 +365,7 @@ impl Making<'_> {
         match (&restore, verified, self.newborn.take()) {
             (Some(restore), Some(verified), Some(newborn)) => {
                 let typist = typist.as_ref().map(AsFd::as_fd);
-                restore::conduct(newborn, restore, typist, verified)?;
+                comeback::conduct(newborn, restore, typist, verified)?;
                 publish()?;
             }
             (_, _, newborn) => {
@@ -711,10 +712,6 @@ fn pid_inside(pid: u32) -> Result<u32> {
 /// Duplicates descriptors that the caller passes on.
 pub(crate) fn copies(fds: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     fds.iter().map(|fd| clone_fd(fd.as_fd())).collect()
-}
-
-pub(crate) fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
-    fd.try_clone_to_owned().map_err(Error::file("duplicate", "a descriptor"))
 }
 
 /// Converts an error of the newborn. A program that cannot be executed is reported in the wording

@@ -18,7 +18,8 @@ use dormouse_launch::{Newborn, Plan};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::create::{Created, check_exec, clone_fd, copies, told};
+use crate::create::{Created, check_exec, copies, told};
+use crate::descriptor::clone_fd;
 use crate::error::{Error, Result};
 use crate::identity::{self, Ids};
 use crate::life::serve_listener;

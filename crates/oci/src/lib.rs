@@ -52,9 +52,11 @@
 pub mod bundle;
 mod cgroup;
 pub mod checkpoint;
+mod comeback;
 pub mod command;
 mod console;
 mod create;
+mod descriptor;
 mod device;
 pub mod error;
 mod events;
@@ -67,6 +69,7 @@ pub mod fuzz;
 mod hook;
 mod identity;
 mod life;
+mod log;
 mod mount;
 mod namespace;
 mod process;
@@ -86,10 +89,8 @@ pub use error::{Error, Result};
 pub use exec::Exec;
 pub use life::Signal;
 pub use restore::Restore;
+pub use spec::OCI_VERSION;
 pub use store::{Record, Status};
-
-/// The version of the specification that this implements.
-pub const OCI_VERSION: &str = "1.2.1";
 
 /// A runtime with a root directory for its state.
 #[derive(Debug, Clone)]

@@ -217,7 +217,7 @@ impl Runtime {
         for at in 0..hooks.len() {
             // A failed hook prevents neither the other hooks nor the removal.
             if let Err(e) = hook::run_at("poststop", hooks, at, &record, Status::Stopped) {
-                crate::command::warn(&e.to_string());
+                crate::log::warn(&e.to_string());
             }
         }
         Ok(())

@@ -296,7 +296,7 @@ pub(crate) fn warn_of_unknown(given: Option<&Capabilities>) {
     for (list, names) in lists {
         for (at, name) in names.iter().enumerate().filter(|(_, name)| known(name).is_none()) {
             let field = format!("process.capabilities.{list}[{at}]");
-            crate::command::warn(&format!("{field}: there is no capability {name:?}"));
+            crate::log::warn(&format!("{field}: there is no capability {name:?}"));
         }
     }
 }

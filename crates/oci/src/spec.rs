@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+/// The version of the specification that this implements.
+pub const OCI_VERSION: &str = "1.2.1";
+
 /// LIMIT: longest configuration. The kernel takes 6 MiB of arguments and environment at most.
 const LARGEST_BYTES: u64 = 16 << 20;
 

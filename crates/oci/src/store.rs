@@ -120,7 +120,7 @@ impl Record {
     pub fn state(&self, status: Status, pid: u32) -> State<'_> {
         let pid = if status == Status::Stopped { 0 } else { pid };
         State {
-            oci_version: crate::OCI_VERSION,
+            oci_version: crate::spec::OCI_VERSION,
             id: &self.id,
             status,
             pid,

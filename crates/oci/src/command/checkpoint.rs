@@ -5,9 +5,8 @@
 
 use std::path::PathBuf;
 
-use super::Context;
-use super::flag::{Flag, Given, Takes};
-use super::table::{BUNDLE, CONSOLE, DETACH, HELP, KEYRING, NO_PIVOT, PID_FILE};
+use super::context::Context;
+use super::flag::{BUNDLE, CONSOLE, DETACH, Flag, Given, HELP, KEYRING, NO_PIVOT, PID_FILE, Takes};
 use super::verb::asked;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
@@ -121,7 +120,7 @@ pub(super) fn checkpoint(context: Context<'_>) -> Result<u8> {
         connections: given.has("tcp-established"),
     };
     let figures = context.runtime.checkpoint(given.id()?, &options)?;
-    super::log::debug(&format!(
+    crate::log::debug(&format!(
         "{} processes, {} bytes; stopped in {} us, read in {}, published in {}",
         figures.processes,
         figures.bytes,

@@ -30,6 +30,20 @@ pub(super) enum Words {
 /// One flag: its name, a short one or an empty text, its arguments, its description.
 pub(super) type Flag = (&'static str, &'static str, Takes, &'static str);
 
+// Flags of several verbs.
+pub(super) const HELP: Flag = ("help", "h", Takes::Nothing, "show this");
+pub(super) const BUNDLE: Flag =
+    ("bundle", "b", Takes::One, "directory of config.json; the current one by default");
+pub(super) const CONSOLE: Flag =
+    ("console-socket", "", Takes::One, "socket that receives the master of the terminal");
+pub(super) const PID_FILE: Flag =
+    ("pid-file", "", Takes::One, "file that receives the process's pid");
+pub(super) const NO_PIVOT: Flag =
+    ("no-pivot", "", Takes::Nothing, "only cover the host's root: for an initramfs");
+pub(super) const KEYRING: Flag =
+    ("no-new-keyring", "", Takes::Nothing, "keep the caller's session keyring");
+pub(super) const DETACH: Flag = ("detach", "d", Takes::Nothing, "do not wait for the process");
+
 /// The given flags.
 #[derive(Debug, Default)]
 pub(super) struct Given {

@@ -4,21 +4,19 @@
 //! process's own, or 128 and the number of the signal that killed it.
 
 mod checkpoint;
+mod context;
 mod flag;
-mod log;
 mod table;
 mod update;
 mod verb;
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
 
+use context::{Context, Run};
 use flag::{Flag, Given, Takes, Words};
 
-use crate::error::{Error, Result};
-use crate::{OCI_VERSION, Runtime};
-
-pub(crate) use log::warn;
+use crate::error::Error;
+use crate::{OCI_VERSION, Runtime, log};
 
 /// Directory of the state without `--root`.
 const DEFAULT_ROOT: &str = "/run/dormouse-oci";
@@ -34,37 +32,6 @@ const GLOBAL: &[Flag] = &[
     ("version", "v", Takes::Nothing, "print the version"),
     ("help", "h", Takes::Nothing, "show this"),
 ];
-
-/// Context of a verb.
-struct Context<'c> {
-    runtime: &'c Runtime,
-    given: &'c Given,
-    /// Descriptors that the caller passes on.
-    inherited: Vec<OwnedFd>,
-}
-
-/// The code of a verb.
-enum Run {
-    /// For a verb without a container.
-    Alone(fn(&Given) -> Result<u8>),
-    /// For a verb with containers.
-    With(fn(Context<'_>) -> Result<u8>),
-}
-
-/// A verb: its name, its arguments, its description, its flags, its code.
-struct Verb {
-    name: &'static str,
-    words: &'static str,
-    what: &'static str,
-    flags: &'static [Flag],
-    run: Run,
-}
-
-/// Returns the current time, RFC 3339.
-pub(crate) fn now() -> String {
-    let now = time::OffsetDateTime::now_utc();
-    now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
-}
 
 /// Executes the command line; returns the exit code.
 pub fn main() -> u8 {

@@ -1,23 +1,13 @@
 //! The verbs and their flags.
 
-use super::flag::{Flag, Takes};
-use super::{Run, Verb, checkpoint, update, verb};
+use super::context::{Run, Verb};
+use super::flag::{BUNDLE, CONSOLE, DETACH, Flag, HELP, KEYRING, NO_PIVOT, PID_FILE, Takes};
+use super::{checkpoint, update, verb};
 
 use Takes::{Many, Nothing, One};
 
-pub(super) const HELP: Flag = ("help", "h", Nothing, "show this");
-pub(super) const BUNDLE: Flag =
-    ("bundle", "b", One, "directory of config.json; the current one by default");
-pub(super) const CONSOLE: Flag =
-    ("console-socket", "", One, "socket that receives the master of the terminal");
-pub(super) const PID_FILE: Flag = ("pid-file", "", One, "file that receives the process's pid");
 const PIDFD: Flag = ("pidfd-socket", "", One, "socket that receives a pidfd of the process");
 const PRESERVE: Flag = ("preserve-fds", "", One, "how many descriptors from 3 on are passed on");
-pub(super) const NO_PIVOT: Flag =
-    ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
-pub(super) const KEYRING: Flag =
-    ("no-new-keyring", "", Nothing, "keep the caller's session keyring");
-pub(super) const DETACH: Flag = ("detach", "d", Nothing, "do not wait for the process");
 const FORMAT: Flag = ("format", "f", One, "table or json");
 
 /// All verbs.

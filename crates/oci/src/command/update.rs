@@ -1,6 +1,6 @@
 //! `update`: flags and a file of resources.
 
-use super::Context;
+use super::context::Context;
 use super::flag::{Flag, Given, Takes};
 use crate::error::{Error, Result};
 use crate::spec::{self, BlockIo, Cpu, Memory, Pids, Resources};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dormouse_kernel::weakened;
 use serde_json::{Value, json};
 
-use super::Context;
+use super::context::Context;
 use super::flag::Given;
 use crate::create::Create;
 use crate::error::{Error, Result};

@@ -16,7 +16,7 @@ struct Log {
 static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Opens the log. Called once.
-pub(super) fn open(path: Option<&str>, format: Option<&str>, debug: bool) -> Result<()> {
+pub(crate) fn open(path: Option<&str>, format: Option<&str>, debug: bool) -> Result<()> {
     let json = match format {
         None | Some("text" | "") => false,
         Some("json") => true,
@@ -34,7 +34,7 @@ pub(super) fn open(path: Option<&str>, format: Option<&str>, debug: bool) -> Res
 }
 
 fn line(json: bool, level: &str, text: &str) -> String {
-    let time = super::now();
+    let time = now();
     match json {
         true => {
             let line = serde_json::json!({ "level": level, "msg": text, "time": time });
@@ -56,7 +56,7 @@ fn say(level: &str, text: &str) {
 }
 
 /// Logs an error, the last message of this program.
-pub(super) fn error(text: &str) {
+pub(crate) fn error(text: &str) {
     say("error", text);
     if LOG.get().is_some_and(|log| log.file.is_some()) {
         let _ = writeln!(std::io::stderr(), "{text}");
@@ -69,8 +69,14 @@ pub(crate) fn warn(text: &str) {
 }
 
 /// Logs a message of `--debug`.
-pub(super) fn debug(text: &str) {
+pub(crate) fn debug(text: &str) {
     if LOG.get().is_some_and(|log| log.debug) {
         say("debug", text);
     }
+}
+
+/// Returns the current time, RFC 3339.
+pub(crate) fn now() -> String {
+    let now = time::OffsetDateTime::now_utc();
+    now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
 }
