@@ -1,10 +1,9 @@
 //! Which tests there are, and which of them a ring runs: `cargo xtask test`.
 //!
-//! | ring | runs |
-//! |---|---|
-//! | `quick` | unit tests of the changed crates and of the crates that use them, without `root_`; the short whole-system tests, some of each file |
-//! | `prepush` | all of both but `big_` and the soak; lifecycle again with a checkpoint before each command |
-//! | `nightly` | everything; three files again with a checkpoint before each command |
+//! - `quick`: unit tests of the changed crates and of the crates that use them, without `root_`; the short
+//!   whole-system tests, some of each file.
+//! - `prepush`: all of both but `big_` and the soak; lifecycle again with a checkpoint before each command.
+//! - `nightly`: everything; three files again with a checkpoint before each command.
 //!
 //! All whole-system tests are one program, `tests/main.rs`; its modules are the files of `tests/`. The crates
 //! are always compiled with the features of the whole workspace ([`SELECTION`]), so that no ring compiles a
