@@ -138,6 +138,13 @@ impl Counts {
         // locks, which are created at first use and stay.
         let not_counted = ["/keeper.sock", "/vault.sock", "/lib/custody", ".lock"];
         files.retain(|path| not_counted.iter().all(|end| !path.ends_with(end)));
+        // A tmpfs shared by containers stays mounted until the last container ends. The directories of
+        // a container below it do not.
+        let is_shared = |path: &String| {
+            let parent = Path::new(path).parent();
+            parent.is_some_and(|parent| parent == host.root().join("run/tmpfs"))
+        };
+        files.retain(|path| !is_shared(path));
         let mut cgroups = Vec::new();
         host.cgroups().iter().for_each(|dir| list_dirs(dir, &mut cgroups));
         let mut processes = processes_of(host, &cgroups);
@@ -148,6 +155,7 @@ impl Counts {
         }
         processes.sort();
         let mut mounts = host.mounts();
+        mounts.retain(|mount| !is_shared(mount));
         mounts.sort();
         let info = host.dm(&["info", "--json"]).ok();
         let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
