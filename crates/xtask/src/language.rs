@@ -103,7 +103,8 @@ fn conclude(kind: &str, counts: &[(&str, Count)]) -> Judgement {
          with a pronoun {openings:.1} %",
         all.words
     );
-    let limits: [(&str, f64, f64, fn(&Count) -> usize); 3] = [
+    type Part = fn(&Count) -> usize;
+    let limits: [(&str, f64, f64, Part); 3] = [
         ("words for people per 1,000", people, PER_THOUSAND_MAX, |count| count.people),
         ("verbs of speech per 1,000", speech, PER_THOUSAND_MAX, |count| count.speech),
         ("percent of sentences open with a pronoun", openings, OPENINGS_MAX, |count| {

@@ -228,7 +228,7 @@ fn quick(tests: Vec<Test>, users: &BTreeSet<String>, recorded: &Durations) -> Ve
         let module = test.name.split("::").next().unwrap_or_default().to_owned();
         modules.entry(module).or_default().push((took, test));
     }
-    modules.values_mut().for_each(|list| list.sort_by(|a, b| a.0.cmp(&b.0)));
+    modules.values_mut().for_each(|list| list.sort_by_key(|(took, _)| *took));
     let mut sum = Duration::ZERO;
     loop {
         let before = chosen.len();

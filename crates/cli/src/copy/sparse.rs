@@ -149,7 +149,7 @@ struct Contents {
 
 impl Contents {
     fn new(file: File, pieces: &[Piece]) -> Self {
-        let pieces = pieces.to_vec().into_iter();
+        let pieces = Vec::from(pieces).into_iter();
         Self { file, pieces, now: Piece { start: 0, end: 0 } }
     }
 }
