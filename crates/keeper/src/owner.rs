@@ -70,7 +70,7 @@ mod tests {
         let owner = |slot: u32| of(&format!("0 {} 32767\n65534 1 1\n", slot * SLOT_IDS));
         assert_eq!(owner(57_344), Some(FIRST + 25_344));
         assert_ne!(owner(57_344), owner(57_345));
-        assert_eq!(owner(131_070).map(|id| id >= FIRST && id < u32::MAX - 1), Some(true));
+        assert_eq!(owner(131_070).map(|id| (FIRST..u32::MAX - 1).contains(&id)), Some(true));
         assert_eq!(of("0 1000 1\n"), None);
         assert_eq!(of("0 0 4294967295\n"), None);
         assert_eq!(of(""), None);
