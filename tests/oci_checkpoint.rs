@@ -337,7 +337,7 @@ fn vm_unsupported_checkpoint_is_refused_and_container_continues() {
         list.retain(|n| n["type"] != "pid");
     });
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
-    refused(&[], "no pid namespace of its own");
+    refused(&[], "no private pid namespace");
     oci.run(&["kill", "c", "KILL"]).ok();
     wait_for_end(&oci);
 }
