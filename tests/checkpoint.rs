@@ -676,7 +676,7 @@ fn archive_makes_container_on_another_host() {
         if name == "memory" {
             let out = other.dm(&["checkpoint", "import", &archive]);
             assert!(out.status != 0 && out.stderr.contains("image 'workloads"), "{out}");
-            assert!(out.stderr.contains("is not here"), "{out}");
+            assert!(out.stderr.contains("is not on this host"), "{out}");
             assert!(!other.dm(&["ps", "-a"]).ok().contains(name));
             carry_image(&one, &other);
         }

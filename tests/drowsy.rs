@@ -149,7 +149,7 @@ fn vm_datagram_and_terminal_input_wake_drowsy_container() {
     let address = host.address_of("x");
     let query_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-query_probe", &address, "53", "squeak"]);
+        probe.args(["udp-ask", &address, "53", "squeak"]);
         run(probe, b"", soon())
     };
     assert!(wait_until(soon(), || query_probe().status == 0));

@@ -61,8 +61,7 @@ fn vm_containers_resolve_names_and_see_client_address() {
     host.wait_inside("client", "wget -q -O - http://web/");
     assert_eq!(fetch_inside(&host, "client", "http://web/").ok(), "hello from a container");
     // The server sees the client's own address.
-    let serve_peer =
-        ["run", "-d", "--name", "seen", "busybox", "probe", "serve_peer", "0.0.0.0", "9000"];
+    let serve_peer = ["run", "-d", "--name", "seen", "busybox", "probe", "who", "0.0.0.0", "9000"];
     host.dm(&serve_peer).ok();
     host.wait_inside("client", "probe ask seen 9000");
     let shown = host.dm(&["exec", "client", "probe", "ask", "seen", "9000"]).ok();

@@ -151,7 +151,7 @@ fn vm_datagram_wakes_asleep_container_and_is_answered() {
     let address = host.address_of("x");
     let query_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-query_probe", &address, "53", "squeak"]);
+        probe.args(["udp-ask", &address, "53", "squeak"]);
         dormouse_testkit::run(probe, b"", Duration::from_secs(10) * slowness())
     };
     assert!(wait_until(Duration::from_secs(10) * slowness(), || query_probe().status == 0));
