@@ -510,6 +510,9 @@ fn become_process(
     Ok(tids)
 }
 
+/// How long a parent waits for the SIGCHLD of its first stopped child, and of each other one.
+const FIRST_SIGNAL_NS: u64 = 100_000_000;
+const NEXT_SIGNAL_NS: u64 = 2_000_000;
 /// How long a process may take to stop again.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
@@ -528,9 +531,10 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
             let pidfd = dormouse_kernel::pidfd::open(pid).map_err(raw)?;
             dormouse_kernel::pidfd::send_signal(&pidfd, signal).map_err(raw)
         };
+        // A parent can wait for the stop once every thread has stopped.
         let is_stopped = || {
             let state = |f: proc::Fields| f.field("State").is_some_and(|s| s.starts_with('T'));
-            proc::fields(pid).is_ok_and(state)
+            tids.iter().all(|tid| proc::fields(*tid).is_ok_and(state))
         };
         send(if stops { signal } else { libc::SIGSTOP })?;
         let_go(&tids).map_err(|_| Errno::SRCH)?;
@@ -576,15 +580,19 @@ fn forget_stops(
     if hears_soon {
         return scratch.unmap(remote);
     }
-    // The signal set, and a timeout of zero.
-    let mut bytes = (1u64 << (libc::SIGCHLD - 1)).to_ne_bytes().to_vec();
-    bytes.extend([0; 16]);
-    scratch.write(&bytes)?;
-    let args = [scratch.address, 0, scratch.address + 8, 8];
-    match remote.call(libc::SYS_rt_sigtimedwait, args) {
-        Ok(_) | Err(Errno::AGAIN) => scratch.unmap(remote),
-        Err(e) => Err(e),
+    // A child sends SIGCHLD just after its state has changed. The signals of several children merge into
+    // one while it is pending, so only the first must arrive.
+    let mask = 1u64 << (libc::SIGCHLD - 1);
+    for first in (0..stopped.len()).map(|index| index == 0) {
+        let timeout_ns: u64 = if first { FIRST_SIGNAL_NS } else { NEXT_SIGNAL_NS };
+        scratch.write([mask, 0, timeout_ns].map(u64::to_ne_bytes).as_flattened())?;
+        let args = [scratch.address, 0, scratch.address + 8, 8];
+        match remote.call(libc::SYS_rt_sigtimedwait, args) {
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(e) => return Err(e),
+        }
     }
+    scratch.unmap(remote)
 }
 
 fn become_thread(
