@@ -169,7 +169,8 @@ fn vm_daemon_refuses_foreign_file_as_swap() {
     let host = Host::new();
     let diary = host.dir().join("diary");
     std::fs::write(&diary, "dear diary").expect("written");
-    for (file, why) in [(format!("{}=8m", diary.display()), "not a swap file"), ("8m".into(), "path")]
+    for (file, why) in
+        [(format!("{}=8m", diary.display()), "not a swap file"), ("8m".into(), "path")]
     {
         let out = host.dm(&["daemon", "--swap", &file]);
         assert_ne!(out.status, 0);

@@ -121,7 +121,25 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             _ => {}
         }
     }
+    // ORDER: after all connections exist. The kernel acknowledges the FIN of a peer, and if the peer is in
+    // the same stack and does not exist yet, that segment is answered with RST.
+    for (copy, index) in &connections.sockets {
+        let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
+        let Some(it) = tcp.connection.as_ref().filter(|it| it.has_end_of_peer()) else { continue };
+        peer_has_said_all(copy, it).map_err(|source| Error::Restore {
+            what: format!("object {index} (a connection to {})", it.peer),
+            call: "the end of its peer".into(),
+            source,
+        })?;
+    }
     Ok(connections)
+}
+
+impl Connection {
+    /// Whether the end of the peer is repeated before the connection leaves repair mode.
+    fn has_end_of_peer(&self) -> bool {
+        !matches!(self.state, TcpState::SynSent | TcpState::Closing)
+    }
 }
 
 /// Whether a socket has a packet filter that the program has not set.
@@ -243,9 +261,6 @@ fn put_together(
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
-    if it.state != TcpState::Closing {
-        peer_has_said_all(socket, it).map_err(at("the end of its peer"))?;
-    }
     Ok(())
 }
 
@@ -290,7 +305,8 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 /// Completes the receiving side: the FIN of the peer, if it has arrived, and then the recorded size
 /// of the receive buffer.
 ///
-/// ORDER: before a peer inside resumes, which would otherwise see a larger window.
+/// ORDER: after all connections exist, and before a peer inside resumes, which would otherwise see a
+/// larger window.
 fn peer_has_said_all(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     end_of_peer(socket, it)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
