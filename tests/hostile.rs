@@ -187,7 +187,7 @@ fn passwd_of_other_file_type_is_refused_in_bounded_time() {
 #[test]
 fn working_directory_stays_inside() {
     let host = Host::new();
-    let dir = copy_of_busybox(&host, "root");
+    let dir = copy_of_busybox(&host, "tree");
     let precious = Precious::new(&host);
     symlink("/proc/self/fd/7", dir.join("seven")).expect("made");
     for cwd in (3..12).map(|n| format!("/proc/self/fd/{n}")).chain(["/seven".to_owned()]) {
@@ -202,7 +202,7 @@ fn working_directory_stays_inside() {
 #[test]
 fn vm_device_nodes_of_image_cannot_be_opened() {
     let host = Host::new();
-    let dir = copy_of_busybox(&host, "root");
+    let dir = copy_of_busybox(&host, "tree");
     // The disk of the host, its memory, its log.
     let disk = fs::read_to_string("/proc/partitions").expect("the kernel lists disks");
     let disk = disk.lines().skip(2).find_map(|line| {
