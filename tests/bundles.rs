@@ -763,3 +763,27 @@ fn mount_follows_dangling_link_inside_root() {
     assert!(error.contains("/etc/loop"), "{error}");
     oci.assert_nothing_left();
 }
+
+/// The root that covers the host's is unmounted once it is copied. With shared mounts below it, the unmount
+/// must not propagate to the host.
+#[test]
+fn covered_root_unmounts_no_shared_mount_of_the_host() {
+    let oci = Oci::new();
+    let data = oci.host().dir().join("data");
+    let sub = data.join("sub");
+    oci.sh(&format!("mkdir -p {0} && mount -t tmpfs none {0} && touch {0}/kept", sub.display()))
+        .ok();
+    for flags in [&["--no-pivot"][..], &[]] {
+        let bundle = Bundle::new(&oci, &["ls", "/data/sub/kept"]);
+        bundle.edit(|c| {
+            c["linux"]["rootfsPropagation"] = json!("rshared");
+            let bind = json!({"destination": "/data", "type": "bind", "source": data,
+                "options": ["rbind", "rshared"]});
+            c["mounts"].as_array_mut().expect("a list").push(bind);
+        });
+        let words = [&["run"], flags, &["-b", bundle.dir(), "c"]].concat();
+        assert_eq!(oci.run(&words).ok(), "/data/sub/kept", "{flags:?}");
+        oci.sh(&format!("test -e {}/kept", sub.display())).ok();
+    }
+    oci.sh(&format!("umount {}", sub.display())).ok();
+}

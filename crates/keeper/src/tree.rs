@@ -161,6 +161,8 @@ pub(crate) fn pivot(mount: BorrowedFd<'_>) -> Outcome {
 pub(crate) fn cover(mount: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Outcome {
     // A mount on the path to a mount point cannot be moved there: a copy can.
     let copy = copy(mount, true)?;
+    // ORDER: an unmount below a shared mount propagates to its peers: to the host, and to the copy.
+    kernel::mount_setattr(mount, true, none(), none(), Some(Propagation::Private), None)?;
     rustix::process::fchdir(mount)?;
     kernel::umount_detach(c".")?;
     rustix::process::chdir(c"/")?;
