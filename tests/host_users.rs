@@ -184,3 +184,24 @@ fn command_without_root_is_refused_by_permission() {
     assert_eq!(out.status, 125, "{out}");
     assert!(out.stderr.contains("Permission denied") && !out.stderr.contains("chown"), "{out}");
 }
+
+#[test]
+fn root_at_directories_of_others_is_refused_and_changes_no_mode() {
+    let host = Host::with_busybox();
+    let foreign = host.dir().join("foreign");
+    for name in ["lib", "run"] {
+        fs::create_dir_all(foreign.join(name).join("dpkg")).expect("made");
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(foreign.join(name), open.clone()).expect("changed");
+        fs::set_permissions(foreign.join(name).join("dpkg"), open).expect("changed");
+    }
+    let mut command = host.command(dormouse_testkit::dormouse());
+    command.arg("--root").arg(&foreign).arg("ps");
+    let out = dormouse_testkit::run(command, b"", std::time::Duration::from_secs(60));
+    assert_eq!(out.status, 125, "{out}");
+    assert!(out.stderr.contains("not Dormouse's"), "{out}");
+    for path in ["lib", "lib/dpkg", "run", "run/dpkg"] {
+        let mode = fs::metadata(foreign.join(path)).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o755, "{path}");
+    }
+}

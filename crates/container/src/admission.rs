@@ -79,14 +79,17 @@ pub(crate) struct Admitted {
 }
 
 impl Engine {
+    /// Locks a container and reads its state.
+    pub(crate) fn lock_with(&self, id: &ContainerId, leave: Option<Leave>) -> Result<Admitted> {
+        let lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let look = self.look_locked(&config)?;
+        Ok(Admitted { lock, config, look, leave })
+    }
+
     /// Locks a container and reads its state; if it is asleep, after a grant.
     pub(crate) fn lock_to_wake(&self, id: &ContainerId) -> Result<Admitted> {
-        let look = |leave| -> Result<Admitted> {
-            let lock = self.lock(id)?;
-            let config = self.config(id)?;
-            let look = self.look_locked(&config)?;
-            Ok(Admitted { lock, config, look, leave })
-        };
+        let look = |leave| self.lock_with(id, leave);
         // The answer arrives while the state is read.
         let may_sleep = self.asleep_dir(id).exists();
         let asked = may_sleep.then(|| ask(&self.places().run, id)).flatten();

@@ -543,6 +543,7 @@ impl Engine {
             has_init: config.init,
             capabilities: granted.bits(),
             ambient: 0,
+            inheritable: 0,
             uid: account.uid,
             gid: account.gid,
             groups: account.groups.clone(),

@@ -1,5 +1,6 @@
 //! Small files that are read and written as a whole.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -72,9 +73,39 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable)
     write(path, &text, durable)
 }
 
-/// A checksum of a record as it is written (FNV-1a): it finds damage, and keeps out no attack.
-pub(crate) fn checksum<T: Serialize>(value: &T) -> Result<u64> {
-    let text = serde_json::to_vec(value).map_err(|e| Error::Invalid(e.to_string()))?;
+/// The field of a record that holds the checksum of all its other fields.
+const CHECKSUM: &str = "checksum";
+
+/// A record as fields in one order, whatever the writer's version has in it.
+type Fields = BTreeMap<String, serde_json::Value>;
+
+/// The fields of a record, with their checksum.
+pub(crate) fn with_checksum<T: Serialize>(record: &T) -> Result<Fields> {
+    let invalid = |e: serde_json::Error| Error::Invalid(e.to_string());
+    let value = serde_json::to_value(record).map_err(invalid)?;
+    let mut fields: Fields = serde_json::from_value(value).map_err(invalid)?;
+    let sum = checksum(&fields)?;
+    fields.insert(CHECKSUM.to_owned(), sum.into());
+    Ok(fields)
+}
+
+/// Reads a record that [`with_checksum`] made, or one of an older version without a checksum; `None` where
+/// there is no such file. Fields that this version does not know count as well.
+pub(crate) fn read_with_checksum<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let Some(mut fields) = read_json::<Fields>(path)? else { return Ok(None) };
+    let corrupt = |what: String| Error::Corrupt { path: path.into(), what };
+    if let Some(written) = fields.remove(CHECKSUM)
+        && written.as_u64() != Some(checksum(&fields)?)
+    {
+        return Err(corrupt("its checksum is another".into()));
+    }
+    let value = serde_json::to_value(&fields).map_err(|e| corrupt(e.to_string()))?;
+    serde_json::from_value(value).map(Some).map_err(|e| corrupt(e.to_string()))
+}
+
+/// A checksum of fields as they are written (FNV-1a): it finds damage, and keeps out no attack.
+fn checksum(fields: &Fields) -> Result<u64> {
+    let text = serde_json::to_vec(fields).map_err(|e| Error::Invalid(e.to_string()))?;
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     Ok(text.iter().fold(0xcbf2_9ce4_8422_2325, step))
 }

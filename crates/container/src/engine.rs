@@ -511,7 +511,8 @@ impl Engine {
         if !own.is_root() {
             return Ok(()); // the modes of the files refuse other users
         }
-        for dir in [&self.places.lib, &self.places.run] {
+        // A file that every LIB, and every RUN, of this engine has.
+        for (dir, mark) in [(&self.places.lib, "containers"), (&self.places.run, "boot")] {
             let meta = match fs::metadata(dir) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
                 other => other.map_err(Error::file("cannot look at", dir))?,
@@ -525,6 +526,16 @@ impl Engine {
                 )));
             }
             if meta.mode() & 0o077 != 0 {
+                let is_other = |entry: std::io::Result<fs::DirEntry>| {
+                    entry.map_or(true, |entry| entry.file_name() != "lost+found")
+                };
+                let mut entries = fs::read_dir(dir).map_err(Error::file("cannot read", dir))?;
+                if !dir.join(mark).exists() && entries.any(is_other) {
+                    return Err(Error::Invalid(format!(
+                        "'{}' has files that are not Dormouse's: choose another --root",
+                        dir.display()
+                    )));
+                }
                 disk::close(dir, &["containers", "pending", "names", "ids", "quiet", "c"])?;
             }
         }

@@ -347,8 +347,12 @@ impl Engine {
         let timeout =
             timeout.unwrap_or_else(|| Duration::from_secs(u64::from(config.stop_timeout_s)));
         let fd = {
-            let _lock = self.lock(id)?;
-            let config = self.config(id)?;
+            // A timeout of 0 wakes nothing, and needs no grant.
+            let admitted = match timeout.is_zero() {
+                true => self.lock_with(id, None)?,
+                false => self.lock_to_wake(id)?,
+            };
+            let config = admitted.config.clone();
             let mut look = self.look_locked(&config)?;
             if look.state == State::Asleep {
                 if timeout.is_zero() {
@@ -356,9 +360,16 @@ impl Engine {
                     self.record("stop", id.as_str(), config.name.as_str(), &[]);
                     return Ok(());
                 }
-                // Its program handles the signal as if it had been awake: its memory may hold what it is to
-                // write down first.
-                self.wake_locked(&config, Why::Operator)?.detach();
+                // The program handles the signal as if it had been awake: its memory may hold data that it
+                // writes at its end.
+                let woken = self.wake_locked(&config, Why::Operator).map_err(|e| {
+                    Error::Invalid(format!(
+                        "cannot wake '{}' for its stop signal: {}; 'stop --time 0' ends it as it is",
+                        config.name.as_str(),
+                        e.with_causes()
+                    ))
+                })?;
+                woken.detach();
                 look = self.look_locked(&config)?;
             }
             if !look.is_alive() {

@@ -44,7 +44,6 @@ use dormouse_kernel::pidfd;
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
 use dormouse_model::{Config, ContainerId, State, WakeOn, WakeOnTimer};
-use serde::{Deserialize, Serialize};
 
 use crate::admission::Admitted;
 use crate::checkpoint::{Check, Comeback};
@@ -66,16 +65,6 @@ const WOKEN: &str = "woken";
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
 /// The record of the first process, beside the checkpoint of an asleep container.
 const SLEPT: &str = "init.json";
-
-/// Contents of that file.
-#[derive(Serialize, Deserialize)]
-struct Slept {
-    #[serde(flatten)]
-    init: InitRecord,
-    /// Checksum of the record; absent in files of older versions.
-    #[serde(default)]
-    checksum: Option<u64>,
-}
 
 /// The signal that ends the processes of a container that falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
@@ -153,7 +142,7 @@ impl Engine {
         let writer = Writer::begin_upon(&self.asleep_dir(id), self.earlier(id))?;
         let mut stopped = save::stop(&subject)?;
         let written = stopped.write(&subject, writer)?;
-        let slept = Slept { checksum: Some(disk::checksum(&init)?), init: init.clone() };
+        let slept = disk::with_checksum(&init)?;
         disk::write_json(&self.asleep_dir(id).join(SLEPT), &slept, Durable::No)?;
         let held = self.hold(&config, written.held, written.is_busy);
         if let Err(e) = held.and_then(|()| self.set_alarm(&config, written.next_ring, idle)) {
@@ -443,13 +432,7 @@ impl Engine {
     /// the start time of the container is then that of its wake.
     pub(crate) fn slept(&self, id: &ContainerId) -> Result<Option<InitRecord>> {
         let path = self.asleep_dir(id).join(SLEPT);
-        let checked = |slept: Slept| match slept.checksum {
-            Some(sum) if sum != disk::checksum(&slept.init)? => {
-                Err(Error::Corrupt { path: path.clone(), what: "its checksum is another".into() })
-            }
-            _ => Ok(slept.init),
-        };
-        match disk::read_json::<Slept>(&path).and_then(|found| found.map(checked).transpose()) {
+        match disk::read_with_checksum::<InitRecord>(&path) {
             Err(e @ Error::Corrupt { .. }) => {
                 let name = self.config(id).map(|config| config.name.as_str().to_owned());
                 let name = name.unwrap_or_default();

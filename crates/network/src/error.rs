@@ -66,7 +66,8 @@ pub enum Error {
     /// Another instance on this host uses the pool.
     #[error(
         "the address pool {pool} is used by another instance of Dormouse ({other}, device {uplink}); \
-         choose another one with 'pool' under [network] in config.toml"
+         choose another one with 'pool' under [network] in config.toml, or, if the other instance is gone, remove \
+         its device with 'ip link del'"
     )]
     PoolOfAnother {
         /// The pool.

@@ -76,6 +76,7 @@ impl Comeback {
             // The capabilities that execve(2) could give a program of root, or keep.
             capabilities: granted.bounding | granted.inheritable | granted.ambient,
             ambient: granted.ambient,
+            inheritable: granted.inheritable,
             uid: user.uid,
             gid: user.gid,
             groups: user.additional_gids.clone(),

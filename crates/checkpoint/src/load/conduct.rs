@@ -16,7 +16,7 @@ use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
 use super::{Restore, cgroup, file, mount, net, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
-use crate::format::{Process, Records, Restart, Thread};
+use crate::format::{Action, Process, Records, Restart, Thread};
 use crate::inject::program::Cell;
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
@@ -577,7 +577,9 @@ fn forget_stops(
         let options = (libc::WSTOPPED | libc::WNOHANG) as u64;
         remote.call(libc::SYS_waitid, [OF_A_PROCESS, child.into(), 0, options, 0])?;
     }
-    if hears_soon {
+    let sends_none =
+        |a: &Action| a.signal == libc::SIGCHLD && a.flags & libc::SA_NOCLDSTOP as u64 != 0;
+    if hears_soon || parent.actions.iter().any(sends_none) {
         return scratch.unmap(remote);
     }
     // A child sends SIGCHLD just after its state has changed. The signals of several children merge into

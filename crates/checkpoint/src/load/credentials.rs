@@ -16,6 +16,8 @@ pub struct Allowed {
     pub capabilities: u64,
     /// Those of them that its first process has as another user than root (ambient ones).
     pub ambient: u64,
+    /// Those of them that its first process has as inheritable ones, as any user.
+    pub inheritable: u64,
     /// The user its first process runs as, inside.
     pub uid: u32,
     /// Its group.
@@ -193,7 +195,7 @@ pub(super) fn check_thread(
     // By no program does a process of another user come to have more than it began with.
     let gains = allowed.uid == 0 || !allowed.no_new_privileges;
     let [inheritable, permitted, effective, _, ambient] = found.capabilities;
-    let own = inheritable | permitted | effective | ambient;
+    let own = inheritable & !allowed.inheritable | permitted | effective | ambient;
     if !gains && own & !allowed.ambient != 0 {
         return Err(format!("has capabilities {own:x} as another user than root"));
     }
@@ -374,6 +376,7 @@ mod tests {
             has_init: false,
             capabilities: SETUID | 1,
             ambient: 0,
+            inheritable: 0,
             uid: 0,
             gid: 0,
             groups: vec![],
