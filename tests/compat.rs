@@ -39,7 +39,7 @@ fn big_containers_of_older_programs_are_handled() {
     host.import(&image::busybox(), "busybox");
     for name in ["runs", "sleeps", "stopped"] {
         host.dm(&["run", "-d", "--name", name, "busybox", "probe", "count", "0.0.0.0", "80"]).ok();
-        assert_eq!(call(&host, name), "1");
+        assert_eq!(call(&host, name), "call 1");
     }
     host.dm(&["sleep", "sleeps"]).ok();
     host.dm(&["stop", "-t", "1", "stopped"]).ok();
@@ -50,16 +50,16 @@ fn big_containers_of_older_programs_are_handled() {
     }
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok().lines().count(), 3);
     // The running server answers; exec(2) inside works under the keeper of the older programs.
-    assert_eq!(call(&host, "runs"), "2");
+    assert_eq!(call(&host, "runs"), "call 2");
     assert_eq!(host.dm(&["exec", "runs", "echo", "inside"]).ok().trim(), "inside");
     // A connection wakes the asleep server with its memory.
-    assert_eq!(call(&host, "sleeps"), "2");
+    assert_eq!(call(&host, "sleeps"), "call 2");
     host.wait_for_state("sleeps", "running");
     // Today's programs suspend what older programs started, and resume it.
     host.dm(&["sleep", "runs"]).ok();
-    assert_eq!(call(&host, "runs"), "3");
+    assert_eq!(call(&host, "runs"), "call 3");
     host.dm(&["start", "stopped"]).ok();
-    assert_eq!(call(&host, "stopped"), "1");
+    assert_eq!(call(&host, "stopped"), "call 1");
     for name in ["runs", "sleeps", "stopped"] {
         host.dm(&["stop", "-t", "1", name]).ok();
         host.dm(&["rm", name]).ok();
