@@ -4,11 +4,11 @@
 //! function every input of its committed corpus, so that a finding stays found where no fuzzer runs.
 #![forbid(unsafe_code)]
 
-use dormouse_checkpoint::format::archive::ArchiveReader;
-use dormouse_checkpoint::format::{Records, check};
 use dormouse_launch::flat::{Flat, MAGIC, VERSION};
 use dormouse_launch::protocol::{FromNewborn, Reply, Request, ToNewborn};
 use dormouse_model::Config;
+use dormouse_parcel::archive::ArchiveReader;
+use dormouse_record::{Records, check};
 
 pub use dormouse_image::fuzz::{image_config, layer, manifest, tar};
 pub use dormouse_oci::fuzz::{config as oci_config, process as oci_process};

@@ -14,10 +14,9 @@ use dormouse_kernel::{namespace, proc};
 use rustix::time::ClockId;
 
 use crate::error::{Error, Result};
+pub(crate) use crate::format::CLOCK_MAX_NS;
 use crate::format::{About, Time};
 
-/// LIMIT: the largest value of a clock, in nanoseconds: 73 years. The kernel takes twice that.
-pub(crate) const CLOCK_MAX_NS: i64 = 1 << 61;
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// The offsets of a time namespace from the clocks of the host.

@@ -2,18 +2,18 @@
 //!
 //! **The idea.** [`save`] stops the processes of a container and reads their state from outside:
 //! procfs, copies of descriptors, pagemaps, and a few calls that are injected through an existing
-//! `syscall` instruction. The state is written as [`format`]: records and pages. [`load`] turns
-//! checked records into one flat list of system calls per process. Some sixty instructions of
+//! `syscall` instruction. The state is written as records (crate `record`) and pages (crate
+//! `parcel`). [`load`] turns checked records into one flat list of system calls per process. Some sixty instructions of
 //! machine code ([`inject`]) execute the list in a process that the keeper cloned exactly as for a
 //! start. No code of this crate is in a container's memory while one of the container's own
 //! instructions runs.
 //!
 //! **Objects.** Something that several descriptors, mappings or processes share is one
 //! [`format::Object`], and has one number. A kind of object is a variant of [`format::Thing`] and
-//! one module of the same name in each of `format`, `save` and `load`:
+//! one module of the same name in each of crate `record`, `save` and `load`:
 //!
 //! ```text
-//!            format/pipe.rs         save/pipe.rs              load/pipe.rs
+//!            record/pipe.rs         save/pipe.rs              load/pipe.rs
 //!            the record             detects and reads it      the calls that make it again
 //! ```
 //!
@@ -23,8 +23,9 @@
 //!
 //! # To add a kind
 //!
-//! 1. `format/KIND.rs`: its record; numbers and texts only, each field with its unit; a variant in
-//!    `format/object.rs`; a line in `format/check.rs` for every number that refers to something.
+//! 1. `KIND.rs` of crate `record`: its record; numbers and texts only, each field with its unit; a
+//!    variant in `object.rs` there; a line in `check/rules.rs` there for every number that refers to
+//!    something.
 //! 2. `save/KIND.rs`: a row in `KINDS` of `save/object.rs`: a test for the kind (no side effect),
 //!    and the function that makes the record. A case that cannot be saved is reported by
 //!    `Err("a ..., which is not saved yet")`: [`explain`](save::explain) prints it with process
@@ -60,6 +61,7 @@ mod quiet;
 mod remaining;
 pub mod save;
 mod stack;
+mod terminal_modes;
 mod vdso;
 
 pub use diff::{Difference, diff};

@@ -44,10 +44,8 @@ use object::{Endianness, elf};
 
 use crate::error::{Error, Result};
 use crate::format::check::USER_END;
-use crate::format::{Area, Backing, Memory, PAGE_BYTES, Records};
+use crate::format::{Area, Backing, Memory, PAGE_BYTES, Records, VDSO_BYTES_MAX, vdso_hash};
 
-/// LIMIT: bytes of a vDSO; present ones have two pages.
-pub(crate) const IMAGE_BYTES_MAX: u64 = 64 << 10;
 /// LIMIT: the distance between the kernel's vDSO and the old one, for a jump to reach it.
 const REACH_BYTES: u64 = 1 << 30;
 /// Space below a stack, which may grow.
@@ -78,17 +76,12 @@ impl Object {
 
     /// BLAKE3 of its bytes.
     pub(crate) fn hash(&self) -> String {
-        hash(&self.image)
+        vdso_hash(&self.image)
     }
 
     fn bytes(&self) -> u64 {
         self.data_bytes + self.image.len() as u64
     }
-}
-
-/// BLAKE3 of a vDSO.
-pub(crate) fn hash(image: &[u8]) -> String {
-    blake3::hash(image).to_hex().to_string()
 }
 
 /// `/proc/PID/maps`.
@@ -220,7 +213,7 @@ fn came_along(
         is_own && (area.start..area.end).contains(&first)
     };
     let Some(area) = memory.areas.iter().find(is_it) else { return Ok(None) };
-    let image = read(area, first..area.end.min(first.saturating_add(IMAGE_BYTES_MAX)))?;
+    let image = read(area, first..area.end.min(first.saturating_add(VDSO_BYTES_MAX)))?;
     // A program may have put anything there; bytes that are no vDSO are not treated as one.
     Ok(functions(&image).is_some().then_some((first, image)))
 }
@@ -362,7 +355,7 @@ mod tests {
         let mut records = small();
         let mut image = here.image.clone();
         *image.last_mut().unwrap() ^= 1;
-        records.about.vdso = hash(&image);
+        records.about.vdso = vdso_hash(&image);
         records.memories[0].vdso = Some((OLD, PAGES + image.len() as u64));
         records.memories[0].auxv = auxv(OLD + PAGES);
         records.about.vdso_image = Bytes(image);

@@ -8,8 +8,9 @@
 pub const FLOORS: &[&[&str]] = &[
     &["model"],
     &["kernel"],
-    &["bpf", "api", "launch"],
-    &["image", "checkpoint", "network", "governor", "account"],
+    &["bpf", "api", "launch", "record"],
+    &["image", "network", "governor", "account", "parcel"],
+    &["checkpoint"],
     &["container", "keeper"],
     &["daemon"],
     &["cli", "oci", "shim"],
@@ -64,6 +65,8 @@ mod tests {
         for (user, used) in [
             ("kernel", "model"),
             ("network", "bpf"),
+            ("parcel", "record"),
+            ("checkpoint", "parcel"),
             ("container", "image"),
             ("cli", "container"),
             ("cli", "keeper"),
@@ -75,6 +78,7 @@ mod tests {
         }
         for (user, used) in [
             ("model", "kernel"),
+            ("record", "parcel"),
             ("image", "network"),
             ("keeper", "container"),
             ("kernel", "launch"),

@@ -125,7 +125,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     // the same stack and does not exist yet, that segment is answered with RST.
     for (copy, index) in &connections.sockets {
         let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
-        let Some(it) = tcp.connection.as_ref().filter(|it| it.has_end_of_peer()) else { continue };
+        let Some(it) = tcp.connection.as_ref().filter(|it| has_end_of_peer(it)) else { continue };
         peer_has_said_all(copy, it).map_err(|source| Error::Restore {
             what: format!("object {index} (a connection to {})", it.peer),
             call: "the end of its peer".into(),
@@ -135,11 +135,9 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     Ok(connections)
 }
 
-impl Connection {
-    /// Whether the end of the peer is repeated before the connection leaves repair mode.
-    fn has_end_of_peer(&self) -> bool {
-        !matches!(self.state, TcpState::SynSent | TcpState::Closing)
-    }
+/// Whether the end of the peer is repeated before the connection leaves repair mode.
+fn has_end_of_peer(it: &Connection) -> bool {
+    !matches!(it.state, TcpState::SynSent | TcpState::Closing)
 }
 
 /// Whether a socket has a packet filter that the program has not set.

@@ -28,12 +28,11 @@ use std::time::Duration;
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, process};
 
-pub(crate) use filter::check as check_filters;
-pub(crate) use link::{far_end, is_among, is_sound as is_link};
 use message::{Body, answer, ask};
-pub(crate) use route::{ADDRESSES, ROUTES, RULES, Table};
-pub(crate) use setting::is_setting;
+use route::{ADDRESSES, ROUTES, RULES};
 
+use crate::format::check::link::{LOOPBACK, far_end, is_among};
+use crate::format::check::setting::link_of;
 use crate::format::{Elsewhere, Link, LinkKind, Net};
 use crate::netlink::{attributes, u16_at, u32_at};
 use crate::stack::inside_of;
@@ -188,7 +187,7 @@ fn make_devices(
 }
 
 fn is_of_link(path: &str) -> bool {
-    setting::link_of(path).is_some()
+    link_of(path).is_some()
 }
 
 /// The kernel's report of a stack.
@@ -225,7 +224,7 @@ impl Stack {
             Err(what) => return Ok(Err(what.clone())),
         };
         let new = Self::look()?;
-        let is_up = |link: &link::Seen| link.number == link::LOOPBACK && link.is_up();
+        let is_up = |link: &link::Seen| link.number == LOOPBACK && link.is_up();
         let mut net = Net { up: self.links.iter().any(is_up), filters, ..Net::default() };
         let is_new = |link: &&link::Seen| {
             let is_it =
@@ -238,7 +237,7 @@ impl Stack {
                 Err(what) => return Ok(Err(what)),
             }
         }
-        let alone = net.links.iter().find(|link| !link::is_among(link, &net.links));
+        let alone = net.links.iter().find(|link| !is_among(link, &net.links));
         if let Some(link) = alone {
             return Ok(Err(format!("with a link {} that depends on a missing one", link.name)));
         }
@@ -371,7 +370,7 @@ fn settle() -> Result<(), Errno> {
     for _ in 0..SETTLE_MS {
         let mut is_tentative = false;
         ask(GET_ADDRESS, &[0; 8], |body| {
-            let is_of_loopback = body.get(4..8)? == link::LOOPBACK.to_ne_bytes();
+            let is_of_loopback = body.get(4..8)? == LOOPBACK.to_ne_bytes();
             is_tentative |= body.get(2)? & TENTATIVE != 0 && is_of_loopback;
             Some(())
         })?;

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-use super::link::LOOPBACK;
 use super::message::{Body, NEW, ask, request};
+use crate::format::check::link::LOOPBACK;
+use crate::format::check::route::{self, FLAGS, Form, LIFETIME, ON_LINK, OUT, WAY_FLAGS, WAYS};
 use crate::format::{Bytes, Said};
 use crate::netlink::{attributes, u16_at, u32_at};
 
@@ -14,60 +15,27 @@ pub(crate) struct Table {
     /// Kinds of messages: to request all, and to make one.
     list: u16,
     make: u16,
-    /// Bytes of the structure at the start.
-    head: usize,
-    /// Attributes that can be configured.
-    chosen: &'static [u16],
+    /// The form of its entries.
+    form: &'static Form,
     /// The name of an entry.
     name: &'static str,
 }
 
-/// `struct ifaddrmsg`: family, prefix, flags, scope, device.
-pub(crate) const ADDRESSES: Table = Table {
-    list: 22,
-    make: 20,
-    head: 8,
-    chosen: &[1, 2, 3, 4, LIFETIME, FLAGS, 9],
-    name: "an address",
-};
-/// `struct rtmsg`: family, prefixes, service, table, protocol, scope, kind, flags.
-pub(crate) const ROUTES: Table = Table {
-    list: 26,
-    make: 24,
-    head: 12,
-    chosen: &[1, 2, OUT, 5, 6, 7, 8, WAYS, 15, 18, 20],
-    name: "a route",
-};
-/// `struct fib_rule_hdr`: the same, except for the action and unused fields.
-pub(crate) const RULES: Table = Table {
-    list: 34,
-    make: 32,
-    head: 12,
-    chosen: &[1, 2, 3, 4, 6, 10, 11, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24],
-    name: "a rule of routing",
-};
+pub(crate) const ADDRESSES: Table =
+    Table { list: 22, make: 20, form: &route::ADDRESS, name: "an address" };
+pub(crate) const ROUTES: Table = Table { list: 26, make: 24, form: &route::ROUTE, name: "a route" };
+pub(crate) const RULES: Table =
+    Table { list: 34, make: 32, form: &route::RULE, name: "a rule of routing" };
 
-/// Of an address (`IFA_*`): the preferred and valid lifetimes, and since when; flags.
-const LIFETIME: u16 = 6;
-const FLAGS: u16 = 8;
-/// Of a route (`RTA_*`): the device, several next hops, and when it was last used.
-const OUT: u16 = 4;
-const WAYS: u16 = 9;
+/// Of a route (`RTA_*`): when it was last used.
 const CACHE: u16 = 12;
 /// Flags of `IFA_F_*` that are configured, or follow from the order: all except those by which the
 /// kernel shows the progress of an address.
 const ADDRESS_FLAGS: u32 = !(0x02 | 0x04 | 0x08 | 0x40);
 /// No duplicate address detection (`IFA_F_NODAD`): the address was the stack's own.
 const NOT_ASKED: u32 = 0x02;
-/// `RTNH_F_ONLINK`; the others show the state of the device.
-const ON_LINK: u32 = 4;
 /// `FIB_RULE_INVERT`; the others show whether the device exists.
 const INVERT: u32 = 2;
-/// `struct rtnexthop`: length, flags, weight, device; attributes behind it.
-const WAY_HEAD: usize = 8;
-const WAY_FLAGS: usize = 2;
-/// LIMIT: some 200 next hops.
-const WAYS_BYTES_MAX: usize = 4096;
 /// `RTPROT_KERNEL`.
 const BY_KERNEL: u8 = 2;
 
@@ -85,26 +53,13 @@ pub(super) struct Seen {
 }
 
 impl Table {
-    /// Checks that a record can be of this table.
-    pub(crate) fn is_sound(&self, said: &Said) -> bool {
-        let fits = |(kind, value): &(u16, Bytes)| match *kind {
-            WAYS if self.list == ROUTES.list => {
-                value.0.len() <= WAYS_BYTES_MAX && are_ways(&value.0)
-            }
-            kind => self.chosen.contains(&kind) && value.0.len() <= 256,
-        };
-        said.head.0.len() == self.head
-            && said.attributes.len() <= self.chosen.len()
-            && said.attributes.iter().all(fits)
-    }
-
     /// All entries of the calling thread's stack, except routes that the kernel has made for an
     /// address: those are made again with the address.
     pub(super) fn all(&self) -> Result<Vec<Seen>, Errno> {
         let mut all = Vec::new();
-        ask(self.list, &vec![0; self.head], |body| {
-            let mut head = body.get(..self.head)?.to_vec();
-            let found = attributes(body.get(self.head.next_multiple_of(4)..)?)?;
+        ask(self.list, &vec![0; self.form.head_bytes], |body| {
+            let mut head = body.get(..self.form.head_bytes)?.to_vec();
+            let found = attributes(body.get(self.form.head_bytes.next_multiple_of(4)..)?)?;
             let get = |kind| found.iter().find(|(one, _)| *one == kind).map(|(_, value)| *value);
             let link = match self.list {
                 22 => u32_at(&head, 4),
@@ -142,14 +97,14 @@ impl Table {
                     _ => {}
                 }
                 let passes = match self.list {
-                    22 => *kind == LIFETIME || !self.chosen.contains(kind),
+                    22 => *kind == LIFETIME || !self.form.chosen.contains(kind),
                     _ => *kind == CACHE,
                 };
                 if !passes {
                     told.extend(kind.to_ne_bytes());
                     told.extend(&value);
                 }
-                if self.chosen.contains(kind) {
+                if self.form.chosen.contains(kind) {
                     said.attributes.push((*kind, Bytes(value)));
                 }
             }
@@ -221,23 +176,6 @@ impl Table {
     }
 }
 
-/// Checks that several next hops are valid: each has a gateway, which may be of another family, and
-/// a realm, and nothing else.
-fn are_ways(mut rest: &[u8]) -> bool {
-    const MAY_HAVE: [u16; 3] = [5, 11, 18];
-    while !rest.is_empty() {
-        let way = u16_at(rest, 0).map(usize::from).and_then(|length| rest.get(..length));
-        let has = way.and_then(|way| attributes(way.get(WAY_HEAD..)?));
-        let (Some(way), Some(has)) = (way, has) else { return false };
-        let is_known = has.iter().all(|(kind, _)| MAY_HAVE.contains(kind));
-        if !is_known || u32::from(way[WAY_FLAGS]) & !ON_LINK != 0 {
-            return false;
-        }
-        rest = rest.get(way.len().next_multiple_of(4)..).unwrap_or_default();
-    }
-    true
-}
-
 /// Entries that are not in another stack.
 pub(super) fn missing(all: &[Seen], there: &[Seen]) -> Vec<Said> {
     let lacks = |seen: &&Seen| !there.iter().any(|other| other.told == seen.told);
@@ -255,30 +193,5 @@ fn address(value: &[u8]) -> Option<IpAddr> {
         4 => Some(IpAddr::from(<[u8; 4]>::try_from(value).ok()?)),
         16 => Some(IpAddr::from(<[u8; 16]>::try_from(value).ok()?)),
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn next_hops_have_gateways_and_nothing_else() {
-        let sound = |ways: &[u8]| {
-            let attributes = vec![(WAYS, Bytes(ways.to_vec()))];
-            ROUTES.is_sound(&Said { head: Bytes(vec![0; 12]), attributes })
-        };
-        let good = [16, 0, 0, 1, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, 3];
-        let with = |at: usize, value: u8| {
-            let mut ways = good;
-            ways[at] = value;
-            ways
-        };
-        assert!(sound(&good) && sound(&[good, good].concat()));
-        // The length, a flag of the device's state, a tunnel.
-        for (at, value) in [(0, 0), (0, 4), (0, 99), (2, 1), (10, 22)] {
-            assert!(!sound(&[good, with(at, value)].concat()), "{at}");
-        }
-        assert!(!sound(&good[..7]) && !sound(&good.repeat(300)));
     }
 }

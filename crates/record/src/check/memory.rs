@@ -1,0 +1,98 @@
+//! Checks of address spaces, and of the pages that hold contents.
+
+use super::{Found, USER_END, address, ensure, object};
+use crate::{Area, Backing, Memory, PAGE_BYTES, Pages, Records, Run, Thing};
+
+pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
+    let mut end = 0;
+    ensure(memory.areas.len() <= 1 << 20, || "too many areas".into())?;
+    for area in &memory.areas {
+        let said = |what: &str| format!("area at {:x}: {what}", area.start);
+        let aligned = [area.start, area.end].iter().all(|a| a.is_multiple_of(PAGE_BYTES));
+        ensure(aligned, || said("not of whole pages"))?;
+        let inside = area.start >= end && area.start < area.end && area.end <= USER_END;
+        ensure(inside, || said("overlaps another or nothing"))?;
+        ensure(area.access <= 7, || said("access"))?;
+        end = area.end;
+        self::area(area, records).map_err(|what| said(&what))?;
+    }
+    let mut end = 0;
+    for (first, behind) in memory.guards.iter().copied() {
+        let aligned = first.is_multiple_of(PAGE_BYTES) && behind.is_multiple_of(PAGE_BYTES);
+        let in_order = first >= end && first < behind;
+        // The restore itself may lie where no area is.
+        let next = memory.areas.partition_point(|area| area.end <= first);
+        let mut covered = first;
+        for area in memory.areas[next..].iter().take_while(|area| area.start < behind) {
+            covered = if area.start <= covered { area.end } else { covered };
+        }
+        ensure(aligned && in_order && covered >= behind, || format!("guards at {first:x}"))?;
+        end = behind;
+    }
+    if let Some((start, bytes)) = memory.vdso {
+        let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
+        ensure(fits, || "the kernel's object".into())?;
+    }
+    address::of_layout(&memory.layout)?;
+    ensure(memory.auxv.0.len() <= 4096, || "the auxiliary vector".into())?;
+    match memory.program {
+        Some(n) => ensure(matches!(object(n, records)?, Thing::File(_)), || "program".into()),
+        None => Ok(()),
+    }
+}
+
+fn area(area: &Area, records: &Records) -> Found {
+    runs(&area.runs, area.start, area.end, &records.pages)?;
+    match area.backing {
+        Backing::Anonymous => Ok(()),
+        Backing::Huge { page_bytes } => {
+            huge_page(page_bytes)?;
+            let whole = [area.start, area.end].iter().all(|at| at.is_multiple_of(page_bytes));
+            ensure(whole, || "not of whole pages".into())
+        }
+        Backing::Private { object: n, offset } => {
+            ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
+            ensure(matches!(object(n, records)?, Thing::File(_) | Thing::Device(_)), || {
+                "maps an object that is not a file".into()
+            })
+        }
+        Backing::Shared { object: n, offset } => {
+            ensure(area.runs.is_empty(), || "pages of its own".into())?;
+            ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
+            match object(n, records)? {
+                Thing::SystemVMemory(memory) => {
+                    let whole = memory.bytes.next_multiple_of(PAGE_BYTES);
+                    ensure(offset == 0 && area.bytes() == whole, || "a part of it".into())
+                }
+                Thing::File(_) => Ok(()),
+                Thing::SharedMemory(memory) => {
+                    let end = offset.checked_add(area.bytes());
+                    ensure(end.is_some_and(|end| end <= memory.bytes), || "beyond the end".into())
+                }
+                _ => Err("maps an object that is not a file".into()),
+            }
+        }
+    }
+}
+
+/// LIMIT: bytes of a huge page, of any architecture.
+pub(super) fn huge_page(bytes: u64) -> Found {
+    let known = bytes.is_power_of_two() && (64 << 10..=16 << 30).contains(&bytes);
+    ensure(known, || "the size of its pages".into())
+}
+
+/// Checks pages of contents from `start` to `end`: each is in the files of pages.
+pub(super) fn runs(runs: &[Run], start: u64, end: u64, pages: &Pages) -> Found {
+    let mut at = start;
+    for run in runs {
+        let bytes = run.pages.checked_mul(PAGE_BYTES).ok_or("too many pages")?;
+        let run_end = run.address.checked_add(bytes).ok_or("too many pages")?;
+        let fits = run.address.is_multiple_of(PAGE_BYTES) && run.address >= at && run_end <= end;
+        ensure(fits && run.pages > 0, || format!("pages at {:x}", run.address))?;
+        let first = run.first.checked_mul(PAGE_BYTES);
+        let there = first.and_then(|first| Some(first..first.checked_add(bytes)?));
+        ensure(there.is_some_and(|all| pages.has(all)), || "pages that are not there".into())?;
+        at = run_end;
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Listening TCP sockets.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Connection, SocketOption};
+
+/// A listening TCP socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Its local address.
+    pub address: SocketAddr,
+    /// Of the IPv6 family.
+    pub v6: bool,
+    /// The backlog of listen(2).
+    pub backlog: i32,
+    /// Options that differ from a new socket.
+    pub options: Vec<SocketOption>,
+    /// `O_*`.
+    pub flags: u32,
+    /// Its pending connections, the oldest first.
+    #[serde(default)]
+    pub waiting: Vec<Waiting>,
+}
+
+/// A pending connection, which no process has accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// The local address, in the kernel's form.
+    pub address: SocketAddr,
+    /// The connection, with the peer's address in the kernel's form. Nothing was sent.
+    pub connection: Connection,
+}

@@ -1,0 +1,142 @@
+//! A thread.
+
+use dormouse_kernel::call::Registers;
+use serde::{Deserialize, Serialize};
+
+use crate::{AlternateStack, Bytes, Credentials, Schedule, Signal};
+
+/// A thread.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id, in the container's own pid namespace.
+    pub tid: u32,
+    /// The name that `ps -L` shows.
+    pub name: String,
+    /// General registers; a call that the stop of the thread interrupted is about to be restarted.
+    pub registers: Registers,
+    /// All other registers, in the form of NT_X86_XSTATE.
+    pub extended: Bytes,
+    /// Blocked signals.
+    pub mask: u64,
+    /// Pending signals for this thread only.
+    #[serde(default)]
+    pub pending: Vec<Signal>,
+    /// sigaltstack(2).
+    #[serde(default)]
+    pub alternate_stack: Option<AlternateStack>,
+    /// set_robust_list(2): address and length.
+    #[serde(default)]
+    pub robust_list: (u64, u64),
+    /// set_tid_address(2).
+    #[serde(default)]
+    pub tid_address: u64,
+    /// rseq(2).
+    #[serde(default)]
+    pub rseq: Option<Rseq>,
+    /// A wait with a time limit, which continues with the remaining time.
+    #[serde(default)]
+    pub restart: Option<Restart>,
+    /// A wait with a time limit, which starts again.
+    #[serde(default)]
+    pub time_limit: Option<TimeLimit>,
+    /// Its own system call filters, the oldest first.
+    #[serde(default)]
+    pub filters: Vec<Filter>,
+    /// Its user and group ids, capabilities and securebits.
+    pub credentials: Credentials,
+    /// PR_GET_PDEATHSIG.
+    #[serde(default)]
+    pub parent_death_signal: i32,
+    /// nice(2).
+    #[serde(default)]
+    pub nice: i32,
+    /// Its scheduling attributes.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// personality(2).
+    #[serde(default)]
+    pub personality: u32,
+    /// PR_GET_TSC: reading the time stamp counter ends in a signal.
+    #[serde(default)]
+    pub refuses_time_stamps: bool,
+    /// arch_prctl(ARCH_GET_CPUID): the instruction ends in a signal.
+    #[serde(default)]
+    pub refuses_cpuid: bool,
+    /// PR_MCE_KILL_GET; none is the host's default.
+    #[serde(default)]
+    pub memory_error_policy: Option<u32>,
+    /// PR_GET_SPECULATION_CTRL of store bypass, indirect branches and the cache flush, where it was set.
+    #[serde(default)]
+    pub speculation: [u32; 3],
+    /// Working directory and umask, where the thread has them to itself (unshare(2) of CLONE_FS).
+    #[serde(default)]
+    pub place: Option<OwnPlace>,
+}
+
+impl Thread {
+    /// PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, PR_SPEC_DISABLE_NOEXEC.
+    pub const SPECULATION_SET: u32 = 4 | 8 | 16;
+}
+
+/// What a thread has to itself that threads share otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnPlace {
+    /// Its working directory, an object.
+    pub directory: usize,
+    /// umask(2).
+    pub umask: u32,
+}
+
+/// A system call filter (seccomp(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// `SECCOMP_FILTER_FLAG_LOG`.
+    pub flags: u32,
+    /// Its instructions, 8 bytes each.
+    pub code: Bytes,
+}
+
+/// Restartable sequences.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rseq {
+    /// Address of the structure.
+    pub address: u64,
+    /// Its length.
+    pub length_bytes: u32,
+    /// The value in front of abort handlers.
+    pub signature: u32,
+}
+
+/// A blocking call with a time limit, of which a part had passed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restart {
+    /// The call's number.
+    pub call: i64,
+    /// Its arguments.
+    pub args: [u64; 6],
+    /// The remaining time; `None` without a limit (only poll(2) records that).
+    pub remaining_ns: Option<u64>,
+}
+
+/// The remaining time of a call that starts again: with its whole limit, or with the limit in
+/// memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeLimit {
+    /// The call's number.
+    pub call: i64,
+    /// The remaining time, at most.
+    pub left_ns: u64,
+    /// The address to which the kernel wrote the remaining time (select(2)).
+    #[serde(default)]
+    pub at: Option<u64>,
+    /// Seconds and microseconds at that address; nanoseconds otherwise.
+    #[serde(default)]
+    pub microseconds: bool,
+}
+
+impl TimeLimit {
+    /// Whether it is a wait with a limit that is only in this record.
+    pub fn begins_anew(&self) -> bool {
+        self.at.is_none() && self.call != libc::SYS_clock_nanosleep
+    }
+}

@@ -1,0 +1,43 @@
+//! UDP sockets.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, SocketOption};
+
+/// A UDP socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UdpSocket {
+    /// Of the IPv6 family.
+    pub v6: bool,
+    /// `O_*`.
+    pub flags: u32,
+    /// Its local address.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// The address that it is connected to.
+    #[serde(default)]
+    pub peer: Option<SocketAddr>,
+    /// Its receive queue.
+    #[serde(default)]
+    pub received: Vec<Datagram>,
+    /// A pending error (SO_ERROR).
+    #[serde(default)]
+    pub error: Option<i32>,
+    /// Shut directions: bit 0 for reading, bit 1 for writing.
+    #[serde(default)]
+    pub shut: u8,
+    /// Options that differ from a new socket.
+    #[serde(default)]
+    pub options: Vec<SocketOption>,
+}
+
+/// One datagram in a receive queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datagram {
+    /// The sender's address.
+    pub from: SocketAddr,
+    /// Its contents.
+    pub data: Bytes,
+}
