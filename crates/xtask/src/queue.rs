@@ -85,10 +85,6 @@ pub struct Manner {
     /// Number of tests that run side by side [default: one more than processors, since many wait]
     #[arg(long)]
     pub workers: Option<usize>,
-    /// A test that fails beside others is run once more alone, and counts if it fails again (for
-    /// emulated machines, whose clocks run ahead of their tests).
-    #[arg(long)]
-    pub again: bool,
     /// File to which the full name of each passed test is written at once, one per line.
     #[arg(long)]
     pub report: Option<PathBuf>,
@@ -230,16 +226,6 @@ fn round_of(
         }
         Ok(())
     })?;
-    for (test, _) in if manner.again { std::mem::take(&mut red) } else { Vec::new() } {
-        writeln!(out, "   again, alone: {}", test.full_name())?;
-        let begun = Instant::now();
-        let verdict = once(&test, DEADLINE_UNKNOWN * dormouse_testkit::slowness());
-        out.write_all(line(&test, &verdict, begun.elapsed()).as_bytes())?;
-        match verdict {
-            Verdict::Failed(output) => red.push((test, output)),
-            _ => passed += 1,
-        }
-    }
     let mut order: Vec<_> =
         tests.iter().zip(took).filter_map(|(t, took)| Some((t.full_name(), took?))).collect();
     order.sort_by_key(|(_, took)| std::cmp::Reverse(*took));
@@ -478,18 +464,18 @@ mod tests {
         }
     }
 
-    fn run_one(script: &str, again: bool) -> (bool, String) {
+    fn run_one(script: &str) -> (bool, String) {
         let dir = tempfile::tempdir().unwrap();
         let test = test(&program(dir.path(), script), "one");
         let report = dir.path().join("report");
-        let manner = Manner { again, report: Some(report.clone()), rounds: 1, ..Manner::default() };
+        let manner = Manner { report: Some(report.clone()), rounds: 1, ..Manner::default() };
         let is_green = run(&[test], &manner, &mut io::sink()).is_ok();
         (is_green, fs::read_to_string(report).unwrap())
     }
 
     #[test]
     fn test_passes_when_its_result_and_its_status_are_good() {
-        assert_eq!(run_one(&format!("echo '{OK}'"), false), (true, "here::one\n".into()));
+        assert_eq!(run_one(&format!("echo '{OK}'")), (true, "here::one\n".into()));
         for red in [
             &format!("echo '{OK}'; exit 1"),
             &format!("echo '{OK}'; kill -KILL $$"),
@@ -497,23 +483,21 @@ mod tests {
             "echo 'test result: ok. 0 passed; 0 failed; 1 ignored;'",
             "exit 0",
         ] {
-            assert_eq!(run_one(red, false), (false, String::new()), "{red}");
+            assert_eq!(run_one(red), (false, String::new()), "{red}");
         }
     }
 
     #[test]
     fn leftover_process_does_not_delay_the_result() {
         let begun = Instant::now();
-        assert!(run_one(&format!("sleep 60 & echo '{OK}'"), false).0);
+        assert!(run_one(&format!("sleep 60 & echo '{OK}'")).0);
         assert!(begun.elapsed() < Duration::from_secs(50));
     }
 
     #[test]
-    fn failed_test_may_pass_alone_only_where_allowed() {
+    fn failed_test_is_not_repeated() {
         let second = format!("[ -e DIR/been ] && echo '{OK}'; echo >DIR/been");
-        assert!(!run_one(&second, false).0);
-        assert!(run_one(&second, true).0);
-        assert!(!run_one("exit 1", true).0);
+        assert_eq!(run_one(&second), (false, String::new()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use dormouse_testkit::debian;
 
-use super::said;
+use super::output_of;
 
 /// The package that depends on the newest kernel of a suite.
 pub const META: &str = "linux-image-cloud-amd64";
@@ -63,7 +63,7 @@ impl Kernel {
         let tool = |program: &str, arguments: &[&str]| {
             let mut command = Command::new(program);
             command.args(arguments).env("APT_CONFIG", apt.join("apt.conf")).current_dir(&apt);
-            said(command)
+            output_of(command)
         };
         tool("apt-get", &["update", "-qq"])?;
         let hard = "--recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
@@ -80,7 +80,7 @@ impl Kernel {
         for deb in files.filter(|path| path.extension().is_some_and(|e| e == "deb")) {
             let mut unpack = Command::new("dpkg");
             unpack.arg("-x").arg(deb).arg(&self.dir);
-            said(unpack)?;
+            output_of(unpack)?;
         }
         fs::remove_dir_all(&apt)?;
         Ok(())

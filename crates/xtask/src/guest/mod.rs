@@ -223,17 +223,17 @@ impl Guest {
         fs::create_dir_all(tree.join("lib/modules"))?;
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(kernel.modules()?).arg(tree.join("lib/modules/"));
-        said(copy)?;
+        output_of(copy)?;
         let mut depmod = Command::new("chroot");
         depmod.arg(&tree).args(["depmod", &kernel.version()?]);
-        said(depmod)?;
+        output_of(depmod)?;
         write_tree(&tree)?;
         let image = kernel.place("img");
         let _ = fs::remove_file(&image); // absent on the first run
         let mut mke2fs = Command::new("mke2fs");
         mke2fs.args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"]);
         mke2fs.arg(&tree).arg(&image).arg("8G");
-        said(mke2fs)?;
+        output_of(mke2fs)?;
         fs::remove_dir_all(&tree)?;
         Ok(())
     }
@@ -273,9 +273,6 @@ impl Guest {
     }
 
     /// A script that runs the tests without the `green` ones, by a list beside it.
-    ///
-    /// Emulated on a busy machine, a clock may run ahead of a test: a test that fails beside others is run
-    /// once more alone, which is printed, and counts if it fails again.
     fn test_script(&self, tests: &[Test], green: &[&str]) -> Result<String> {
         let left: Vec<&Test> =
             tests.iter().filter(|test| !green.contains(&test.full_name().as_str())).collect();
@@ -287,7 +284,7 @@ impl Guest {
         let (this, list) = (std::env::current_exe()?, list.display().to_string());
         let durations = self.top.join(crate::duration::PATH);
         Ok(format!(
-            "{} queue --list {list} --durations {} --again --report \"$REPORT\"\n",
+            "{} queue --list {list} --durations {} --report \"$REPORT\"\n",
             this.display(),
             durations.display(),
         ))
@@ -295,8 +292,8 @@ impl Guest {
 
     /// Boots, runs the script and returns its status.
     ///
-    /// A machine that did not come as far as the script, or died of its emulator, is started once more, and
-    /// what it said shown; the script is asked for again, and told which tests have passed.
+    /// A machine that ended before the script began, or whose kernel died of a fault of the emulator, is
+    /// started once more after its output was printed. The tests that passed are left out then.
     fn boot(
         &self,
         machine: &Machine<'_>,
@@ -305,8 +302,8 @@ impl Guest {
     ) -> Result<i32> {
         let started = Instant::now();
         let mut ended = self.boot_once(machine, &script(&[])?, limit)?;
-        if let Some(why) = self.why_again(&ended) {
-            println!("{}\nguest: {why}: once more", self.last_words(&ended));
+        if let Some(reason) = self.reason_for_another_boot(&ended) {
+            println!("{}\nguest: {reason}: once more", self.last_words(&ended));
             let left = limit.saturating_sub(started.elapsed());
             ended = self.boot_once(machine, &script(&ended.green())?, left)?;
         }
@@ -323,11 +320,11 @@ impl Guest {
         Ok(status)
     }
 
-    /// Why a boot is made again: how it ended says nothing about what was to be run.
-    fn why_again(&self, ended: &Ended) -> Option<&'static str> {
+    /// The fault of the machine, not of a test, after which the guest is booted once more.
+    fn reason_for_another_boot(&self, ended: &Ended) -> Option<&'static str> {
         let console = || fs::read(self.dir.join(CONSOLE)).unwrap_or_default();
         match (ended.qemu, ended.status()) {
-            (Some(_), None) if !ended.said.starts_with(UP) => Some("did not come up"),
+            (Some(_), None) if !ended.status_file.starts_with(UP) => Some("did not come up"),
             (Some(_), None) if String::from_utf8_lossy(&console()).contains(EMULATORS_FAULT) => {
                 Some("its kernel died of the emulator")
             }
@@ -335,7 +332,7 @@ impl Guest {
         }
     }
 
-    /// What is there to find out why a guest ended that should not have.
+    /// The outputs that show the cause of an unexpected end.
     fn last_words(&self, ended: &Ended) -> String {
         let mut words = match ended.qemu {
             Some(status) => format!("QEMU: {status}"),
@@ -425,8 +422,8 @@ impl Guest {
         drop(qemu);
         drop(share);
         copied.join().expect("copying does not panic").context("passing on what the guest says")?;
-        let said = fs::read_to_string(path("status")).unwrap_or_default();
-        Ok(Ended { qemu: status, said })
+        let status_file = fs::read_to_string(path("status")).unwrap_or_default();
+        Ok(Ended { qemu: status, status_file })
     }
 }
 
@@ -435,17 +432,17 @@ struct Ended {
     /// QEMU's status, or that it had to be switched off.
     qemu: Option<ExitStatus>,
     /// What came over the guest's second port.
-    said: String,
+    status_file: String,
 }
 
 impl Ended {
     fn status(&self) -> Option<i32> {
-        self.said.strip_prefix(UP)?.lines().last()?.parse().ok()
+        self.status_file.strip_prefix(UP)?.lines().last()?.parse().ok()
     }
 
     /// The tests that have passed, where it did not come to its status.
     fn green(&self) -> Vec<&str> {
-        self.said.lines().skip(1).collect()
+        self.status_file.lines().skip(1).collect()
     }
 }
 
@@ -473,8 +470,8 @@ impl Drop for Running {
     }
 }
 
-/// What a command prints; its failure with what it said.
-fn said(mut command: Command) -> Result<String> {
+/// The standard output of a command; an error contains its standard error.
+fn output_of(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command.stdin(Stdio::null()).output().with_context(|| shown.clone())?;
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -558,12 +555,12 @@ mod tests {
 
     #[test]
     fn what_was_green_is_not_run_again_and_no_status_is_none() {
-        let ended = |said: &str| Ended { qemu: None, said: said.into() };
+        let ended = |text: &str| Ended { qemu: None, status_file: text.into() };
         let died = ended("up\nsoftware::one\nerrors::two\n");
         assert_eq!((died.status(), died.green()), (None, vec!["software::one", "errors::two"]));
         assert_eq!(ended("up\nsoftware::one\n1\n").status(), Some(1));
-        for said in ["", "up\n", "1\n"] {
-            assert_eq!(ended(said).status(), None, "{said:?}");
+        for text in ["", "up\n", "1\n"] {
+            assert_eq!(ended(text).status(), None, "{text:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dormouse_testkit::image;
 
-use super::{Accelerator, Guest, Machine, said};
+use super::{Accelerator, Guest, Machine, output_of};
 use crate::suite;
 
 /// The leg on the machine itself, by its test.
@@ -34,7 +34,7 @@ pub fn run(guest: &Guest, limit: Duration) -> Result<ExitCode> {
     let program = &tests.first().context("there are no whole-system tests")?.program;
     let mut before = Command::new(program);
     before.args(["--ignored", "--exact", BEFORE]).env("DORMOUSE_RELAY", &baton);
-    println!("{}", said(before)?);
+    println!("{}", output_of(before)?);
     let (own, next) = (guest.own_kernel(), guest.next_kernel());
     guest.prepare(&own)?;
     guest.prepare(&next)?;
