@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use crate::archive::{Kind, MAX_ENTRIES, Reader, Source};
 use crate::arrival::{Expect, NewImage};
+use crate::bound::Budget;
 use crate::digest::Digest;
 use crate::error::{At, Fault, ImageError, Result, Step};
 use crate::ingest::Import;
@@ -259,7 +260,9 @@ impl Files {
         let length = file.metadata().at("stat", path)?.len();
         let mut reader = Reader::new(Seeking { file, path, at: 0, length });
         let mut image = false;
+        let mut budget = Budget::of_entries();
         while let Some(entry) = reader.next()? {
+            budget.take(&entry)?;
             let here = reader.source.at;
             let place = match entry.kind {
                 Kind::File { content, .. } => {

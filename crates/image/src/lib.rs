@@ -22,6 +22,7 @@
 
 mod archive;
 mod arrival;
+mod bound;
 mod build;
 mod change;
 mod codec;

@@ -4,12 +4,13 @@
 //! too, and named by a hash over its size, its map and its data, in a key space of its own: a hole
 //! of terabytes is neither read nor written. The same bytes with and without holes are two objects.
 //!
+//! A run of zeros in a plain file becomes a hole on disk, which changes neither its bytes nor its name.
+//!
 //! An object is written in `tmp/` and renamed to its name. One that is there already is left alone
 //! if it is as long as it must be: its inode may be in use by containers, and sharing its pages
 //! depends on its staying the same inode.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -26,6 +27,10 @@ use crate::store::Store;
 /// Files of this size and less are kept in the metadata, as composefs does: an object would cost
 /// an inode and a block.
 pub(crate) const INLINE_MAX: u64 = 64;
+
+/// Runs of zeros become holes in aligned blocks of this size. Smaller ones would cut a file of the disk into
+/// more extents than the saved room is worth.
+const HOLE: u64 = 64 << 10;
 
 /// Separates the names of sparse objects from all others.
 const SPARSE_CONTEXT: &str = "dormouse image store 2026-11-21 sparse object v1";
@@ -64,9 +69,10 @@ impl<'s> Objects<'s> {
         if self.has(&id, data.len() as u64) {
             return Ok(id);
         }
-        self.space.take(data.len() as u64)?;
-        let (mut file, tmp) = self.create()?;
-        let written = file.write_all(data).at("write", &tmp.0);
+        let (file, tmp) = self.create()?;
+        let written = self
+            .write_around_zeros(&file, &tmp, 0, data)
+            .and_then(|_| file.set_len(data.len() as u64).at("set the size of", &tmp.0));
         drop(file);
         written?;
         self.place(tmp, &id, data.len() as u64)?;
@@ -87,6 +93,26 @@ impl<'s> Objects<'s> {
         let hasher = sparse_hasher(size, map);
         let sparse = Some(Sparse { size, map: map.to_vec(), piece: 0, done: 0 });
         Ok(ObjectWriter { objects: self, file, tmp, hasher, length: 0, sparse })
+    }
+
+    /// Writes data of a plain file at an offset, without runs of zeros.
+    fn write_around_zeros(&self, file: &File, tmp: &Temporary, at: u64, data: &[u8]) -> Result<()> {
+        let (mut from, mut end) = (0, 0);
+        while end < data.len() {
+            let in_block = HOLE - (at + end as u64) % HOLE;
+            let next = data.len().min(end + in_block as usize);
+            if is_zero(&data[end..next]) {
+                self.write_at(file, tmp, at + from as u64, &data[from..end])?;
+                from = next;
+            }
+            end = next;
+        }
+        self.write_at(file, tmp, at + from as u64, &data[from..end])
+    }
+
+    fn write_at(&self, file: &File, tmp: &Temporary, at: u64, data: &[u8]) -> Result<()> {
+        self.space.take(data.len() as u64)?;
+        file.write_all_at(data, at).at("write", &tmp.0)
     }
 
     fn has(&self, id: &ObjectId, size: u64) -> bool {
@@ -162,12 +188,13 @@ struct Sparse {
 impl ObjectWriter<'_> {
     /// Adds data.
     pub(crate) fn write(&mut self, mut data: &[u8]) -> Result<()> {
-        self.objects.space.take(data.len() as u64)?;
+        let at = self.length;
         self.hasher.update(data);
         self.length += data.len() as u64;
         let Some(sparse) = &mut self.sparse else {
-            return self.file.write_all(data).at("write", &self.tmp.0);
+            return self.objects.write_around_zeros(&self.file, &self.tmp, at, data);
         };
+        self.objects.space.take(data.len() as u64)?;
         while !data.is_empty() {
             let Some(piece) = sparse.map.get(sparse.piece) else {
                 let what = "a sparse file has more data than its map".to_owned();
@@ -190,12 +217,21 @@ impl ObjectWriter<'_> {
     pub(crate) fn finish(self) -> Result<ObjectId> {
         let id = ObjectId(self.hasher.finalize().into());
         let size = self.sparse.as_ref().map_or(self.length, |s| s.size);
+        if self.sparse.is_none() {
+            // The file may end in a hole.
+            self.file.set_len(size).at("set the size of", &self.tmp.0)?;
+        }
         drop(self.file);
         if !self.objects.has(&id, size) {
             self.objects.place(self.tmp, &id, size)?;
         }
         Ok(id)
     }
+}
+
+/// Whether all bytes are zero. Blocks of 64 bytes let the compiler use vector instructions.
+fn is_zero(data: &[u8]) -> bool {
+    data.chunks(64).all(|block| block.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
 fn sparse_hasher(size: u64, map: &[Piece]) -> blake3::Hasher {
@@ -280,5 +316,41 @@ impl Space {
             .into());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::Metadata;
+
+    #[test]
+    fn runs_of_zeros_become_holes_and_bytes_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |sub: &str| dir.path().join(sub);
+        let store = Store::open_with(&at("images"), &at("run"), Metadata::Stub).unwrap();
+        let objects = Objects::new(&store).unwrap();
+        // Zeros, data that begin and end inside a block, zeros, one byte, zeros to the end.
+        let mut data = vec![0; 8 << 20];
+        data[3_000_001..3_100_000].fill(7);
+        data[5_000_000] = 1;
+        let name = ObjectId(blake3::hash(&data).into());
+        let mut writer = objects.begin().unwrap();
+        for piece in data.chunks(200_003) {
+            writer.write(piece).unwrap();
+        }
+        assert_eq!(writer.finish().unwrap(), name);
+        let path = at("images").join("objects").join(name.path());
+        let written = |path: &Path| std::fs::metadata(path).unwrap().blocks() * 512;
+        assert_eq!(std::fs::read(&path).unwrap(), data);
+        assert!(written(&path) <= 6 * HOLE, "{}", written(&path));
+
+        let small = vec![0; 300 << 10];
+        let name = objects.put(&small).unwrap();
+        let path = at("images").join("objects").join(name.path());
+        assert_eq!(std::fs::read(&path).unwrap(), small);
+        assert_eq!(written(&path), 0);
     }
 }

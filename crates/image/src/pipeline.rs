@@ -18,15 +18,16 @@
 
 use std::fs;
 use std::io::{self, BufRead, Read};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use sha2::Digest as _;
 
-use crate::archive::{Entry, Kind, MAX_ENTRIES, Reader, Source};
+use crate::archive::{Entry, Kind, MAX_ENTRIES, Piece, Reader, Source};
 use crate::arrival::{Expect, Ingested};
+use crate::bound::{Budget, check_expansion};
 use crate::digest::{Digest, ObjectId};
 use crate::error::{At, Fault, ImageError, Result};
 use crate::layer::{Content, Recorder};
@@ -236,7 +237,9 @@ fn decode(
     let bad = |source| -> ImageError {
         Fault::Io { step: "decompress the layer", path: "stream".into(), source }.into()
     };
+    let packed = stream.taken();
     let mut decoder = packing.decoder(stream).map_err(bad)?;
+    let mut unpacked = 0;
     loop {
         let mut chunk = vec![0; CHUNK];
         let n = fill(&mut decoder, &mut chunk).map_err(bad)?;
@@ -244,6 +247,8 @@ fn decode(
             return Ok(());
         }
         chunk.truncate(n);
+        unpacked += n as u64;
+        check_expansion(packed.load(Ordering::Relaxed), unpacked)?;
         if !give(Arc::new(chunk)) {
             return Ok(());
         }
@@ -255,11 +260,17 @@ struct ChunkReader {
     from: Receiver<Chunk>,
     chunk: Chunk,
     at: usize,
+    taken: Arc<AtomicU64>,
 }
 
 impl ChunkReader {
     fn new(from: Receiver<Chunk>) -> Self {
-        Self { from, chunk: Chunk::default(), at: 0 }
+        Self { from, chunk: Chunk::default(), at: 0, taken: Arc::default() }
+    }
+
+    /// A counter of the bytes that were taken from the channel.
+    fn taken(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.taken)
     }
 
     /// The rest of the current chunk, or the next.
@@ -284,6 +295,7 @@ impl BufRead for ChunkReader {
         if self.at == self.chunk.len()
             && let Ok(chunk) = self.from.recv()
         {
+            self.taken.fetch_add(chunk.len() as u64, Ordering::Relaxed);
             self.chunk = chunk;
             self.at = 0;
         }
@@ -396,7 +408,10 @@ fn read_entries(
     let stream = Stream { chunks: ChunkReader::new(from_decoder), recorder, total: 0 };
     let mut reader = Reader::new(stream);
     let mut entries = Vec::new();
-    while let Some(Entry { path, meta, kind }) = reader.next()? {
+    let mut budget = Budget::of_entries();
+    while let Some(entry) = reader.next()? {
+        budget.take(&entry)?;
+        let Entry { path, meta, kind } = entry;
         if failed.load(Ordering::Relaxed) {
             break;
         }
@@ -407,6 +422,8 @@ fn read_entries(
         }
         let kind = match kind {
             Kind::File { size, content: data } => {
+                let pieces = data.map.as_ref().map_or(0, Vec::len);
+                budget.take_bytes((pieces * size_of::<Piece>()) as u64)?;
                 if data.length > 0 {
                     reader.source.recorder.file(index);
                 }

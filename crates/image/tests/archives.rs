@@ -3,12 +3,15 @@
 mod support;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 
-use dormouse_image::{Compression, Digest, Expect, ImageError, NewImage, SaveFormat, Silent};
+use dormouse_image::{
+    Compression, Digest, Expect, ImageError, Metadata, NewImage, SaveFormat, Silent,
+};
 use dormouse_kernel::ErrorKind;
-use support::{Scratch, Tar, chain, header};
+use support::{Scratch, Tar, chain, files, header};
 
 /// Each of these is refused with a message about the fault, and leaves nothing.
 #[test]
@@ -136,6 +139,30 @@ fn stream_larger_than_the_disk_is_refused_at_once() {
 }
 
 /// A gigabyte of zeros after the end, in a megabyte of gzip: refused long before its end.
+/// A zstd stream of this start and so many zeros behind it.
+fn zeros_behind(start: &[u8], zeros: u64) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.write_all(start).unwrap();
+    std::io::copy(&mut std::io::repeat(0).take(zeros), &mut encoder).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn zeros_take_no_room_on_disk_and_no_unbounded_time() {
+    let scratch = Scratch::with(Metadata::Stub);
+    let mib = 1 << 20;
+    let head = |size: u64| header(b'0', b"zeros", b"", size);
+    let image = scratch.import(&zeros_behind(&head(256 * mib), 256 * mib + 1024)).unwrap();
+    assert_eq!(image.layers.len(), 1);
+    let blocks = |path: PathBuf| path.metadata().unwrap().blocks();
+    assert_eq!(files(&scratch.path("lib/objects")).into_iter().map(blocks).sum::<u64>(), 0);
+
+    let bomb = zeros_behind(&head(3000 * mib), 3000 * mib + 1024);
+    let error = scratch.import(&bomb).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Limit, "{}", chain(&error));
+    assert!(chain(&error).contains("uncompressed size"), "{}", chain(&error));
+}
+
 #[test]
 fn bomb_behind_the_archive_is_refused() {
     let scratch = Scratch::new();

@@ -169,8 +169,8 @@ fn number(path: &Path) -> Option<u64> {
     proc::read_text(path, 4096).ok()?.trim().parse().ok()
 }
 
-/// `MemAvailable` of proc_meminfo(5).
-fn available_bytes() -> Option<u64> {
+/// `MemAvailable` of proc_meminfo(5): memory that can be used without swapping.
+pub fn available_bytes() -> Option<u64> {
     let text = proc::read_text("/proc/meminfo", 64 << 10).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

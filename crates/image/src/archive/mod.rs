@@ -6,8 +6,8 @@ mod write;
 pub(crate) use read::{Reader, Source};
 pub(crate) use write::{Head, Writer};
 
-/// Largest number of entries in one layer. LIMIT: a million files are an odd image; memory for the
-/// entries is about 200 bytes each.
+/// Largest number of entries in one layer. LIMIT: a million files are an odd image. Their memory is
+/// bounded apart, in `bound`.
 pub(crate) const MAX_ENTRIES: usize = 2_000_000;
 /// Longest path, symlink target or link target, in bytes (PATH_MAX less its NUL).
 pub(crate) const MAX_PATH: usize = 4095;
