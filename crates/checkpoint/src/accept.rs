@@ -23,7 +23,7 @@ use rustix::net::SocketFlags;
 
 use crate::format::{Connection, TcpState, Waiting};
 use crate::packet::{self, Payload};
-use crate::save::tcp::BUFFER_LOCK;
+use crate::repair::BUFFER_LOCK;
 use crate::stack::{self, Ends};
 use crate::{error, quiet};
 

@@ -110,9 +110,15 @@ pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>>
     let wanted = if is_same_boot {
         Offsets { monotonic_ns: about.monotonic_offset_ns, boottime_ns: about.boottime_offset_ns }
     } else {
-        elsewhere(about, now(Offsets::default())?, crate::save::now_unix_ms())
+        elsewhere(about, now(Offsets::default())?, now_unix_ms())
     };
     Ok((wanted != Offsets::of("self")?).then_some(wanted))
+}
+
+/// The time of day, in milliseconds since the epoch.
+pub(crate) fn now_unix_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| d.as_millis() as i64)
 }
 
 /// The offsets in another boot, where the clocks of the host are `host`.

@@ -54,11 +54,13 @@ pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
+mod look;
 mod net;
 mod netlink;
 mod packet;
 mod quiet;
 mod remaining;
+mod repair;
 pub mod save;
 mod stack;
 mod terminal_modes;

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn drop_rules_only_name_addresses_of_the_container() {
         let connection = |own: &str, peer: &str| {
-            let connection = crate::save::tcp::unread(TcpState::Established, peer.parse().unwrap());
+            let connection = crate::repair::unread(TcpState::Established, peer.parse().unwrap());
             Object::from(Thing::TcpSocket(TcpSocket {
                 v6: own.starts_with('['),
                 flags: 0,

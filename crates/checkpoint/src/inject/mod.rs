@@ -4,6 +4,7 @@
 //! The one place of this crate with `unsafe` and with knowledge of x86_64.
 
 mod blob;
+pub(crate) mod gadget;
 pub(crate) mod peek;
 pub(crate) mod program;
 pub(crate) mod remote;

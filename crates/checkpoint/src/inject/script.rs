@@ -11,13 +11,14 @@
 //! to report the end. If memory may not become executable (PR_SET_MDWE(2const), a policy of the
 //! host) the same calls are made one by one ([`Remote::call`]).
 
-use dormouse_kernel::{Errno, call};
-
 use super::blob::follower;
 use super::remote::Remote;
+use dormouse_kernel::{Errno, call};
 
 const PAGE_BYTES: u64 = 4096;
+
 const CALL_BYTES: u64 = 64;
+
 /// The result of a call that was not made yet: no call returns it.
 const NOT_YET: u64 = i64::MIN as u64;
 
@@ -230,7 +231,8 @@ mod tests {
         call::interrupt(pid).unwrap();
         while !matches!(call::wait_stop(Some(pid)), Ok((_, call::Stop::Event(EVENT_STOP, _)))) {}
         let object = crate::vdso::of_process(pid).unwrap();
-        let gadget = crate::save::find(pid, object.start, object.end - object.start).unwrap();
+        let gadget =
+            crate::inject::gadget::find(pid, object.start, object.end - object.start).unwrap();
         (child, Remote::begin(pid, gadget).unwrap())
     }
 

@@ -9,7 +9,7 @@ use super::{Plan, cgroup_namespace, file, object};
 use crate::error::{Error, Result};
 use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-use crate::save;
+use crate::look;
 
 /// Makes all groups.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -46,7 +46,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
 /// Freezes the groups that were frozen. `pid` is the first process; all processes are stopped.
 pub(super) fn freeze(pid: u32, records: &Records) -> Result<()> {
     let Some(cgroups) = records.cgroups() else { return Ok(()) };
-    save::freeze(pid, cgroups).map_err(Error::call("freeze its control groups"))
+    look::cgroup::freeze(pid, cgroups).map_err(Error::call("freeze its control groups"))
 }
 
 fn what(path: &str) -> String {

@@ -241,7 +241,7 @@ pub(super) fn check_mounts(restore: &Restore, pid: u32) -> Result<()> {
 fn is_unchanged(file: &File, found: rustix::io::Result<Stat>) -> Result<()> {
     let path = &file.path;
     let stat = found.map_err(|e| Error::Elsewhere(format!("its file '{path}': {e}")))?;
-    let now = (stat.st_size as u64, crate::save::modified_ns(&stat));
+    let now = (stat.st_size as u64, crate::look::file::modified_ns(&stat));
     if now != (file.bytes, file.modified_ns) {
         let text = format!("its mapped file '{path}' has changed");
         return Err(Error::Elsewhere(text));

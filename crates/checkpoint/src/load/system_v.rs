@@ -12,7 +12,8 @@ use dormouse_kernel::{Errno, pidfd};
 use super::Restore;
 use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, PageFiles, Run, SystemVHead, Thing};
-use crate::save::{Maps, system_v as namespace};
+use crate::look::ids::Maps;
+use crate::look::ipc as namespace;
 
 /// Memory that is removed with its last detach: the namespaces, and its ids.
 #[derive(Debug, Default)]

@@ -28,7 +28,7 @@ use super::{Plan, Restore, Wanted, file, net, raw, socket, udp};
 use crate::error::{Error, Result};
 use crate::format::{Connection, SocketOption, TcpSocket, TcpState, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-use crate::save::tcp::{
+use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
     SEND_QUEUE, TIMESTAMP,
 };

@@ -19,7 +19,8 @@ use super::Restore;
 use super::system_v::fill;
 use crate::error::{Error, Result};
 use crate::format::{PageFiles, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
-use crate::save::{Maps, tmpfs_at};
+use crate::look::file::tmpfs_at;
+use crate::look::ids::Maps;
 
 /// LIMIT: nested directories.
 const DEPTH_MAX: usize = 64;

@@ -24,26 +24,27 @@
 //! was read: nothing is protected then. KERNEL(6.7): before, everything is copied while all are
 //! stopped.
 
+use super::cgroup::Thawed;
+use super::memory::{self, Batch, Files, Known};
+use super::tree::{self, Seen};
+use super::{Subject, process, thread};
+use crate::error::{Error, Result};
+use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
+use crate::inject::gadget;
+use crate::inject::remote::Remote;
+use crate::look::descriptor::numbers;
+use crate::vdso;
+use dormouse_kernel::call::{self, Scan};
+use dormouse_kernel::{Errno, pidfd, proc};
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 use std::time::Duration;
 
-use dormouse_kernel::call::{self, Scan};
-use dormouse_kernel::{Errno, pidfd, proc};
-use rustix::fd::{AsFd, OwnedFd};
-
-use super::cgroup::Thawed;
-use super::memory::{self, Batch, Files, Known};
-use super::tree::{self, Seen};
-use super::{Subject, object, process, thread};
-use crate::error::{Error, Result};
-use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
-use crate::inject::remote::Remote;
-use crate::vdso;
-
 /// Below this amount of private memory, copying costs less than a second stop.
 const LARGE_BYTES: u64 = 16 << 20;
+
 /// The same limit for a single area.
 const LARGE_AREA_BYTES: u64 = 1 << 20;
 
@@ -128,7 +129,7 @@ fn is_large(seen: &Seen) -> bool {
         let link = fs::read_link(format!("/proc/{}/fd/{number}", seen.pid));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[io_uring]")
     };
-    let has_ring = || object::numbers(seen).map_or(true, |all| all.into_iter().any(is_ring));
+    let has_ring = || numbers(seen.pid).map_or(true, |all| all.into_iter().any(is_ring));
     kb("RssAnon") + kb("VmSwap") >= LARGE_BYTES >> 10 && !has_ring()
 }
 
@@ -141,7 +142,7 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     let large = all.filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
     let large: Vec<Range<u64>> = large.map(|m| m.start..m.end).collect();
     let object = vdso::of_process(pid);
-    let gadget = object.and_then(|o| process::find(pid, o.start, o.end - o.start));
+    let gadget = object.and_then(|o| gadget::find(pid, o.start, o.end - o.start));
     let (Some(gadget), Some(handle), false) = (gadget, &seen.pidfd, large.is_empty()) else {
         return Ok(None);
     };

@@ -2,19 +2,17 @@
 //! shows the group of any process by its path from that root (cgroup_namespaces(7)), from outside
 //! by its whole path. Any process below the root is therefore enough to find it.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-
-use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{pidfd, proc};
-use rustix::io::Errno;
-use rustix::thread::LinkNameSpaceType;
-
-use super::cgroup::Own;
 use super::object::{Survey, Why};
 use super::process::Apart as Links;
 use super::tree::{Seen, link_of_first};
 use crate::format::{CgroupNamespace, Thing};
+use crate::look::cgroup::Own;
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{pidfd, proc};
+use rustix::io::Errno;
+use rustix::thread::LinkNameSpaceType;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be
 /// saved.

@@ -1,22 +1,23 @@
 //! Files and directories without a name: contents are read through a copy of an open descriptor.
 
+use super::object::{Survey, Why};
+use super::tree::Seen;
+use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
+use crate::look::file::{self, mount_of};
+use rustix::fs::{FileType, Stat};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
-
-use super::file;
-use super::object::{Survey, Why};
-use super::tree::Seen;
-use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
-
 /// Mode bits by which a file gives privileges to a process that executes it.
 const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
+
 /// The suffix of the kernel to the name of a deleted file.
 const SUFFIX: &str = " (deleted)";
+
 /// The prefix of the kernel to the name of a memfd.
 const MEMORY: &str = "/memfd:";
+
 /// The name of the kernel for memory of huge pages without a file.
 pub(super) const HUGE_MEMORY: &str = "/anon_hugepage (deleted)";
 
@@ -112,17 +113,13 @@ fn memory_file(
 
 /// A directory of the same file system: the parent, or the first ancestor that still exists.
 pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
-    let mount_of = |fd: BorrowedFd<'_>| {
-        let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
-        Some(found.stx_mnt_id)
-    };
-    let mount = mount_of(open);
+    let mount = mount_of(open).ok();
     for above in Path::new(name).ancestors().skip(1) {
         let Some(path) = above.to_str() else { continue };
         let Ok(there) = file::lookup(seen.first, path) else { continue };
         let is_directory = rustix::fs::fstat(&there)
             .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
-        if is_directory && mount_of(there.as_fd()) == mount {
+        if is_directory && mount_of(there.as_fd()).ok() == mount {
             return Ok(path.to_owned());
         }
     }

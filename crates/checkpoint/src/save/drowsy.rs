@@ -16,22 +16,20 @@
 //! LIMIT: a file that is only registered with an io_uring, or is in flight (SCM_RIGHTS), is not
 //! found. A signal from outside the container waits until the container is woken.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
-
+use super::thread::Blocks;
+use super::tree::{self, Seen};
+use super::{HeldFile, Wakes, due, process, thread};
+use crate::error::{Error, Result};
+use crate::format::Cause;
+use crate::look::descriptor::{numbers, ready};
 use dormouse_kernel::{Errno, call, pidfd};
 use rustix::event::{PollFlags, epoll};
 use rustix::fs::{FileType, OFlags};
 use rustix::net::{SocketType, sockopt};
-
-use super::tcp::ready;
-use super::thread::Blocks;
-use super::tree::{self, Seen};
-use super::{HeldFile, Wakes, due, object, process, thread};
-use crate::error::{Error, Result};
-use crate::format::Cause;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 /// A container with all threads stopped. The drop resumes them, unless they are frozen by then.
 #[derive(Debug)]
@@ -129,7 +127,7 @@ fn kind_of(link: &str, path: &str) -> Option<Kind> {
 fn sources(seen: &Seen) -> Result<Vec<Source>> {
     let Some(handle) = &seen.pidfd else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    for number in object::numbers(seen)? {
+    for number in numbers(seen.pid)? {
         let path = format!("/proc/{}/fd/{number}", seen.pid);
         let Ok(link) = fs::read_link(&path) else { continue };
         let Some(kind) = kind_of(&link.to_string_lossy(), &path) else { continue };

@@ -12,14 +12,12 @@
 //! LIMIT: splice(2), which may wait for bytes as well as for space; io_uring; 32-bit code; a
 //! signalfd(2), which reports the signals of the calling process.
 
-use std::os::fd::OwnedFd;
-
+use super::tree::Seen;
+use crate::look::descriptor::ready;
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::pidfd;
 use rustix::event::PollFlags;
-
-use super::tcp;
-use super::tree::Seen;
+use std::os::fd::OwnedFd;
 
 /// LIMIT: only the first entries of a poll(2) or select(2) are tested.
 const FILES_MAX: u64 = 1024;
@@ -72,7 +70,7 @@ fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
 fn is_ready(seen: &Seen, number: u64, wanted: PollFlags) -> bool {
     let copy = |number| pidfd::copy_descriptor(seen.pidfd.as_ref()?, number).ok();
     let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
-    let ready = copy.and_then(|copy| tcp::ready(&copy).ok());
+    let ready = copy.and_then(|copy| ready(&copy).ok());
     ready.is_some_and(|ready| ready.intersects(wanted | PollFlags::ERR | PollFlags::HUP))
 }
 
@@ -195,7 +193,7 @@ mod tests {
             let mut yes = yes.stdout(OwnedFd::from(sender)).spawn().unwrap();
             let pid = yes.id();
             let waits = || {
-                let call = super::super::in_call::InCall::of(pid);
+                let call = crate::look::in_call::InCall::of(pid);
                 call.is_some_and(|call| call.number == libc::SYS_write)
             };
             let begun = Instant::now();

@@ -3,13 +3,12 @@
 //! Root of a user namespace may mark files and directories, and receive names and handles with the
 //! events. KERNEL(5.13): before, no process in a container could.
 
-use std::collections::HashMap;
-
-use rustix::fs::FileType;
-
+use super::inotify;
 use super::object::{Open, Survey, Why};
-use super::{file, inotify};
 use crate::format::{Fanotify, Mark, Thing};
+use crate::look::file;
+use rustix::fs::FileType;
+use std::collections::HashMap;
 
 pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[fanotify]"

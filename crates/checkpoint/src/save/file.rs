@@ -1,14 +1,13 @@
 //! Files and directories with a name, devices without state, and files of the engine.
 
-use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
-
 use super::object::{Open, Survey, Why};
 use super::tree::Seen;
 use super::{Subject, deleted, lock};
 use crate::format::{Device, External, File, LockKind, PROGRAMS, Thing};
+use crate::look::file::{lookup, modified_ns};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -152,20 +151,6 @@ pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Why> {
 /// Whether a file is deleted. A name may also end with the kernel's suffix by itself.
 fn is_deleted(link: &str, stat: &Stat) -> bool {
     stat.st_nlink == 0 || link.ends_with(" (deleted)")
-}
-
-pub(crate) fn modified_ns(stat: &Stat) -> i64 {
-    stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
-}
-
-/// Opens a path as the process would, with O_PATH.
-pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root =
-        rustix::fs::open(format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
-    // The last component is the opened file itself: a symbolic link there would be another file.
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), how)
 }
 
 /// The root of a process, if it differs from the container's (chroot(2)).

@@ -1,12 +1,11 @@
 //! The host of a checkpoint: properties that its processes may have come to rely on.
 
-use dormouse_kernel::{cpu, proc};
-
 use super::Subject;
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
+use dormouse_kernel::{cpu, proc};
 
 /// Properties of a host that do not change: read while all processes still run.
 #[derive(Debug, Default)]
@@ -37,7 +36,7 @@ impl Host {
         Ok(About {
             container: subject.id.clone(),
             name: subject.name.clone(),
-            created_unix_ms: now_unix_ms(),
+            created_unix_ms: clock::now_unix_ms(),
             monotonic_ns: now.monotonic_ns,
             boottime_ns: now.boottime_ns,
             monotonic_offset_ns: offsets.monotonic_ns,
@@ -45,10 +44,4 @@ impl Host {
             ..self.0
         })
     }
-}
-
-/// The time of day, in milliseconds since the epoch.
-pub(crate) fn now_unix_ms() -> i64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |d| d.as_millis() as i64)
 }

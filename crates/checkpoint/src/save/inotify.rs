@@ -3,19 +3,18 @@
 //!
 //! LIMIT: [`ENTRIES_MAX`] directory entries are read.
 
+use super::object::{Open, Survey, Why};
+use crate::format::{Inotify, Thing, Watch};
+use crate::look::{file, mountinfo};
+use dormouse_kernel::proc;
 use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
 
-use dormouse_kernel::proc;
-
-use super::file;
-use super::object::{Open, Survey, Why};
-use crate::format::{Inotify, Thing, Watch};
-
 /// LIMIT: directory entries that are read to find the names of one inotify.
 const ENTRIES_MAX: usize = 500_000;
+
 /// Flags that a program may have set: all events, IN_EXCL_UNLINK, IN_ONESHOT.
 pub(crate) const MASK: u32 = 0xfff | 0x0400_0000 | 0x8000_0000;
 
@@ -84,7 +83,7 @@ pub(super) fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), Strin
     let mut names: HashMap<(u64, u64), String> = HashMap::new();
     let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let mut left = ENTRIES_MAX;
-    for (device, place) in table.lines().filter_map(mount) {
+    for (device, place) in table.lines().filter_map(mountinfo::device_and_place) {
         let missing = |names: &HashMap<_, _>| {
             wanted.iter().any(|of| of.0 == device && !names.contains_key(of))
         };
@@ -125,32 +124,15 @@ fn is(pid: u32, path: &str, of: (u64, u64)) -> bool {
     found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == of)
 }
 
-/// Device and mount point of a line of mountinfo (proc_pid_mountinfo(5)); `None` for pseudo file
-/// systems, where inode numbers are not stable.
-pub(super) fn mount(line: &str) -> Option<(u64, String)> {
-    let (before, after) = line.split_once(" - ")?;
-    let kind = after.split_ascii_whitespace().next()?;
-    if ["proc", "sysfs", "cgroup", "mqueue"].contains(&kind) {
-        return None;
-    }
-    let mut words = before.split_ascii_whitespace().skip(2);
-    let (major, minor) = words.next()?.split_once(':')?;
-    let place = words.nth(1)?.replace("\\040", " ");
-    Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), place))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn watches_and_mounts_are_read() {
+    fn watches_are_read() {
         let line = "wd:1f ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8";
         let of = (rustix::fs::makedev(8, 19), 0x9e7e);
         assert_eq!(watch(line), Some(Told { number: 31, mask: 0x800_afce, of }));
         assert_eq!(watch("wd:3 ino:9e7e"), None);
-        let line = "36 35 98:0 /x /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw";
-        assert_eq!(mount(line), Some((rustix::fs::makedev(98, 0), "/mnt 2".into())));
-        assert_eq!(mount("36 35 0:5 / /proc rw - proc proc rw"), None);
     }
 }

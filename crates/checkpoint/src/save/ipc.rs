@@ -1,17 +1,15 @@
 //! IPC namespaces: the contents of each are found as in the container's own, through the tables of
 //! one of its processes.
 
-use std::collections::HashMap;
-
-use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::{Errno, proc, process};
-
 use super::object::{Survey, Why};
-use super::system_v::{Tables, inside};
 use super::tree::Seen;
 use super::{mqueue, system_v};
 use crate::error::Result as Outcome;
 use crate::format::{Ipc, Thing};
+use crate::look::ipc::{Tables, inside};
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{Errno, proc, process};
+use std::collections::HashMap;
 
 /// All IPC namespaces but the container's own.
 #[derive(Debug, Default)]
@@ -64,7 +62,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 
 /// Adds the namespace of a process and returns its number, unless the process has exited.
 fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Why>>> {
-    let Some(tables) = Tables::open(seen)? else { return Ok(None) };
+    let Some(tables) = system_v::tables(seen)? else { return Ok(None) };
     let failed = |e: Errno| format!("that cannot be inspected: {e}");
     let known = limits(&tables).and_then(|changed| {
         let device = rustix::fs::fstat(tables.queues())?.st_dev;

@@ -6,26 +6,15 @@
 //! are interrupted ([`super::thread::Asleep`]). LIMIT: where the kernel does not show it, the time
 //! waited is taken to be at least the time for which the whole container has been idle.
 
-use std::time::Duration;
-
-use dormouse_kernel::call::{self, Registers};
-use rustix::time::ClockId;
-
-use super::in_call::InCall;
-use super::signal;
 use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
 use super::tree::Seen;
 use crate::clock::{self, Offsets};
 use crate::format::TimeLimit;
-
-/// Reads seconds and a fraction, in units of `part_ns` nanoseconds; as nanoseconds.
-pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
-    let mut bytes = [0; 16];
-    let read = call::read_memory(pid, &mut bytes, &[(address, 16)]).ok()?;
-    let [seconds, part] = signal::numbers(&bytes);
-    let part = part.saturating_mul(part_ns);
-    (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(part))
-}
+use crate::look::in_call::InCall;
+use crate::look::task::time_at;
+use dormouse_kernel::call::Registers;
+use rustix::time::ClockId;
+use std::time::Duration;
 
 /// The time of a clock of a process; `None` if the number names no clock of time.
 fn now_ns(pid: u32, clock: u64) -> Option<u64> {

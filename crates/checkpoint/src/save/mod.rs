@@ -18,69 +18,101 @@
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
 mod ahead;
-mod cgroup;
-mod cgroup_namespace;
-mod deleted;
-mod diag;
-mod drowsy;
-mod due;
-mod event;
-mod fanotify;
-mod file;
-mod host;
-mod in_call;
-mod inotify;
-mod ipc;
-mod limit;
-mod lock;
-mod memory;
-mod mount;
-mod mqueue;
-mod net;
-mod netlink;
-mod object;
-mod option;
-mod pidfd;
-mod pipe;
-mod process;
-mod raw;
-mod schedule;
-mod shared;
-mod signal;
-mod socket;
-pub(crate) mod system_v;
-pub(crate) mod tcp;
-mod terminal;
-mod thread;
-mod time;
-mod timer;
-mod tmpfs;
-mod tree;
-mod udp;
-mod unix;
-mod user;
-mod uts;
 
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod cgroup;
+
+mod cgroup_namespace;
+
+mod deleted;
+
+mod diag;
+
+mod drowsy;
+
+mod due;
+
+mod event;
+
+mod fanotify;
+
+mod file;
+
+mod host;
+
+mod inotify;
+
+mod ipc;
+
+mod limit;
+
+mod lock;
+
+mod memory;
+
+mod mount;
+
+mod mqueue;
+
+mod net;
+
+mod netlink;
+
+mod object;
+
+mod option;
+
+mod pidfd;
+
+mod pipe;
+
+mod process;
+
+mod raw;
+
+mod schedule;
+
+mod shared;
+
+mod signal;
+
+mod socket;
+
+mod system_v;
+
+mod tcp;
+
+mod terminal;
+
+mod thread;
+
+mod time;
+
+mod timer;
+
+mod tmpfs;
+
+mod tree;
+
+mod udp;
+
+mod unix;
+
+mod user;
+
+mod uts;
 
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Base, Cause, Process, Records, Thread, Writer};
+use crate::look::ipc::Tables;
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
 pub use mount::Places;
 use object::Survey;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
 pub use tree::Stopped;
-
-pub(crate) use cgroup::freeze;
-pub(crate) use file::modified_ns;
-pub(crate) use host::now_unix_ms;
-#[cfg(test)]
-pub(crate) use process::find;
-pub(crate) use thread::Maps;
-pub(crate) use tmpfs::place as tmpfs_at;
 
 /// A file of the host that descriptors of the container may refer to.
 #[derive(Debug, Clone)]
@@ -215,7 +247,7 @@ const LOOKS: usize = 12;
 struct Look {
     tree: Vec<tree::Seen>,
     found: object::Found,
-    tables: Option<system_v::Tables>,
+    tables: Option<Tables>,
 }
 
 fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
@@ -224,7 +256,7 @@ fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
     loop {
         let tree = tree::look(subject)?;
         if let (Some(first), true, true) = (tree.first(), subject.own_ipc, tables.is_none()) {
-            tables = system_v::Tables::open(first)?;
+            tables = system_v::tables(first)?;
         }
         let found = survey(subject, ahead, &tree, tables.as_ref())?;
         if found.refusals.is_empty() || looks == LOOKS {
@@ -235,11 +267,7 @@ fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
 }
 
 /// Inspects objects that belong to no process.
-fn of_nobody(
-    survey: &mut Survey<'_>,
-    tree: &[tree::Seen],
-    tables: Option<&system_v::Tables>,
-) -> Result<()> {
+fn of_nobody(survey: &mut Survey<'_>, tree: &[tree::Seen], tables: Option<&Tables>) -> Result<()> {
     survey.outsiders(tree);
     shared::find(survey, tree);
     user::find(survey, tree);
@@ -263,7 +291,7 @@ fn survey(
     subject: &Subject,
     ahead: Option<&Ahead>,
     tree: &[tree::Seen],
-    tables: Option<&system_v::Tables>,
+    tables: Option<&Tables>,
 ) -> Result<object::Found> {
     let mut survey = Survey::new(subject, ahead);
     of_nobody(&mut survey, tree, tables)?;

@@ -7,20 +7,19 @@
 //! before. A tmpfs without such a source is saved with its contents, and a procfs is mounted anew.
 //! Everything else is refused.
 
+use super::object::{Survey, Why};
+use super::tmpfs;
+use super::tree::Seen;
+use crate::error::Refusal;
+use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
+use crate::look::file::{self, mount_of};
+use crate::look::mountinfo::{Row, below, rows};
+use dormouse_kernel::call::{self, CloneFlags};
+use dormouse_kernel::{mount as kernel_mount, pidfd, process};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use dormouse_kernel::call::{self, CloneFlags};
-use dormouse_kernel::{mount as kernel_mount, pidfd, proc, process};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
-use rustix::io::Errno;
-
-use super::object::{Survey, Why};
-use super::tree::Seen;
-use super::{file, tmpfs};
-use crate::error::Refusal;
-use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
 
 /// All mount namespaces; of the container's own, the mounts that its processes have added.
 #[derive(Debug, Default)]
@@ -72,11 +71,6 @@ impl Apart {
         let found = if self.is_empty() { None } else { found() };
         found.map_or(seen.first, |n| self.all[*n].witness)
     }
-}
-
-/// The id of the mount of an open file.
-fn mount_of(open: BorrowedFd<'_>) -> Result<u64, Errno> {
-    rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map(|s| s.stx_mnt_id)
 }
 
 /// Finds all namespaces, and refuses those that cannot be saved.
@@ -275,120 +269,12 @@ impl Base {
     }
 }
 
-/// A mount, as mountinfo describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Row {
-    id: u64,
-    parent: u64,
-    device: String,
-    /// The root of the mount within the file system.
-    root: String,
-    place: String,
-    /// `MOUNT_ATTR_*`; `None` if there is an unknown one.
-    attributes: Option<u64>,
-    /// Its peer group.
-    shared: Option<u64>,
-    /// The mount is a slave of a peer group, or unbindable.
-    is_special: bool,
-    kind: String,
-    options: String,
-}
-
-impl Row {
-    fn read(line: &str) -> Option<Self> {
-        let (before, after) = line.split_once(" - ")?;
-        let mut words = before.split_ascii_whitespace();
-        let (id, parent) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        let device = words.next()?.to_owned();
-        let (root, place) = (unescaped(words.next()?)?, unescaped(words.next()?)?);
-        let attributes = attributes(words.next()?);
-        let (mut shared, mut is_special) = (None, false);
-        for word in words {
-            match word.split_once(':') {
-                Some(("shared", group)) => shared = Some(group.parse().ok()?),
-                _ => is_special = true,
-            }
-        }
-        let mut words = after.splitn(3, ' ');
-        let (kind, _, options) = (words.next()?, words.next()?, words.next()?);
-        let (kind, options) = (kind.to_owned(), options.to_owned());
-        Some(Self {
-            id,
-            parent,
-            device,
-            root,
-            place,
-            attributes,
-            shared,
-            is_special,
-            kind,
-            options,
-        })
-    }
-
-    /// The path of this mount's root below the root of another mount of the same file system, if it
-    /// is there.
-    fn part_of<'r>(&'r self, other: &Self) -> Option<&'r str> {
-        if (&self.device, &self.kind) != (&other.device, &other.kind) {
-            return None;
-        }
-        below(&self.root, &other.root)
-    }
-}
-
-fn attributes(words: &str) -> Option<u64> {
-    let mut all = 0x20; // strictatime
-    for word in words.split(',') {
-        match word {
-            "ro" => all |= 0x1,
-            "nosuid" => all |= 0x2,
-            "nodev" => all |= 0x4,
-            "noexec" => all |= 0x8,
-            "noatime" => all = all & !0x20 | 0x10,
-            "relatime" => all &= !0x20,
-            "nodiratime" => all |= 0x80,
-            "nosymfollow" => all |= 0x20_0000,
-            // An idmapped mount stays so in a copy.
-            "rw" | "idmapped" => {}
-            _ => return None,
-        }
-    }
-    Some(all)
-}
-
-/// Decodes octal escapes in a path.
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        let digits = after.get(..3).filter(|_| *byte == b'\\');
-        let number = digits.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
-        bytes.push(number.unwrap_or(*byte));
-        rest = if number.is_some() { &after[3..] } else { after };
-    }
-    String::from_utf8(bytes).ok()
-}
-
-/// The part of a path below another; empty if they are equal.
-fn below<'p>(path: &'p str, above: &str) -> Option<&'p str> {
-    let rest = path.strip_prefix(above.trim_end_matches('/'))?;
-    match rest.strip_prefix('/') {
-        Some(rest) => Some(rest),
-        None => rest.is_empty().then_some(rest),
-    }
-}
-
 fn join(above: &str, below: &str) -> String {
     if below.is_empty() {
         above.to_owned()
     } else {
         format!("{}/{below}", above.trim_end_matches('/'))
     }
-}
-
-fn rows(pid: u32) -> Option<Vec<Row>> {
-    let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).ok()?;
-    table.lines().map(Row::read).collect()
 }
 
 /// The rows of a namespace in the order in which they can be mounted: each after its parent, and a

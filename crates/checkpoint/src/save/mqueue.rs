@@ -7,17 +7,15 @@
 //!
 //! LIMIT: if this program is killed in between (some 10 us), the messages are lost.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-
-use dormouse_kernel::mqueue;
-use rustix::fs::{Dir, FileType, Mode, OFlags};
-use rustix::io::Errno;
-
 use super::object::{Found, Open, Survey, Why};
-use super::system_v::Tables;
 use super::tree::Seen;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
+use crate::look::ipc::Tables;
+use dormouse_kernel::mqueue;
+use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Finds the queues that have a name.
 pub(super) fn find(

@@ -4,27 +4,25 @@
 //! to it. kcmp(2) decides among descriptors that look alike. Things behind file descriptions (a
 //! pipe, a pair of sockets, shared memory) are separate objects, identified by inode.
 
+use super::ahead::Ahead;
+use super::tree::Seen;
+use super::{
+    HeldFile, Subject, Wakes, cgroup_namespace, event, fanotify, file, inotify, ipc, lock, memory,
+    mount, mqueue, net, pidfd, pipe, shared, socket, tcp, terminal, time, timer, unix, user, uts,
+};
+use crate::error::{Refusal, Result};
+use crate::format::{
+    Descriptor, HeldLock, Lease, LockKind, Memory, Notice, Object, OwnPlace, Thing,
+};
+use crate::look::descriptor::numbers;
+use crate::look::mountinfo;
+use dormouse_kernel::{call, proc};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::Stat;
 use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
-
-use dormouse_kernel::{call, proc};
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::Stat;
-
-use super::ahead::Ahead;
-use super::tree::Seen;
-use super::{
-    HeldFile, Subject, Wakes, cgroup, cgroup_namespace, event, fanotify, file, inotify, ipc, lock,
-    memory, mount, mqueue, net, pidfd, pipe, shared, socket, tcp, terminal, time, timer, unix,
-    user, uts,
-};
-use crate::error::{Error, Refusal, Result};
-use crate::format::{
-    Descriptor, HeldLock, Lease, LockKind, Memory, Notice, Object, OwnPlace, Thing,
-};
 
 /// An open descriptor, inspected from outside.
 pub(crate) struct Open<'p> {
@@ -195,7 +193,7 @@ pub(crate) struct Survey<'s> {
     /// UTS namespaces, by their links in procfs.
     pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been created inside.
-    pub(crate) own_cgroup: Option<cgroup::Own>,
+    pub(crate) own_cgroup: Option<crate::look::cgroup::Own>,
     /// The namespaces and groups of the first process, read on first use.
     pub(crate) home: OnceCell<Option<super::process::Home>>,
     /// Devices of volumes, read on first use.
@@ -343,7 +341,7 @@ impl<'s> Survey<'s> {
             }
         }
         user::own(self, seen, &surveyed);
-        for number in numbers(seen)? {
+        for number in numbers(seen.pid)? {
             match self.descriptor(seen, number, &mut surveyed) {
                 Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
                 Ok(None) => {}
@@ -580,21 +578,6 @@ fn placeholder() -> Thing {
     Thing::Device(crate::format::Device { name: "null".into(), flags: 0 })
 }
 
-/// The numbers of the open descriptors of a process, in order.
-pub(super) fn numbers(seen: &Seen) -> Result<Vec<u32>> {
-    let path = format!("/proc/{}/fd", seen.pid);
-    let dir = match fs::read_dir(&path) {
-        Ok(dir) => dir,
-        Err(_) if !Path::new(&path).exists() => return Ok(Vec::new()), // ended meanwhile
-        Err(e) => return Err(Error::file("cannot list", path)(e)),
-    };
-    let name =
-        |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
-    let mut all: Vec<u32> = dir.filter_map(name).collect();
-    all.sort_unstable();
-    Ok(all)
-}
-
 /// The name of an open file of no known kind.
 fn unknown(link: &str) -> Why {
     let name = link.trim_start_matches("anon_inode:").trim_matches(['[', ']']);
@@ -609,7 +592,8 @@ fn unknown(link: &str) -> Why {
 /// Devices of volumes, as the first process sees them.
 fn volumes(subject: &Subject) -> Vec<u64> {
     let table = proc::whole_text(format!("/proc/{}/mountinfo", subject.init)).unwrap_or_default();
-    let mounts: Vec<(u64, String)> = table.lines().filter_map(inotify::mount).collect();
+    let mounts: Vec<(u64, String)> =
+        table.lines().filter_map(mountinfo::device_and_place).collect();
     // A mount over a volume is not the volume.
     let first = |place: &String| mounts.iter().find(|(_, other)| other == place);
     subject.volumes.iter().filter_map(first).map(|(device, _)| *device).collect()

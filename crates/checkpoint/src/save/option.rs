@@ -1,16 +1,12 @@
 //! Socket options: those that differ from their values on a new socket of the same kind.
 
-use std::os::fd::{AsFd, BorrowedFd};
-
+use super::object::Why;
+use crate::format::{Bytes, OPTIONS, SocketOption};
+use crate::repair::BUFFER_LOCK;
 use dormouse_kernel::call;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
-
-use super::object::Why;
-use crate::format::{Bytes, OPTIONS, SocketOption};
-
-/// SO_BUF_LOCK: which buffer sizes the program has set; the kernel adjusts the others.
-const BUFFER_LOCK: i32 = 72;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be.
 pub(super) fn read(

@@ -8,9 +8,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pipe::SpliceFlags;
 
 use super::object::{Found, Open, Survey, Why};
-use super::{deleted, file, tmpfs};
+use super::{deleted, file};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
+use crate::look::file::tmpfs_at;
 
 /// The ends of one pipe that were seen.
 #[derive(Debug, Default)]
@@ -78,7 +79,7 @@ fn name(
     let root = rustix::fs::stat(format!("/proc/{first}/root"));
     let is_in_memory = |target: &String| {
         let below = open.link.strip_prefix(target.as_str()).is_some_and(|p| p.starts_with('/'));
-        let place = || tmpfs::place(first, target).and_then(rustix::fs::fstat);
+        let place = || tmpfs_at(first, target).and_then(rustix::fs::fstat);
         below && place().is_ok_and(|place| place.st_dev == open.stat.st_dev)
     };
     let is_own = root.is_ok_and(|root| root.st_dev == open.stat.st_dev)

@@ -1,21 +1,22 @@
 //! Processes: state that their threads share, and the assembly of their records.
 
+use super::object::{Survey, Surveyed};
+use super::tree::{NAMESPACES, Seen};
+use super::{Subject, file, schedule, signal, thread, time, timer, unix, user};
+use crate::error::{Error, Result};
+use crate::format::check::{BARRIERS, PERSONALITIES};
+use crate::format::{Layout, Memory, Process, Signal, Thread};
+use crate::inject::gadget::find;
+use crate::inject::remote::Remote;
+use crate::inject::script::{Answers, Script};
+use crate::look::cgroup::Own;
+use crate::look::task;
+use crate::vdso;
+use dormouse_kernel::landlock::Domains;
+use dormouse_kernel::{Errno, namespace, proc};
 use std::fs;
 use std::sync::OnceLock;
 use std::time::Duration;
-
-use dormouse_kernel::landlock::Domains;
-use dormouse_kernel::{Errno, call, namespace, proc};
-
-use super::object::{Survey, Surveyed};
-use super::tree::{NAMESPACES, Seen};
-use super::{Subject, cgroup, file, schedule, signal, thread, time, timer, unix, user};
-use crate::error::{Error, Result};
-use crate::format::check::{BARRIERS, PERSONALITIES};
-use crate::format::{Layout, Limit, Memory, Process, Signal, Thread};
-use crate::inject::remote::Remote;
-use crate::inject::script::{Answers, Script};
-use crate::vdso;
 
 /// Refuses state of a process that cannot be saved; returns the namespaces that differ from the
 /// first's.
@@ -48,7 +49,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     if let Err(why) = schedule::check(seen, seen.limits().unwrap_or_default()) {
         survey.found.refusals.push(seen.refuse("", why));
     }
-    let foreign = |tid: &u32| thread::personality(seen.pid, *tid) & !PERSONALITIES != 0;
+    let foreign = |tid: &u32| task::personality(seen.pid, *tid) & !PERSONALITIES != 0;
     if seen.tids.iter().any(foreign) {
         let why = "it has the personality of another system, which is not saved";
         survey.found.refusals.push(seen.refuse("", why));
@@ -125,7 +126,7 @@ fn own_namespaces(seen: &Seen) -> [Option<String>; NAMESPACES.len()] {
 
 /// The control group of a process below the container's own, if groups inside are saved, and the
 /// groups that must be the same for all processes.
-fn cgroups(pid: u32, own: Option<&cgroup::Own>) -> Option<(Option<String>, String)> {
+fn cgroups(pid: u32, own: Option<&Own>) -> Option<(Option<String>, String)> {
     let text = proc::whole_text(format!("/proc/{pid}/cgroup")).ok()?;
     match own {
         Some(own) => own.split(&text).map(|(path, others)| (Some(path), others)),
@@ -199,7 +200,7 @@ fn has_threads_apart(seen: &Seen) -> bool {
 /// Whether a thread is blocked in vfork(2) at this moment.
 fn is_now_in_vfork(pid: u32, tid: u32) -> bool {
     let wchan = || proc::whole_text(format!("/proc/{pid}/task/{tid}/wchan"));
-    let is_uninterruptible = thread::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
+    let is_uninterruptible = task::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
     is_uninterruptible && wchan().is_ok_and(|w| w.contains("clone") || w.contains("fork"))
 }
 
@@ -270,45 +271,6 @@ pub(crate) fn record(
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
-}
-
-/// Limits in the order of `/proc/PID/limits`, with the kernel's numbers (getrlimit(2)).
-///
-/// prlimit(2) is of no use: for a process of another user it requires CAP_SYS_RESOURCE.
-const LIMITS: [(&str, u32); 16] = [
-    ("Max cpu time", 0),
-    ("Max file size", 1),
-    ("Max data size", 2),
-    ("Max stack size", 3),
-    ("Max core file size", 4),
-    ("Max resident set", 5),
-    ("Max processes", 6),
-    ("Max open files", 7),
-    ("Max locked memory", 8),
-    ("Max address space", 9),
-    ("Max file locks", 10),
-    ("Max pending signals", 11),
-    ("Max msgqueue size", 12),
-    ("Max nice priority", 13),
-    ("Max realtime priority", 14),
-    ("Max realtime timeout", 15),
-];
-
-pub(super) fn limits(pid: u32) -> Result<Vec<Limit>> {
-    let path = format!("/proc/{pid}/limits");
-    let text = proc::whole_text(&path).map_err(Error::file("cannot read", path))?;
-    let value = |word: Option<&str>| match word {
-        Some("unlimited") => Some(u64::MAX),
-        Some(word) => word.parse().ok(),
-        None => None,
-    };
-    let row = |(name, resource): &(&str, u32)| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let mut words = line.split_ascii_whitespace();
-        let (soft, hard) = (value(words.next())?, value(words.next())?);
-        Some(Limit { resource: *resource, soft, hard })
-    };
-    Ok(LIMITS.iter().filter_map(row).collect())
 }
 
 /// Completes the record by calls in the process itself, and reads the layout of its memory.
@@ -535,20 +497,6 @@ fn threads_inside(
 fn gadget(pid: u32, memory: &Memory) -> Option<u64> {
     let code = memory.areas.iter().filter(|a| a.access & 4 != 0).map(|a| (a.start, a.bytes()));
     memory.vdso.into_iter().chain(code).find_map(|(start, bytes)| find(pid, start, bytes))
-}
-
-/// Searches for `syscall` (0f 05), a page at a time from the end: data comes before code.
-pub(crate) fn find(pid: u32, start: u64, bytes: u64) -> Option<u64> {
-    let mut page = [0; 4096];
-    for at in (0..bytes / 4096).rev().map(|page| start + page * 4096) {
-        // Data pages of the vDSO (vvar) cannot be read this way.
-        if call::read_memory(pid, &mut page, &[(at, 4096)]).is_ok_and(|n| n == 4096)
-            && let Some(offset) = page.windows(2).position(|w| w == [0x0f, 0x05])
-        {
-            return Some(at + offset as u64);
-        }
-    }
-    None
 }
 
 fn layout(seen: &Seen, brk: u64) -> Result<Layout> {

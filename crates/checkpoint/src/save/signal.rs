@@ -1,13 +1,12 @@
 //! Signals: actions and alternate stacks, read by calls in the process itself; queues, by
 //! ptrace(2).
 
-use dormouse_kernel::Errno;
-use dormouse_kernel::call;
-
 use super::tree::Seen;
 use crate::error::{Error, Result};
 use crate::format::{Action, AlternateStack, Bytes, IntervalTimer, Signal};
 use crate::inject::script::{Answers, Arg, Script};
+use dormouse_kernel::Errno;
+use dormouse_kernel::call;
 
 /// Queries actions that are not the default: those that `/proc/PID/status` shows as set.
 pub(crate) fn actions(
@@ -33,15 +32,6 @@ pub(crate) fn actions(
         };
         asked.into_iter().map(action).collect()
     }
-}
-
-/// Decodes the first `N` 64-bit numbers.
-pub(crate) fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
-    let mut all = [0; N];
-    for (number, eight) in all.iter_mut().zip(bytes.chunks_exact(8)) {
-        *number = u64::from_ne_bytes(eight.try_into().unwrap_or([0; 8])); // eight by the iterator
-    }
-    all
 }
 
 /// Queries the alternate stack of a thread.

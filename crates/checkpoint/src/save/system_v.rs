@@ -6,93 +6,25 @@
 //!
 //! LIMIT: semaphore adjustments at process exit (SEM_UNDO) cannot be read, and are not restored.
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-
-use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{mqueue, pidfd, proc, system_v};
-use rustix::io::Errno;
-use rustix::thread::LinkNameSpaceType;
-
 use super::object::Survey;
-use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Result};
 use crate::format::{
     Bytes, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores, Thing,
 };
+use crate::look::ids::Maps;
+use crate::look::ipc::{Tables, errno, inside};
+use dormouse_kernel::{proc, system_v};
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::fd::AsFd;
 
 /// The mode bit of memory that is removed with its last detach (SHM_DEST).
 const REMOVED: u32 = 0o1000;
 
-/// Runs `act` in a thread that enters an IPC namespace and ends there.
-pub(crate) fn inside<T: Send>(
-    namespace: &OwnedFd,
-    act: impl FnOnce() -> std::result::Result<T, Errno> + Send,
-) -> std::result::Result<T, Errno> {
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let kind = Some(LinkNameSpaceType::InterProcessCommunication);
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
-            act()
-        });
-        done.join().unwrap_or(Err(Errno::IO))
-    })
-}
-
-/// The tables of an IPC namespace, and the directory of its POSIX message queues. Open tables stay
-/// those of the namespace in which they were opened, and can be read again.
-#[derive(Debug)]
-pub(crate) struct Tables {
-    namespace: OwnedFd,
-    files: [File; TABLES.len()],
-    queues: OwnedFd,
-}
-
-const TABLES: [&str; 3] = ["shm", "sem", "msg"];
-
-impl Tables {
-    /// Opens the tables of a process, unless it has exited.
-    pub(crate) fn open(first: &Seen) -> Result<Option<Self>> {
-        let Some(handle) = &first.pidfd else { return Ok(None) };
-        let namespace = pidfd::namespace(handle, Namespace::Ipc);
-        let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
-        let files = inside(&namespace, || {
-            let [memory, semaphores, queues] =
-                TABLES.map(|name| File::open(format!("/proc/sysvipc/{name}")).map_err(errno));
-            Ok(([memory?, semaphores?, queues?], mqueue::directory()?))
-        });
-        let (files, queues) =
-            files.map_err(Error::of("open the tables of its ipc namespace", first.pid))?;
-        Ok(Some(Self { namespace, files, queues }))
-    }
-
-    /// The namespace of the tables.
-    pub(super) fn namespace(&self) -> &OwnedFd {
-        &self.namespace
-    }
-
-    /// The directory of the POSIX message queues.
-    pub(super) fn queues(&self) -> &OwnedFd {
-        &self.queues
-    }
-
-    /// Whether there is any object now: an empty table has one line, the heading.
-    fn has_rows(&self) -> std::result::Result<bool, Errno> {
-        let mut start = [0; 1024]; // the longest heading has some 200 bytes
-        let has = |file: &File| {
-            let read = file.read_at(&mut start, 0).map_err(errno)?;
-            let lines = start[..read].split(|byte| *byte == b'\n');
-            Ok(lines.filter(|line| !line.is_empty()).count() > 1)
-        };
-        let all: std::result::Result<Vec<bool>, Errno> = self.files.iter().map(has).collect();
-        Ok(all?.contains(&true))
-    }
-}
-
-fn errno(e: std::io::Error) -> Errno {
-    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+/// Opens the tables of the IPC namespace of a process, unless it has exited.
+pub(super) fn tables(seen: &Seen) -> Result<Option<Tables>> {
+    seen.pidfd.as_ref().map(|handle| Tables::open(seen.pid, handle)).transpose()
 }
 
 /// Finds all objects, with their contents. Contents of memory are read later, if at all.
@@ -108,7 +40,7 @@ pub(super) fn find(
         return Ok(());
     }
     let maps = seen.maps();
-    let found = inside(&tables.namespace, || {
+    let found = inside(tables.namespace(), || {
         let mut all = memory(maps)?;
         all.extend(semaphores(maps)?.into_iter().map(|thing| (thing, None)));
         all.extend(queues(maps)?.into_iter().map(|thing| (thing, None)));
@@ -204,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_of_a_table_is_read() {
+    fn row_of_a_table_is_read() {
         let line = "       -42      65538   600          1  1000  1001  1002  1003 170 0";
         let row = row(line).unwrap();
         let maps = Maps::read(std::process::id());

@@ -19,38 +19,26 @@
 //! Connections of a container that is [held](super::Subject::hold) are not read at all: the socket
 //! stays as it is, owned by the process that holds it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::mem::take;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, OwnedFd};
-
-use dormouse_kernel::call;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
-
 use super::object::{Found, Open, Survey, Why};
 use super::option;
 use super::{Subject, Wakes};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
+use crate::look::descriptor::ready;
+use crate::repair::{
+    BUFFER_LOCK, NO_QUEUE, OFF_SILENTLY, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE,
+    REPAIR_WINDOW, SEND_QUEUE, TIMESTAMP, unread,
+};
 use crate::stack::{self, Ends};
 use crate::{accept, quiet};
-
-/// Options of tcp(7) that work in repair mode only.
-pub(crate) const REPAIR: i32 = 19;
-pub(crate) const REPAIR_QUEUE: i32 = 20;
-pub(crate) const QUEUE_SEQUENCE: i32 = 21;
-pub(crate) const TIMESTAMP: i32 = 24;
-pub(crate) const REPAIR_WINDOW: i32 = 29;
-/// Value of REPAIR: off, without a window probe to the peer.
-const OFF_SILENTLY: i32 = -1;
-/// Values of REPAIR_QUEUE.
-pub(crate) const NO_QUEUE: i32 = 0;
-pub(crate) const RECEIVE_QUEUE: i32 = 1;
-pub(crate) const SEND_QUEUE: i32 = 2;
-/// SO_BUF_LOCK.
-pub(crate) const BUFFER_LOCK: i32 = 72;
+use dormouse_kernel::call;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
+use std::collections::{BTreeMap, HashMap};
+use std::mem::take;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// A connection that was found.
 pub(crate) struct Met {
@@ -203,26 +191,6 @@ fn ends_come_again() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(18))
 }
 
-/// A connection without its queues and parameters, which are read later.
-pub(crate) fn unread(state: TcpState, peer: SocketAddr) -> Connection {
-    Connection {
-        state,
-        peer,
-        sent: Bytes::default(),
-        unsent: Bytes::default(),
-        sent_sequence: 0,
-        received: Bytes::default(),
-        received_sequence: 0,
-        segment_bytes: 0,
-        scales: None,
-        selective: false,
-        timestamp: None,
-        window: [0; 5],
-        buffers_bytes: (0, 0),
-        buffers_locked: 0,
-    }
-}
-
 /// Number of the state of a socket without a connection (include/net/tcp_states.h).
 const CLOSED: u8 = 7;
 
@@ -279,14 +247,6 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     }
     let (_, unsent) = call::send_queue(socket.as_fd())?;
     Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
-}
-
-/// Polls a socket, or another file, without blocking.
-pub(super) fn ready(file: &OwnedFd) -> Result<PollFlags, Errno> {
-    let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
-    let mut polled = [PollFd::new(file, wanted)];
-    rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
-    Ok(polled[0].revents())
 }
 
 /// Connections in repair mode, with their packets dropped. The drop resumes them.

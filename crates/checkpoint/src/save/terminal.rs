@@ -5,24 +5,24 @@
 //! once: input by TIOCSTI, output by writing it again, with every mode switched off meanwhile that
 //! would echo or change it. All processes are stopped then.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use dormouse_kernel::Errno;
-use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
-use rustix::event::{PollFd, PollFlags};
-
 use super::object::{Found, Open, Survey, Why};
-use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Result as Outcome};
 use crate::format::check::ON_THE_WAY_MAX;
 use crate::format::terminal_modes as modes;
 use crate::format::{Bytes, Terminal, TerminalSide, Thing};
+use crate::look::ids::Maps;
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
+use rustix::event::{PollFd, PollFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Major numbers of slaves in devpts.
 const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
+
 /// The device number of `/dev/tty`, and that of `/dev/ptmx`.
 const OWN: (u32, u32) = (5, 0);
+
 const MASTER: (u32, u32) = (5, 2);
 
 /// The sides of one terminal that were seen.

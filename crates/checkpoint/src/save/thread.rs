@@ -10,26 +10,29 @@
 //! - calls whose timeout is kept inside the kernel (nanosleep(2), poll(2), futex(2)) continue by
 //!   restart_syscall(2), which only the same task can do. Their remaining time is saved.
 
-use std::cell::OnceCell;
-use std::time::Duration;
-
+use super::tree::Seen;
+use super::{Subject, limit, process, schedule, signal};
+use crate::error::{Error, Result};
+use crate::format::{Bytes, Credentials, Filter, PeerCredentials, Restart, Rseq, Thread};
+use crate::inject::script::{Answers, Arg, Made, Room, Script};
+use crate::look::ids::Maps;
+use crate::look::in_call::InCall;
+use crate::look::task::{personality, stat_field, time_at};
+use crate::remaining;
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::proc;
 use dormouse_kernel::wait::Waits;
 use rustix::time::ClockId;
-
-use super::in_call::InCall;
-use super::tree::Seen;
-use super::{Subject, limit, process, schedule, signal};
-use crate::error::{Error, Result};
-use crate::format::{Bytes, Credentials, Filter, Ids, PeerCredentials, Restart, Rseq, Thread};
-use crate::inject::script::{Answers, Arg, Made, Room, Script};
-use crate::remaining;
+use std::cell::OnceCell;
+use std::time::Duration;
 
 pub(super) const ERESTARTSYS: i64 = 512;
+
 pub(super) const ERESTARTNOHAND: i64 = 514;
+
 const ERESTART_RESTARTBLOCK: i64 = 516;
+
 /// The command bits of an operation of futex(2).
 pub(super) const FUTEX_COMMAND: i32 = 127;
 
@@ -115,34 +118,6 @@ fn filters(tid: u32, fields: &proc::Fields, house: u32) -> std::result::Result<V
     Ok(all)
 }
 
-/// The personality(2) that a thread or one of its ancestors has set.
-pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
-    let text = proc::whole_text(format!("/proc/{pid}/task/{tid}/personality"));
-    text.ok().and_then(|t| u32::from_str_radix(t.trim(), 16).ok()).unwrap_or(0)
-}
-
-/// A task's stat (proc_pid_stat(5)).
-#[derive(Debug)]
-pub(crate) struct Stat(String);
-
-/// Reads the stat of a task.
-pub(crate) fn stat(pid: u32, tid: u32) -> Option<Stat> {
-    proc::whole_text(format!("/proc/{pid}/task/{tid}/stat")).ok().map(Stat)
-}
-
-impl Stat {
-    /// Field `number`, as the manual counts, from the third on.
-    pub(crate) fn field(&self, number: usize) -> Option<&str> {
-        let rest = self.0.rsplit_once(')')?.1;
-        rest.split_ascii_whitespace().nth(number.checked_sub(3)?)
-    }
-}
-
-/// Reads one field of a task's stat.
-pub(crate) fn stat_field(pid: u32, tid: u32, number: usize) -> Option<String> {
-    stat(pid, tid)?.field(number).map(str::to_owned)
-}
-
 /// Queries state that only calls in the thread itself can read.
 pub(crate) fn inside(
     script: &mut Script,
@@ -186,7 +161,9 @@ pub(crate) fn inside(
 
 /// PR_SPEC_STORE_BYPASS, PR_SPEC_INDIRECT_BRANCH, PR_SPEC_L1D_FLUSH.
 const SPECULATION: [i32; 3] = [0, 1, 2];
+
 const ARCH_GET_CPUID: i32 = 0x1011;
+
 /// PR_MCE_KILL_DEFAULT.
 const DEFAULT_POLICY: u64 = 2;
 
@@ -307,7 +284,7 @@ fn is_timed(tid: u32, call: &InCall) -> bool {
         libc::SYS_poll => call.arguments[2] as i32 > 0,
         libc::SYS_futex => call.arguments[3] != 0,
         number if SPURIOUS.contains(&number) => {
-            let time = |address, part_ns| limit::time_at(tid, address, part_ns);
+            let time = |address, part_ns| time_at(tid, address, part_ns);
             // None of these takes an absolute time.
             limit::given(call, time, |_| None).is_some_and(|given_ns| given_ns > SHORT_NS)
         }
@@ -343,7 +320,7 @@ pub(super) fn waits_ns(
 
 /// How the call that a stopped thread is in continues, if only the thread itself could restart it.
 fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option<Restart>, Errno> {
-    let timespec = |address| limit::time_at(seen.pid, address, 1);
+    let timespec = |address| time_at(seen.pid, address, 1);
     let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
     let left = |call, clock| blocks.left_ns(tid, call, clock);
     Ok(restart(&call::registers(tid)?, waited_in, timespec, left))
@@ -430,64 +407,6 @@ pub(super) fn as_peer(seen: &Seen) -> PeerCredentials {
     let Credentials { uids, gids, groups, .. } = credentials(seen, &seen.fields);
     let (uid, gid) = (uids[EFFECTIVE], gids[EFFECTIVE]);
     PeerCredentials { pid: Some(seen.inner), uid, gid, groups }
-}
-
-/// The owner ids of a file as a process sees them.
-pub(super) fn inside_ids(pid: u32, uid: u32, gid: u32) -> (u32, u32) {
-    let maps = Maps::read(pid);
-    (Maps::inside(&maps.uids, uid), Maps::inside(&maps.gids, gid))
-}
-
-/// The id maps of a user namespace: first id inside, first id outside, count.
-#[derive(Debug)]
-pub(crate) struct Maps {
-    uids: Vec<(u32, u32, u32)>,
-    gids: Vec<(u32, u32, u32)>,
-}
-
-impl Maps {
-    pub(crate) fn read(pid: u32) -> Self {
-        let read = |name: &str| {
-            let text = proc::whole_text(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            let row = |line: &str| {
-                let mut numbers = line.split_ascii_whitespace().map(|n| n.parse().ok());
-                Some((numbers.next()??, numbers.next()??, numbers.next()??))
-            };
-            text.lines().filter_map(row).collect()
-        };
-        Self { uids: read("uid_map"), gids: read("gid_map") }
-    }
-
-    /// The maps of users and groups.
-    pub(crate) fn ids(&self) -> (Vec<Ids>, Vec<Ids>) {
-        let all = |map: &[(u32, u32, u32)]| {
-            let ids = |(inside, outside, count): &(u32, u32, u32)| {
-                let (inside, outside, count) = (*inside, *outside, *count);
-                Ids { inside, outside, count }
-            };
-            map.iter().map(ids).collect()
-        };
-        (all(&self.uids), all(&self.gids))
-    }
-
-    /// Owner user and group of a file, by ids inside.
-    pub(crate) fn owner(&self, uid: u32, gid: u32) -> (u32, u32) {
-        (Self::inside(&self.uids, uid), Self::inside(&self.gids, gid))
-    }
-
-    /// The ids outside of a user and a group inside.
-    pub(crate) fn outside(&self, uid: u32, gid: u32) -> Option<(u32, u32)> {
-        let outside = |map: &[(u32, u32, u32)], id: u32| {
-            let hit = map.iter().find(|(inside, _, count)| id >= *inside && id - inside < *count);
-            hit.map(|(inside, outside, _)| outside + (id - inside))
-        };
-        Some((outside(&self.uids, uid)?, outside(&self.gids, gid)?))
-    }
-
-    fn inside(map: &[(u32, u32, u32)], id: u32) -> u32 {
-        let hit = map.iter().find(|(_, outside, count)| id >= *outside && id - outside < *count);
-        hit.map_or(u32::MAX, |(inside, outside, _)| inside + (id - outside))
-    }
 }
 
 #[cfg(test)]

@@ -3,39 +3,24 @@
 //! Devices of the configuration are left out, and so is everything on other mounts. Other devices
 //! are refused.
 
+use super::memory;
+use super::object::{Found, Survey};
+use super::tree::Seen;
+use crate::error::{Error, Refusal, Result};
+use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
+use crate::look::file::{modified_ns, tmpfs_at};
+use crate::look::ids::Maps;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
-use rustix::io::Errno;
-
-use super::file::{self, modified_ns};
-use super::memory;
-use super::object::{Found, Survey};
-use super::thread::Maps;
-use super::tree::Seen;
-use crate::error::{Error, Refusal, Result};
-use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
-
 /// LIMIT: nested directories.
 const DEPTH_MAX: usize = 64;
+
 /// Resolution below an open directory only, on the same mount, and through no symbolic link.
 const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
-
-/// A tmpfs directory, by its path inside, through whatever symbolic links: the root of a tmpfs, or
-/// a part of one that is mounted separately. KERNEL(5.8): statx(2) reports mount roots.
-pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errno> {
-    const MAGIC: i64 = 0x0102_1994; // TMPFS_MAGIC, statfs(2)
-    let place = file::lookup(pid, &format!("{target}/."))?;
-    let said = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::empty())?;
-    let is_root = said.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
-    if !is_root || rustix::fs::fstatfs(&place)?.f_type != MAGIC {
-        return Err(Errno::NOTDIR);
-    }
-    Ok(place)
-}
 
 /// Finds the entries of each tmpfs, and refuses those that cannot be saved. Contents are read
 /// later.
@@ -43,7 +28,7 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     let maps = first.maps();
     for target in survey.subject.memory.clone() {
         // A directory that is not mounted has no entries.
-        let Ok(place) = place(first.pid, &target) else { continue };
+        let Ok(place) = tmpfs_at(first.pid, &target) else { continue };
         match entries(&place, &target, maps, &survey.subject.nodes) {
             Ok(entries) if entries.is_empty() => {}
             Ok(entries) => {

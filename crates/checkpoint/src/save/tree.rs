@@ -4,28 +4,28 @@
 //! zombies. Other processes in the cgroup were put there from outside
 //! ([`super::object::Survey::outsiders`]).
 
+use super::Subject;
+use super::cgroup::Thawed;
+use super::host::Host;
+use super::thread::{self, Blocks};
+use crate::error::{Error, Refusal, Result as Outcome};
+use crate::format::{INIT, Limit, PROGRAMS};
+use crate::inject::remote::EVENT_STOP;
+use crate::look::ids::Maps;
+use crate::look::in_call::InCall;
+use crate::look::ipc::Tables;
+use crate::look::task::{self, Stat};
+use crate::vdso;
+use dormouse_kernel::call::{self, Stop, TraceOptions};
+use dormouse_kernel::proc::{self, Fields};
+use dormouse_kernel::{Errno, namespace, pidfd};
+use rustix::fd::OwnedFd;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-
-use dormouse_kernel::call::{self, Stop, TraceOptions};
-use dormouse_kernel::proc::{self, Fields};
-use dormouse_kernel::{Errno, namespace, pidfd};
-use rustix::fd::OwnedFd;
-
-use super::Subject;
-use super::cgroup::Thawed;
-use super::host::Host;
-use super::in_call::InCall;
-use super::system_v::Tables;
-use super::thread::{self, Blocks, Maps, Stat};
-use crate::error::{Error, Refusal, Result as Outcome};
-use crate::format::{INIT, Limit, PROGRAMS};
-use crate::inject::remote::EVENT_STOP;
-use crate::vdso;
 
 /// How long a task may take to stop. A task that waits for a disk does not stop before the I/O is
 /// done.
@@ -121,7 +121,7 @@ impl Seen {
 
     /// Its stat; `None` if it has exited.
     pub(crate) fn stat(&self) -> Option<&Stat> {
-        self.asked.stat.get_or_init(|| thread::stat(self.pid, self.pid)).as_ref()
+        self.asked.stat.get_or_init(|| task::stat(self.pid, self.pid)).as_ref()
     }
 
     /// Its limits.
@@ -129,7 +129,7 @@ impl Seen {
         if let Some(known) = self.asked.limits.get() {
             return Ok(known);
         }
-        let read = super::process::limits(self.pid)?;
+        let read = task::limits(self.pid)?;
         Ok(self.asked.limits.get_or_init(|| read))
     }
 

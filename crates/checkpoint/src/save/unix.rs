@@ -19,25 +19,11 @@
 //! is also used by sockets inside is not held: those are re-created, and need a re-created peer.
 //! LIMIT: neither is a socket on the container's own files, because it would keep these mounted.
 
-use std::collections::HashMap;
-use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
-
-use dormouse_bpf::embryo::{self, Embryo, Embryos};
-use dormouse_kernel::call::{self, Namespace};
-use dormouse_kernel::pidfd;
-use rustix::event::PollFlags;
-use rustix::fs::{FileType, Stat};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, sockopt};
-
 use super::diag::u32_at;
 use super::object::{Open, Survey, Why};
-use super::thread::{self, Maps};
+use super::thread;
 use super::tree::Seen;
-use super::{HeldFile, Wakes, diag, file, option, tcp};
+use super::{HeldFile, Wakes, diag, option};
 use crate::error::Refusal;
 use crate::format::{
     Bytes, Cause, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixLeft, UnixMessage,
@@ -45,6 +31,21 @@ use crate::format::{
 };
 use crate::inject::peek::{Peeked, before_last_write, message};
 use crate::inject::script::{Answers, Script};
+use crate::look::descriptor::ready;
+use crate::look::file;
+use crate::look::ids::Maps;
+use dormouse_bpf::embryo::{self, Embryo, Embryos};
+use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::pidfd;
+use rustix::event::PollFlags;
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Unix sockets that were found, by inode.
 pub(crate) type Known = HashMap<u64, Socket>;
@@ -240,7 +241,7 @@ fn hold(
     let failed =
         |e: std::io::Error| Refused::For(format!("a unix socket that cannot be held: {e}"));
     let file = socket.copy.try_clone().map_err(failed)?;
-    let ready = tcp::ready(&file).map_err(|e| failed(e.into()))?;
+    let ready = ready(&file).map_err(|e| failed(e.into()))?;
     // A blocked sender waits for space in the send buffer.
     let writable = is_connected && !ready.contains(PollFlags::OUT);
     let wakes = Wakes { readable: true, writable };
@@ -661,7 +662,7 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
-        let (uid, gid) = thread::inside_ids(socket.first, stat.st_uid, stat.st_gid);
+        let (uid, gid) = Maps::read(socket.first).owner(stat.st_uid, stat.st_gid);
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }
     });
     Ok((Some(name), device))

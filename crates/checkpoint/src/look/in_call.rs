@@ -15,9 +15,9 @@ use dormouse_kernel::proc;
 
 /// A call, as proc_pid_syscall(5) shows it for a blocked thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct InCall {
-    pub(super) number: i64,
-    pub(super) arguments: [u64; 6],
+pub(crate) struct InCall {
+    pub(crate) number: i64,
+    pub(crate) arguments: [u64; 6],
     stack: u64,
     place: u64,
 }
@@ -25,12 +25,12 @@ pub(super) struct InCall {
 impl InCall {
     /// Reads the call of a thread; `None` if it runs, or is blocked outside any call (at a page
     /// fault).
-    pub(super) fn of(tid: u32) -> Option<Self> {
+    pub(crate) fn of(tid: u32) -> Option<Self> {
         Self::read(&proc::whole_text(format!("/proc/{tid}/syscall")).ok()?)
     }
 
     /// Parses a line `NUMBER ARGUMENT... STACK PLACE`.
-    pub(super) fn read(line: &str) -> Option<Self> {
+    pub(crate) fn read(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
         let mut hex = || u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
@@ -42,7 +42,7 @@ impl InCall {
     }
 
     /// Whether the registers of the since stopped thread show the same call.
-    pub(super) fn is_of(&self, registers: &Registers) -> bool {
+    pub(crate) fn is_of(&self, registers: &Registers) -> bool {
         let Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rsp, rip, .. } = *registers;
         // Arguments of 32-bit calls are in other registers.
         let arguments = match registers.are_of_64_bit() {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_matches_the_registers_of_its_call() {
+    fn line_matches_the_registers_of_its_call() {
         let line = "43 0x3 0x7ffe1 0x7ffe2 0x4 0x5 0x6 0x7ff0 0x48194\n";
         let call = InCall::read(line).unwrap();
         assert_eq!((call.number, call.arguments[5]), (43, 6));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_call_is_none() {
+    fn line_without_a_call_is_none() {
         for line in
             ["running", "-1 0x7ffe 0x7f00", "", "43 0x3", "x 0x3 0x0 0x0 0x0 0x0 0x0 0x1 0x2"]
         {
