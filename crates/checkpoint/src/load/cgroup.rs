@@ -5,7 +5,8 @@
 //! Groups that were frozen are frozen by the engine once all registers are set and before any
 //! process runs.
 
-use super::{Plan, cgroup_namespace, file, object};
+use super::plan::Plan;
+use super::{cgroup_namespace, open};
 use crate::error::{Error, Result};
 use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -62,7 +63,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, group: &Cgroup) -> Result<
     let (what, place) = (what(&group.path), place(&group.path));
     let at = plan.builder.text(place.as_bytes());
     let here = Arg::from(libc::AT_FDCWD);
-    file::look_at_parent(plan, sequence, &what, &place);
+    open::check_parent(plan, sequence, &what, &place);
     if !group.path.is_empty() {
         let args = [here, at.into(), Arg::from(group.mode)];
         sequence.call(what.clone(), Call::new(libc::SYS_mkdirat, args));
@@ -87,8 +88,8 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, group: &Cgroup) -> Result<
         }
     }
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let cell = file::open(plan, sequence, &what, &place, flags)?;
-    object::lift(plan, sequence, &what, cell)
+    let cell = open::path(plan, sequence, &what, &place, flags)?;
+    Ok(plan.lift(sequence, &what, cell))
 }
 
 /// Writes to a file of a group.
@@ -101,7 +102,7 @@ fn write(
 ) -> Result<()> {
     let what = format!("{} ({name})", what(path));
     let place = format!("{}/{name}", place(path).trim_end_matches('/'));
-    let cell = file::open(plan, sequence, &what, &place, libc::O_WRONLY as u32)?;
+    let cell = open::path(plan, sequence, &what, &place, libc::O_WRONLY as u32)?;
     let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
     let args = [cell.into(), at.into(), bytes.into()];
     sequence.call(what.clone(), Call::new(libc::SYS_write, args).returns(bytes));

@@ -1,7 +1,8 @@
 //! Cgroup namespaces: each is created by a helper process in the control group at its root, and
 //! entered by its members.
 
-use super::{Plan, file, object};
+use super::plan::Plan;
+use super::{helper, open};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -16,12 +17,11 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let mut part = Sequence::default();
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWCGROUP)]));
         let path = "/proc/self/ns/cgroup";
-        let made = file::open_own(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
+        let made = open::own_path(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
         // The first process is still in the container's own group.
         let root = if it.root.is_empty() { None } else { plan.cgroups.get(&it.root).copied() };
-        let pid = plan.fresh_pid();
-        plan.stand_in_within(sequence, &what, (pid, root), part);
-        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+        helper::run_in_cgroup(plan, sequence, &what, root, part);
+        plan.cells[n] = Some(plan.lift(sequence, &what, made));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! The conductor: the tracer that leads a newborn and all its children from stage to stage, and
-//! resumes them.
+//! The conductor: the tracer that leads a newborn and all its children from stage to stage. Between
+//! two stages it does the engine's half of the kinds; at the end it resumes all tasks
+//! ([`super::resume`]).
 //!
 //! Every process of the restore is traced from its creation, and killed if the conductor exits for
 //! any reason before it detaches. A stage is complete when every live process has reached its end.
@@ -7,19 +8,17 @@
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
 
+use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop, TraceOptions};
-use dormouse_kernel::{Errno, proc, weakened};
 
-use super::lazy::{self, Sources};
-use super::tcp::{self, Connections};
-use super::{Restore, cgroup, file, mount, net, process, system_v, tmpfs, unix};
+use super::connection::{self, Connections};
+use super::restore::{self, Restore};
+use super::userfault::{self, Sources};
+use super::{file, net, resume, stage, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
-use crate::format::{Action, Process, Records, Restart, Thread};
 use crate::inject::program::Cell;
-use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
-use crate::{remaining, vdso};
+use crate::inject::remote::EVENT_STOP;
 
 /// A newborn that is traced. If this is dropped before [`Traced::conduct`] is done, the newborn is
 /// killed.
@@ -98,8 +97,11 @@ impl Traced {
         let led = led.and_then(|connections| checked().map(|()| connections));
         // ORDER: complete, but not resumed: after a failure until here the drop rules stay, and no
         // peer has received anything.
-        let went = led.and_then(|connections| connections.go(self.pid, restore));
-        match went.and_then(|()| finish(self.pid, &tasks, restore)) {
+        let resumed = led
+            .and_then(|connections| connections.resume(self.pid, restore))
+            .and_then(|()| resume::by_inner(&tasks))
+            .and_then(|by_inner| resume::all(self.pid, &by_inner, restore));
+        match resumed {
             Ok(()) => Ok(()),
             Err(e) => {
                 // The exit of the first process kills all others of its pid namespace.
@@ -135,37 +137,37 @@ fn lead(
     let mut connections = Connections::default();
     let mut removed = system_v::Removed::default();
     loop {
-        let stage = one_stage(tasks, restore)?;
-        if stage == "done" {
+        let reached = one_stage(tasks, restore)?;
+        if reached == stage::DONE {
             removed.remove()?;
             return Ok(connections);
         }
-        if stage == net::STAGE {
+        if reached == stage::STACKS {
             net::restore(pid, restore)?;
         }
-        if stage == mount::STAGE {
+        if reached == stage::MEMORY {
             tmpfs::restore_apart(pid, restore)?;
         }
-        if stage == "born" {
+        if reached == stage::BORN {
             file::check_unchanged_apart(restore, pid)?;
             file::check_mounts(restore, pid)?;
             removed = system_v::restore(pid, restore)?;
-            connections = tcp::restore(pid, restore)?;
+            connections = connection::restore(pid, restore)?;
         }
-        if stage == "begin" {
+        if reached == stage::BEGIN {
             // ORDER: files in a tmpfs may be mapped, and are checked afterwards.
             tmpfs::restore(pid, restore)?;
             set_clocks(pid, restore)?;
             begin(tasks, restore)?;
         }
-        if stage == "born" {
+        if reached == stage::BORN {
             type_again(restore, console)?;
         }
-        if stage == lazy::STAGE {
+        if reached == stage::MAPPED {
             // ORDER: before any process creates a thread, or does anything else with its memory.
-            let filled = fill(lazy::take(restore, &by_inner(tasks)?)?);
-            filled.map_err(|why| {
-                Error::Elsewhere(format!("its memory cannot be filled while it runs: {why}"))
+            let filled = fill(userfault::take(restore, &resume::by_inner(tasks)?)?);
+            filled.map_err(|cause| {
+                Error::Elsewhere(format!("its memory cannot be filled while it runs: {cause}"))
             })?;
         }
         for (tid, at) in tasks.iter_mut() {
@@ -231,9 +233,9 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
     }
 }
 
-/// Signals of a task that cannot continue: the kernel could not write to a recorded address, or recorded
-/// memory is absent. They do not end the first process of a pid namespace while it is traced, and it
-/// would receive them again and again.
+/// Signals of a task that cannot continue: the kernel could not write to a recorded address, or
+/// recorded memory is absent. These signals do not end the first process of a pid namespace while
+/// it is traced, and it would receive them again and again.
 const FAULTS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGSYS];
 
 /// LIMIT: signals of one stage. Each zombie has one; a timer may send SIGSTOP without end.
@@ -328,7 +330,7 @@ fn call_name(number: i64) -> String {
 
 /// Writes the unread input of the console again. Its slave does not echo at this stage.
 fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
-    let (Some(terminal), Some(master)) = (super::console(&restore.records), console) else {
+    let Some((terminal, master)) = restore::console(&restore.records).zip(console) else {
         return Ok(());
     };
     let mut rest = &terminal.typed.0[..];
@@ -353,8 +355,9 @@ fn set_clocks(pid: u32, restore: &Restore) -> Result<()> {
 /// The first stage: the root is in place, and nothing is created yet.
 ///
 /// The newborn is a copy of the keeper, whose C library has registered an rseq. Without a
-/// deregistration the kernel would write to memory that is unmapped. From here on the newborn executes
-/// the sealed interpreter, and has only its standard streams and the descriptors of the restore open.
+/// deregistration the kernel would write to memory that is unmapped. From here on the newborn
+/// executes the sealed interpreter, and has only its standard streams and the descriptors of the
+/// restore open.
 fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     for tid in tasks.keys() {
         file::check_unchanged(&restore.records, *tid)?;
@@ -398,282 +401,4 @@ fn find_gaps(restore: &Restore) -> std::result::Result<(), Errno> {
         first = first.max(number.saturating_add(1));
     }
     gap(first, u32::MAX)
-}
-
-/// Sets the registers and resumes all tasks. ORDER: all are ready before the first is resumed,
-/// except processes in a job control stop. Those stop again at once, children before their parents,
-/// which get the notification while they do not run.
-fn finish(pid: u32, tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
-    let by_inner = by_inner(tasks)?;
-    check_confined(&by_inner, restore)?;
-    let processes = &restore.records.processes;
-    let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
-    for process in alive().filter(|p| p.stopped.is_some()) {
-        let tids = become_process(&by_inner, restore, process)?;
-        stop_again(tids, process)?;
-    }
-    let mut last = Vec::new();
-    for process in alive().filter(|p| p.stopped.is_none()) {
-        last.extend(become_process(&by_inner, restore, process)?);
-    }
-    cgroup::freeze(pid, &restore.records)?;
-    let_go(&last)
-}
-
-/// Tasks by their ids inside.
-fn by_inner(tasks: &HashMap<u32, At>) -> Result<HashMap<u32, u32>> {
-    let mut by_inner = HashMap::new();
-    for tid in tasks.keys() {
-        let fields = fields(*tid)?;
-        by_inner.insert(fields.pids().last().copied().unwrap_or(0), *tid);
-    }
-    Ok(by_inner)
-}
-
-fn fields(tid: u32) -> Result<proc::Fields> {
-    proc::fields(tid).map_err(|_| Error::of("look at a task", tid)(Errno::SRCH))
-}
-
-/// Whether every thread has no more than its record and the configuration give it, by what the kernel
-/// says of it. Nothing can change that any more, and no instruction of the container's has run.
-fn check_confined(by_inner: &HashMap<u32, u32>, restore: &Restore) -> Result<()> {
-    let alive = restore.records.processes.iter().filter(|process| process.ended.is_none());
-    for (process, thread) in alive.flat_map(|p| p.threads.iter().map(move |thread| (p, thread))) {
-        let Some(tid) = by_inner.get(&thread.tid) else { continue };
-        let found = fields(*tid)?;
-        let most = match process.user {
-            // In a user namespace of its own it may have every capability.
-            Some(_) => u64::MAX,
-            None => restore.capabilities,
-        };
-        let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
-        for (set, wanted) in sets.iter().zip(thread.credentials.capabilities) {
-            let has = found.mask(set).unwrap_or(u64::MAX);
-            if has & !(wanted & most) != 0 {
-                return Err(Error::Elsewhere(format!(
-                    "thread {} ({}) has come to have the capabilities {has:x} ({set}), more than \
-                     its configuration gives",
-                    thread.tid, thread.name
-                )));
-            }
-        }
-        let is_bound = thread.credentials.no_new_privileges
-            || restore.no_new_privileges && !weakened("no-new-privs");
-        if is_bound && found.number("NoNewPrivs") != Some(1) {
-            return Err(Error::Elsewhere(format!(
-                "thread {} ({}) has come to be able to gain privileges",
-                thread.tid, thread.name
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn let_go(tids: &[u32]) -> Result<()> {
-    for tid in tids {
-        match call::detach(*tid, 0) {
-            // Resumed threads run already, and may have ended their whole process.
-            Ok(()) | Err(Errno::SRCH) => {}
-            Err(e) => return Err(Error::of("let go of a task", *tid)(e)),
-        }
-    }
-    Ok(())
-}
-
-/// Everything of a process but its resumption; returns its threads by the host's ids.
-fn become_process(
-    by_inner: &HashMap<u32, u32>,
-    restore: &Restore,
-    process: &Process,
-) -> Result<Vec<u32>> {
-    let records = &restore.records;
-    let Some(memory) = process.memory.map(|m| &records.memories[m]) else { return Ok(Vec::new()) };
-    if let Some(pid) = by_inner.get(&process.pid) {
-        process::oom_score(*pid, process.oom_score_adj)?;
-        // The kernel takes the requested address as a hint; jumps lead there.
-        let wanted = memory.vdso.map(|(start, bytes)| start + bytes);
-        if restore.is_foreign && vdso::of_process(*pid).map(|object| object.end) != wanted {
-            let why = "the kernel has mapped the vDSO at another address";
-            return Err(Error::Elsewhere(why.into()));
-        }
-    }
-    let mut tids = Vec::new();
-    // ORDER: the first thread comes last, as it takes the program away, of which others make their calls.
-    for thread in process.threads.iter().rev() {
-        let tid = by_inner.get(&thread.tid).copied();
-        let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} has exited", thread.tid)))?;
-        let step = become_thread(tid, restore, process, thread);
-        step.map_err(Error::of("give registers to a task", tid))?;
-        tids.push(tid);
-    }
-    tids.reverse();
-    Ok(tids)
-}
-
-/// How long a parent waits for the SIGCHLD of its first stopped child, and of each other one.
-const FIRST_SIGNAL_NS: u64 = 100_000_000;
-const NEXT_SIGNAL_NS: u64 = 2_000_000;
-/// How long a process may take to stop again.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
-
-/// Resumes a process that stops before it does anything: by its recorded stop signal if that still
-/// has its default action, otherwise by SIGSTOP.
-fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
-    let Some(pid) = tids.first().copied() else { return Ok(()) };
-    let signal = process.stopped.unwrap_or(libc::SIGSTOP);
-    let is_default = process.actions.iter().all(|a| a.signal != signal || a.handler == 0);
-    let is_blocked = |mask: u64| mask & 1 << (signal - 1) != 0;
-    let stops = is_default && !process.threads.iter().any(|t| is_blocked(t.mask));
-    let failed = Error::of("stop again", pid);
-    let sent = (|| -> std::result::Result<(), Errno> {
-        let send = |signal| {
-            let raw = |e: dormouse_kernel::CallError| Errno::from_raw_os_error(e.errno());
-            let pidfd = dormouse_kernel::pidfd::open(pid).map_err(raw)?;
-            dormouse_kernel::pidfd::send_signal(&pidfd, signal).map_err(raw)
-        };
-        // A parent can wait for the stop once every thread has stopped.
-        let is_stopped = || {
-            let state = |f: proc::Fields| f.field("State").is_some_and(|s| s.starts_with('T'));
-            tids.iter().all(|tid| proc::fields(*tid).is_ok_and(state))
-        };
-        send(if stops { signal } else { libc::SIGSTOP })?;
-        let_go(&tids).map_err(|_| Errno::SRCH)?;
-        let began = Instant::now();
-        while !is_stopped() {
-            // The kernel ignores stop signals of a terminal in an orphaned process group.
-            if began.elapsed() > STOP_WITHIN / 10 {
-                send(libc::SIGSTOP)?;
-            }
-            if began.elapsed() > STOP_WITHIN {
-                return Err(Errno::TIMEDOUT);
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(())
-    })();
-    sent.map_err(failed)
-}
-
-/// Waits for the stops of children that their parent had waited for, and takes the SIGCHLD of all stops:
-/// the signal had been delivered, unless it is pending.
-fn forget_stops(
-    tid: u32,
-    remote: &mut Remote,
-    records: &Records,
-    parent: &Process,
-) -> std::result::Result<(), Errno> {
-    let hears_soon = parent.pending.iter().any(|s| s.number() == libc::SIGCHLD);
-    let stopped = records.processes.iter().filter(|p| p.parent == parent.pid);
-    let stopped: Vec<&Process> = stopped.filter(|p| p.stopped.is_some()).collect();
-    // Older versions wrote down no more than that a signal waits.
-    let was_told = |p: &&&Process| p.stop_was_told.unwrap_or(!hears_soon);
-    let children: Vec<u32> = stopped.iter().filter(was_told).map(|p| p.pid).collect();
-    if stopped.is_empty() || hears_soon && children.is_empty() {
-        return Ok(());
-    }
-    let scratch = Scratch::map(tid, remote)?;
-    for child in children {
-        const OF_A_PROCESS: u64 = 1;
-        let options = (libc::WSTOPPED | libc::WNOHANG) as u64;
-        remote.call(libc::SYS_waitid, [OF_A_PROCESS, child.into(), 0, options, 0])?;
-    }
-    let sends_none =
-        |a: &Action| a.signal == libc::SIGCHLD && a.flags & libc::SA_NOCLDSTOP as u64 != 0;
-    if hears_soon || parent.actions.iter().any(sends_none) {
-        return scratch.unmap(remote);
-    }
-    // A child sends SIGCHLD just after its state has changed. The signals of several children merge into
-    // one while it is pending, so only the first must arrive.
-    let mask = 1u64 << (libc::SIGCHLD - 1);
-    for first in (0..stopped.len()).map(|index| index == 0) {
-        let timeout_ns: u64 = if first { FIRST_SIGNAL_NS } else { NEXT_SIGNAL_NS };
-        scratch.write([mask, 0, timeout_ns].map(u64::to_ne_bytes).as_flattened())?;
-        let args = [scratch.address, 0, scratch.address + 8, 8];
-        match remote.call(libc::SYS_rt_sigtimedwait, args) {
-            Ok(_) | Err(Errno::AGAIN) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    scratch.unmap(remote)
-}
-
-fn become_thread(
-    tid: u32,
-    restore: &Restore,
-    process: &Process,
-    thread: &Thread,
-) -> std::result::Result<(), Errno> {
-    // Not one of the container's memory, which another process of the container could change.
-    let gadget = restore.program.gadget();
-    let mut remote = Remote::begin(tid, gadget.ok_or(Errno::NOEXEC)?)?;
-    let mut registers = thread.registers;
-    let is_first = thread.tid == process.pid;
-    if is_first {
-        forget_stops(tid, &mut remote, &restore.records, process)?;
-    }
-    if let Some(restart) = &thread.restart {
-        let scratch = Scratch::map(tid, &mut remote)?;
-        let returned = go_on_waiting(&mut remote, scratch, restart)?;
-        scratch.unmap(&mut remote)?;
-        const ERESTART_RESTARTBLOCK: i64 = -516;
-        if returned != ERESTART_RESTARTBLOCK {
-            // The call has completed already.
-            registers.rax = returned as u64;
-            registers.orig_rax = u64::MAX;
-        }
-    }
-    if let Some(limit) = &thread.time_limit {
-        if let Some(address) = limit.at {
-            let part_ns = if limit.microseconds { 1_000 } else { 1 };
-            let left = [limit.left_ns / 1_000_000_000, limit.left_ns % 1_000_000_000 / part_ns];
-            call::write_memory(tid, address, left.map(u64::to_ne_bytes).as_flattened())?;
-        }
-        registers = remaining::begin_again(tid, registers, limit);
-    }
-    call::set_extended_state(tid, &extended(tid, thread)?)?;
-    if is_first {
-        // Other threads of it stand still, and go on elsewhere. This one returns to nothing until it has
-        // its own registers.
-        let base = restore.program.sealed_base();
-        remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
-    }
-    remote.finish(&registers, thread.mask)
-}
-
-/// The extended registers in the length of this kernel: components beyond the saved ones are as in
-/// a new program.
-fn extended(tid: u32, thread: &Thread) -> std::result::Result<Vec<u8>, Errno> {
-    let mut state = vec![0; 16 << 10];
-    let here = call::extended_state(tid, &mut state)?;
-    state = thread.extended.0.clone();
-    state.resize(here, 0);
-    Ok(state)
-}
-
-/// Makes the kernel create the restart block of a wait in the new task: the call is made again with
-/// its remaining time, and interrupted at once.
-fn go_on_waiting(
-    remote: &mut Remote,
-    scratch: Scratch,
-    restart: &Restart,
-) -> std::result::Result<i64, Errno> {
-    let mut args = restart.args;
-    let Some(left) = restart.remaining_ns else {
-        return match restart.call {
-            libc::SYS_poll => remote.interrupted(restart.call, args),
-            _ => Err(Errno::NOSYS),
-        };
-    };
-    let mut time = (left / 1_000_000_000).to_ne_bytes().to_vec();
-    time.extend((left % 1_000_000_000).to_ne_bytes());
-    scratch.write(&time)?;
-    match restart.call {
-        libc::SYS_nanosleep => args[0] = scratch.address,
-        libc::SYS_clock_nanosleep => args[2] = scratch.address,
-        libc::SYS_futex => args[3] = scratch.address,
-        libc::SYS_poll => args[2] = left.div_ceil(1_000_000),
-        // No other call is recorded: a record with another call is refused.
-        _ => return Err(Errno::NOSYS),
-    }
-    remote.interrupted(restart.call, args)
 }

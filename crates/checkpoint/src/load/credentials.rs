@@ -1,214 +1,18 @@
-//! Credentials: a record only narrows the grants of the container's configuration.
+//! Credentials: a process takes those of a peer for a moment, and its recorded ones last of all.
+//!
+//! The check that recorded credentials only narrow the grants of the configuration is
+//! [`super::check`]; a thread takes no capability beyond the configuration here either.
 
-use std::net::IpAddr;
-
-use super::{Plan, user};
-use crate::error::{Error, Result};
-use crate::format::{Credentials, PeerCredentials, Records, Thing, Thread};
+use super::allowed::Allowed;
+use super::check::credentials::check;
+use super::plan::Plan;
+use crate::format::{Credentials, PeerCredentials, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
-
-/// The grants of a container's configuration.
-#[derive(Debug, Clone, Default)]
-pub struct Allowed {
-    /// The first process is the init of the house.
-    pub has_init: bool,
-    /// Capabilities, as a mask (capabilities(7)).
-    pub capabilities: u64,
-    /// Those of them that its first process has as another user than root (ambient ones).
-    pub ambient: u64,
-    /// Those of them that its first process has as inheritable ones, as any user.
-    pub inheritable: u64,
-    /// The user its first process runs as, inside.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-    /// Its supplementary groups.
-    pub groups: Vec<u32>,
-    /// How many ids it has, from 0; and 65,534.
-    pub ids: u32,
-    /// Directories inside that are tmpfs.
-    pub memory: Vec<String>,
-    /// Its network stack is private.
-    pub own_network: bool,
-    /// It may create control groups below its own.
-    pub cgroups: bool,
-    /// Any process may create a user namespace (user_namespaces(7)).
-    pub user_namespaces: bool,
-    /// No filter prevents chroot(2) by a process with the capability in its own user namespace.
-    pub chroots: bool,
-    /// No process gains privileges by execve.
-    pub no_new_privileges: bool,
-    /// Objects with open files that were held and are passed in ([`super::Wanted::Held`]); all
-    /// others are created again.
-    pub held: Vec<u32>,
-    /// It has a terminal, whose master is the engine's.
-    pub console: bool,
-    /// Addresses of another container, each with the address that replaces it.
-    pub addresses: Vec<(IpAddr, IpAddr)>,
-    /// The restore runs beside the saved container, as a child beside its parent: memory that is
-    /// wiped by a fork (MADV_WIPEONFORK), such as the state of random number generators, is empty.
-    pub beside: bool,
-    /// Time that has passed for its timers and waits since the checkpoint; 0 if time has stopped
-    /// for it.
-    pub passed_ns: u64,
-}
-
-impl Allowed {
-    /// Whether it has an id.
-    pub(super) fn has_id(&self, id: u32) -> bool {
-        id < self.ids || id == 65_534
-    }
-}
-
-const SYS_CHROOT: u64 = 1 << 18;
-const SYS_ADMIN: u64 = 1 << 21;
-const SYS_TIME: u64 = 1 << 25;
-const NET_ADMIN: u64 = 1 << 12;
-const NET_RAW: u64 = 1 << 13;
-const SETGID: u64 = 1 << 6;
-const SETUID: u64 = 1 << 7;
-const SETPCAP: u64 = 1 << 8;
-/// SECBIT_KEEP_CAPS, which is everybody's to set (PR_SET_KEEPCAPS(2const)).
-const KEEP_CAPS: u64 = 1 << 4;
-
-/// Refuses records that cannot result from the configuration.
-pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
-    let may_set_up = allowed.own_network && allowed.capabilities & NET_ADMIN != 0;
-    if records.about.network.is_some() && !may_set_up {
-        let text = "its network stack has a configuration, which the container's configuration \
-                    does not allow (a network of its own, and NET_ADMIN)";
-        return Err(Error::Elsewhere(text.into()));
-    }
-    for (n, object) in records.objects.iter().enumerate() {
-        let is_raw = match &object.thing {
-            Thing::RawSocket(raw) => raw.socket_type == libc::SOCK_RAW,
-            Thing::PacketSocket(_) => true,
-            _ => false,
-        };
-        if is_raw && allowed.capabilities & NET_RAW == 0 {
-            return Err(Error::Elsewhere(format!(
-                "object {n} is a {}, which the container's configuration does not allow (NET_RAW)",
-                object.thing.name()
-            )));
-        }
-        if let Thing::Net(net) = &object.thing
-            && !net.is_new()
-            && object.user.is_none()
-            && allowed.capabilities & NET_ADMIN == 0
-        {
-            return Err(Error::Elsewhere(format!(
-                "object {n} is a configured {}, which the container's configuration does not \
-                 allow (NET_ADMIN)",
-                object.thing.name()
-            )));
-        }
-        if let Thing::Time(time) = &object.thing
-            && !time.is_new()
-            && allowed.capabilities & SYS_TIME == 0
-        {
-            return Err(Error::Elsewhere(format!(
-                "object {n} is a {} with clocks that were set, which the container's \
-                 configuration does not allow (SYS_TIME)",
-                object.thing.name()
-            )));
-        }
-        // The restore makes these with more capabilities than the processes have. Network stacks
-        // and IPC objects take memory that is not accounted to a cgroup. So their creation needs
-        // SYS_ADMIN even in a user namespace of the process itself.
-        let is_namespace = match object.thing {
-            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => true,
-            Thing::Time(_) | Thing::CgroupNamespace(_) => true,
-            Thing::Uts(_) => object.user.is_none(),
-            _ => false,
-        };
-        if is_namespace && allowed.capabilities & SYS_ADMIN == 0 {
-            return Err(Error::Elsewhere(format!(
-                "object {n} is a {}, which the container's configuration does not allow \
-                 (SYS_ADMIN)",
-                object.thing.name()
-            )));
-        }
-    }
-    for process in &records.processes {
-        // A process that can choose the root directory controls any set-user-ID program run there.
-        // Inside its own user namespace every process can, so set-user-ID programs give no
-        // credentials outside that namespace's map.
-        let may_choose = match process.user {
-            Some(_) => allowed.capabilities & SYS_CHROOT != 0 || allowed.chroots,
-            None => allowed.capabilities & SYS_CHROOT != 0,
-        };
-        if let Some(root) = process.root.as_ref().filter(|_| !may_choose) {
-            let (pid, name) = (process.pid, &process.name);
-            return Err(Error::Elsewhere(format!(
-                "process {pid} ({name}) has the root '{root}', which the container's configuration \
-                 does not allow"
-            )));
-        }
-        for thread in &process.threads {
-            let said = |what: String| {
-                let (tid, name) = (thread.tid, &thread.name);
-                Error::Elsewhere(format!(
-                    "thread {tid} ({name}) {what}, which the container's configuration does not \
-                     allow"
-                ))
-            };
-            let sound = match process.user {
-                Some(user) => user::check_thread(&thread.credentials, records, user, allowed),
-                None => check_thread(&thread.credentials, allowed),
-            };
-            sound.map_err(said)?;
-        }
-    }
-    user::check(records, allowed)
-}
-
-/// Returns whether any process may have held the capability. Root with CAP_SETUID can take any uid;
-/// so can a process without no_new_privs, through a set-user-ID program.
-pub(super) fn may(allowed: &Allowed, capability: u64) -> bool {
-    let by_itself = allowed.uid == 0 || !allowed.no_new_privileges;
-    by_itself && allowed.capabilities & capability != 0
-}
-
-pub(super) fn check_thread(
-    found: &Credentials,
-    allowed: &Allowed,
-) -> std::result::Result<(), String> {
-    let all = found.uids.iter().chain(&found.gids).chain(&found.groups);
-    if let Some(id) = all.copied().find(|id| !allowed.has_id(*id)) {
-        return Err(format!("has id {id}"));
-    }
-    let may = |capability: u64| may(allowed, capability);
-    if found.uids.iter().any(|uid| *uid != allowed.uid) && !may(SETUID) {
-        return Err(format!("has uids {:?}", found.uids));
-    }
-    let own_groups = found.groups.iter().all(|g| allowed.groups.contains(g));
-    if (found.gids.iter().any(|gid| *gid != allowed.gid) || !own_groups) && !may(SETGID) {
-        return Err(format!("has gids {:?} and groups {:?}", found.gids, found.groups));
-    }
-    if let Some((name, mask)) = ["inheritable", "permitted", "effective", "bounding", "ambient"]
-        .iter()
-        .zip(found.capabilities)
-        .find(|(_, mask)| mask & !allowed.capabilities != 0)
-    {
-        return Err(format!("has {name} capabilities {mask:x}"));
-    }
-    // By no program does a process of another user come to have more than it began with.
-    let gains = allowed.uid == 0 || !allowed.no_new_privileges;
-    let [inheritable, permitted, effective, _, ambient] = found.capabilities;
-    let own = inheritable & !allowed.inheritable | permitted | effective | ambient;
-    if !gains && own & !allowed.ambient != 0 {
-        return Err(format!("has capabilities {own:x} as another user than root"));
-    }
-    if found.securebits & !KEEP_CAPS != 0 && !may(SETPCAP) {
-        return Err(format!("has securebits {:x}", found.securebits));
-    }
-    Ok(())
-}
 
 /// Credentials to present to a peer: the recorded ones if the container's configuration allows
 /// them, otherwise the configured ones.
 pub(super) fn narrowed(who: &PeerCredentials, allowed: &Allowed) -> PeerCredentials {
-    match check_thread(&ids_of(who), allowed) {
+    match check(&ids_of(who), allowed) {
         Ok(()) => who.clone(),
         Err(_) => {
             let Allowed { uid, gid, groups, .. } = allowed.clone();
@@ -225,7 +29,7 @@ fn ids_of(who: &PeerCredentials) -> Credentials {
 }
 
 /// Takes the ids of a peer, and keeps all capabilities.
-pub(super) fn play(
+pub(super) fn assume(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -241,8 +45,8 @@ pub(super) fn keep_while_changing(sequence: &mut Sequence, what: &str) {
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [NO_SETUID_FIXUP, 0, 0, 0]));
 }
 
-/// Reverts [`play`], for a process that continues.
-pub(super) fn play_no_more(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) {
+/// Reverts [`assume`], for a process that continues.
+pub(super) fn resume_own(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) {
     let root = PeerCredentials { pid: None, uid: 0, gid: 0, groups: Vec::new() };
     set_ids(plan, sequence, what, &ids_of(&root));
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [0; 4]));
@@ -265,7 +69,7 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     bound(sequence, what, capabilities);
     sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]));
     set_ids(plan, sequence, what, found);
-    let_go_of_the_rest(plan, sequence, what, found, capabilities);
+    drop_the_rest(plan, sequence, what, found, capabilities);
 }
 
 /// The same in another user namespace, whose entry has granted every capability in there. The ids
@@ -274,7 +78,7 @@ pub(super) fn take_on_inside(plan: &mut Plan<'_>, sequence: &mut Sequence, threa
     let found = &thread.credentials;
     let what = format!("the credentials of thread {}", thread.tid);
     bound(sequence, &what, found.capabilities);
-    let_go_of_the_rest(plan, sequence, &what, found, found.capabilities);
+    drop_the_rest(plan, sequence, &what, found, found.capabilities);
 }
 
 /// Reduces the bounding set to these capabilities.
@@ -300,8 +104,8 @@ pub(super) fn set_ids(
         Call::new(call, [real.into(), effective.into(), saved.into()])
     };
     sequence.call(what, ids(libc::SYS_setresgid, found.gids));
-    // ORDER: the change of user ids takes the effective capabilities away, without which a group that is none
-    // of its own is refused, silently.
+    // ORDER: the change of user ids removes the effective capabilities, without which a group that
+    // is none of its own is refused, silently.
     if found.gids[3] != found.gids[1] {
         sequence.call(what, Call::new(libc::SYS_setfsgid, [found.gids[3].into()]));
     }
@@ -317,7 +121,7 @@ fn set_file_system_user(sequence: &mut Sequence, what: &str, found: &Credentials
 }
 
 /// Sets the capabilities, securebits and no_new_privs.
-fn let_go_of_the_rest(
+fn drop_the_rest(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -348,7 +152,7 @@ fn let_go_of_the_rest(
 const EVERYTHING: u64 = u64::MAX >> 23;
 
 /// Reduces the capabilities of the calling process to these.
-pub(super) fn have(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, mask: u64) {
+pub(super) fn keep_only(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, mask: u64) {
     let call = capset(plan, [EVERYTHING & mask, EVERYTHING & mask, 0]);
     sequence.call(what, call);
 }
@@ -363,111 +167,4 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
     let bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
     let data = plan.builder.data(&bytes);
     Call::new(libc::SYS_capset, [header.into(), data.into()])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::{CgroupNamespace, Net, Object, Process, Time, User, Uts};
-
-    #[test]
-    fn records_only_narrow_the_configuration() {
-        let allowed = Allowed {
-            has_init: false,
-            capabilities: SETUID | 1,
-            ambient: 0,
-            inheritable: 0,
-            uid: 0,
-            gid: 0,
-            groups: vec![],
-            ids: 1000,
-            memory: vec![],
-            own_network: false,
-            cgroups: false,
-            user_namespaces: false,
-            chroots: false,
-            held: Vec::new(),
-            no_new_privileges: true,
-            console: false,
-            addresses: Vec::new(),
-            beside: false,
-            passed_ns: 0,
-        };
-        let uts = Thing::Uts(Uts { hostname: None, domainname: None });
-        let objects = vec![Object::from(uts)];
-        let apart = Records { objects, ..Records::default() };
-        let said = check(&apart, &allowed).map_err(|e| e.to_string());
-        assert!(said.is_err_and(|said| said.contains("SYS_ADMIN")));
-        let capabilities = allowed.capabilities | SYS_ADMIN;
-        assert!(check(&apart, &Allowed { capabilities, ..allowed.clone() }).is_ok());
-        let net = |up| {
-            let objects = vec![Thing::Net(Net { up, ..Net::default() }).into()];
-            let apart = Records { objects, ..Records::default() };
-            let said = check(&apart, &Allowed { capabilities, ..allowed.clone() });
-            said.map_err(|e| e.to_string())
-        };
-        assert!(net(false).is_ok());
-        assert!(net(true).is_err_and(|said| said.contains("NET_ADMIN")));
-        let of = |thing: Thing, capabilities| {
-            let apart = Records { objects: vec![thing.into()], ..Records::default() };
-            let said = check(&apart, &Allowed { capabilities, ..allowed.clone() });
-            said.map_err(|e| e.to_string())
-        };
-        let own = |own_network, capabilities| {
-            let mut records = Records::default();
-            records.about.network = Some(Net::default());
-            check(&records, &Allowed { own_network, capabilities, ..allowed.clone() }).is_ok()
-        };
-        assert!(own(true, NET_ADMIN) && !own(false, NET_ADMIN) && !own(true, SYS_ADMIN));
-        let time = |monotonic_ns| Thing::Time(Time { monotonic_ns, boottime_ns: 0 });
-        assert!(of(time(0), SYS_ADMIN).is_ok());
-        assert!(of(time(1), SYS_ADMIN).is_err_and(|said| said.contains("SYS_TIME")));
-        assert!(of(time(1), SYS_TIME).is_err_and(|said| said.contains("SYS_ADMIN")));
-        assert!(of(time(1), SYS_ADMIN | SYS_TIME).is_ok());
-        let root = || Thing::CgroupNamespace(CgroupNamespace::default());
-        assert!(of(root(), SYS_ADMIN).is_ok());
-        assert!(of(root(), SYS_TIME).is_err_and(|said| said.contains("SYS_ADMIN")));
-        let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
-        assert!(check_thread(&root, &allowed).is_ok());
-        let other = Credentials { uids: [33; 4], ..root.clone() };
-        assert!(check_thread(&other, &allowed).is_ok(), "it has CAP_SETUID");
-        let group = Credentials { gids: [33; 4], ..root.clone() };
-        assert!(check_thread(&group, &allowed).is_err(), "it has no CAP_SETGID");
-        let more = Credentials { capabilities: [0, 0, 0, 4, 0], ..root.clone() };
-        assert!(check_thread(&more, &allowed).is_err());
-        let unmapped = Credentials { uids: [0, 0, 0, 5000], ..root.clone() };
-        assert!(check_thread(&unmapped, &allowed).is_err());
-        let secure = Credentials { securebits: 0x1, ..root.clone() };
-        assert!(check_thread(&secure, &allowed).is_err_and(|said| said.contains("securebits")));
-        let secure = Credentials { securebits: KEEP_CAPS, ..root.clone() };
-        assert!(check_thread(&secure, &allowed).is_ok());
-        let own = |capabilities, no_new_privileges, ambient| {
-            let found = Credentials { uids: [5; 4], gids: [0; 4], capabilities, ..root.clone() };
-            let allowed = Allowed { uid: 5, no_new_privileges, ambient, ..allowed.clone() };
-            check_thread(&found, &allowed).is_ok()
-        };
-        assert!(own([0, 1, 1, 1, 0], false, 0), "by a set-user-id program");
-        assert!(!own([0, 1, 1, 1, 0], true, 0) && !own([1, 0, 0, 1, 0], true, 0));
-        assert!(own([0, 0, 0, 1, 0], true, 0) && own([1, 1, 1, 1, 1], true, 1));
-        let jailed = |user, capabilities, chroots| {
-            let user_namespace = User { owner: 0, ..User::default() };
-            let objects = vec![Thing::User(user_namespace).into()];
-            let root = Some("/jail".to_owned());
-            let processes = vec![Process { user, root, ..Process::default() }];
-            let records = Records { objects, processes, ..Records::default() };
-            let user_namespaces = true;
-            let allowed = Allowed { capabilities, user_namespaces, chroots, ..allowed.clone() };
-            check(&records, &allowed).map_err(|e| e.to_string())
-        };
-        assert!(jailed(None, SYS_CHROOT, false).is_ok());
-        assert!(jailed(None, !SYS_CHROOT, true).is_err_and(|said| said.contains("'/jail'")));
-        assert!(jailed(Some(0), SYS_CHROOT, false).is_ok());
-        assert!(jailed(Some(0), !SYS_CHROOT, true).is_ok(), "allowed inside its own namespace");
-        assert!(jailed(Some(0), !SYS_CHROOT, false).is_err(), "a filter prevents chroot");
-        let user = Allowed { uid: 5, ..allowed };
-        assert!(
-            check_thread(&Credentials::default(), &user).is_err(),
-            "root, but the configuration has a user"
-        );
-    }
 }

@@ -1,7 +1,8 @@
 //! Files and directories without a name: created where they were, a file with O_TMPFILE, a
 //! directory under a temporary name; then opened once for each file description.
 
-use super::{Plan, file, object};
+use super::plan::Plan;
+use super::{file, open};
 use crate::error::Result;
 use crate::format::{Deleted, PAGE_BYTES, Run, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -49,9 +50,9 @@ pub(super) fn open_all(
     for (n, object) in records.objects.iter().enumerate() {
         let Thing::File(open) = &object.thing else { continue };
         if open.deleted == Some(index) {
-            let cell = plan.reopen(sequence, what, made, open.flags)?;
+            let cell = open::again(plan, sequence, what, made, open.flags)?;
             file::settle(plan, sequence, what, cell, open);
-            plan.cells[n] = Some(object::lift(plan, sequence, what, cell)?);
+            plan.cells[n] = Some(plan.lift(sequence, what, cell));
         }
     }
     Ok(())
@@ -93,7 +94,7 @@ fn regular(
     deleted: &Deleted,
 ) -> Result<Cell> {
     let flags = (libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC) as u32;
-    let cell = file::open_with(plan, sequence, what, &deleted.place, (flags, 0o600));
+    let cell = open::path_with(plan, sequence, what, &deleted.place, (flags, 0o600));
     fill(plan, sequence, what, cell, deleted.bytes, &deleted.runs);
     for (name, value) in &deleted.attributes {
         let (name, length) = (plan.builder.text(name.as_bytes()), value.0.len() as u64);
@@ -111,7 +112,7 @@ fn directory(
     index: usize,
     deleted: &Deleted,
 ) -> Result<Cell> {
-    file::look_at(plan, sequence, what, &deleted.place);
+    open::check_path(plan, sequence, what, &deleted.place);
     let cell = plan.cell();
     let name = format!("{}/.deleted-{index}", deleted.place.trim_end_matches('/'));
     let name = plan.builder.text(name.as_bytes());

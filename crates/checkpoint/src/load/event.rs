@@ -1,6 +1,6 @@
 //! eventfd, signalfd, epoll.
 
-use super::Plan;
+use super::plan::Plan;
 use crate::error::Result;
 use crate::format::{Event, Process, SignalFd, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};

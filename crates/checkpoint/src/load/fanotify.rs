@@ -1,6 +1,8 @@
 //! Watches by fanotify(7): added at the end, when the restore touches no file any more.
 
-use super::{Plan, file};
+use super::open;
+use super::plan::Plan;
+
 use crate::error::Result;
 use crate::format::{Fanotify, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -28,7 +30,7 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
         let Some((_, number)) = all.next().filter(|(pid, _)| *pid == record.pid) else { continue };
         for mark in &fanotify.marks {
             let what = format!("the mark of '{}' by descriptor {number}", mark.path);
-            file::look_at(plan, sequence, &what, &mark.path);
+            open::check_path(plan, sequence, &what, &mark.path);
             let path = plan.builder.text(mark.path.as_bytes());
             let add = |flags: u32, mask: u64| {
                 let flags = libc::FAN_MARK_ADD | flags;

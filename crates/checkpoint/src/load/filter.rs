@@ -4,34 +4,12 @@
 //! are loaded before other threads are created, which then share them, as SECCOMP_FILTER_FLAG_TSYNC
 //! requires.
 
-use super::Plan;
-use super::credentials::Allowed;
-use crate::error::{Error, Result};
-use crate::format::{Filter, Process, Records, Thread};
+use super::plan::Plan;
+use crate::format::{Filter, Process, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
-const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Bytes of an instruction.
 const INSTRUCTION_BYTES: usize = 8;
-
-/// A filter can fake the results of system calls of a set-user-ID program. Without no_new_privs,
-/// only a process with CAP_SYS_ADMIN in the container can have loaded a filter.
-pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
-    // In its own user namespace any process may have the capability.
-    let outside = records.processes.iter().filter(|process| process.user.is_none());
-    let threads = outside.flat_map(|p| &p.threads);
-    for thread in threads.filter(|t| !t.filters.is_empty()) {
-        let nnp = thread.credentials.no_new_privileges || allowed.no_new_privileges;
-        if !nnp && allowed.capabilities & CAP_SYS_ADMIN == 0 {
-            return Err(Error::Elsewhere(format!(
-                "thread {} ({}) has a system call filter and may gain privileges, which the \
-                 container's configuration does not allow",
-                thread.tid, thread.name
-            )));
-        }
-    }
-    Ok(())
-}
 
 /// Whether all threads of a process have the same filters.
 fn is_common(process: &Process) -> bool {

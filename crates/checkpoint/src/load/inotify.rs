@@ -1,7 +1,9 @@
 //! Watches: added at the end, when the restore touches no file any more, with their recorded
 //! numbers.
 
-use super::{Plan, file};
+use super::open;
+use super::plan::Plan;
+
 use crate::error::Result;
 use crate::format::{Inotify, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -38,7 +40,7 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
             let what = format!("the watch of '{}' by descriptor {number}", watch.path);
             let next = [number.into(), Arg::Number(SET_NEXT), watch.number.into()];
             sequence.call(what.clone(), Call::new(libc::SYS_ioctl, next));
-            file::look_at(plan, sequence, &what, &watch.path);
+            open::check_path(plan, sequence, &what, &watch.path);
             let path = plan.builder.text(watch.path.as_bytes());
             let args = [number.into(), path.into(), watch.mask.into()];
             let call = Call::new(libc::SYS_inotify_add_watch, args);

@@ -1,7 +1,8 @@
 //! IPC namespaces: each is created by a helper process, with its message queues, and entered by its
 //! members. Objects of System V are created by the engine ([`super::system_v`]).
 
-use super::{Plan, file, mqueue, object, user};
+use super::plan::Plan;
+use super::{helper, mqueue, open, user};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -18,7 +19,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWIPC)]));
         let made =
-            file::open_own(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
+            open::own_path(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
         for (index, object) in records.objects.iter().enumerate() {
             let Thing::MessageQueue(queue) = &object.thing else { continue };
             if queue.namespace == Some(n) {
@@ -26,9 +27,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
                 mqueue::make(plan, &mut part, &what, index, queue)?;
             }
         }
-        let pid = plan.fresh_pid();
-        plan.stand_in(sequence, &what, pid, part);
-        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+        helper::run(plan, sequence, &what, part);
+        plan.cells[n] = Some(plan.lift(sequence, &what, made));
     }
     Ok(())
 }

@@ -1,27 +1,21 @@
-//! Memory that is filled when it is touched (userfaultfd(2)).
+//! The choice of memory that is filled when it is touched (userfaultfd(2)).
 //!
 //! Large anonymous areas are chosen, in restores with much memory; everything else is read before
 //! anything runs. So are pages that threads need at once (stack, thread-local storage) and pages
-//! that were touched after an earlier restore. Each process creates a userfaultfd once its memory
-//! is mapped, and waits. The conductor takes it over, registers the areas, and passes it to the
-//! process that fills them ([`Sources`]). From there on no process, the restore included, sees a
-//! page of them that is not filled.
+//! that were touched after an earlier restore. Left out are areas that a fork handles specially,
+//! locked areas and stacks that grow. For now, containers of several processes are left out, too:
+//! these inherit memory from each other ([`super::inherit`]).
 //!
-//! Left out are areas that a fork handles specially, locked areas and stacks that grow. For now,
-//! containers of several processes are left out, too: these inherit memory from each other
-//! ([`super::inherit`]).
+//! The choice needs the records alone, and this module uses no other of the restore.
+//! [`super::userfault`] makes the calls.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::{call, pidfd};
-
-use super::{Plan, Restore};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{
     Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Reader, Records, Run, Thing, TmpfsKind,
 };
-use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::inject::program::{Builder, Cell};
 
 /// Areas with fewer pages are not worth it.
 const AREA_PAGES_MIN: u64 = 64;
@@ -32,8 +26,6 @@ const UNKNOWN_BYTES_MIN: u64 = 12 << 20;
 const KNOWN_BYTES_MIN: u64 = 4 << 20;
 /// Flags of areas that are read at once.
 const AT_ONCE: [&str; 6] = ["gd", "lo", "dc", "wf", "dp", "sl"];
-/// The stage at which all processes have mapped their memory.
-pub(super) const STAGE: &str = "mapped";
 
 /// Contents that are filled in later.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,24 +40,21 @@ pub struct Piece {
     pub offset: u64,
 }
 
-/// Descriptors of the address spaces, in the order of [`Lazy::processes`].
-pub type Sources = Vec<OwnedFd>;
-
 /// The areas that were chosen.
 #[derive(Debug, Clone)]
 pub struct Lazy {
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     /// Whether each chunk of `pages` holds something that is read at once.
     at_once: Vec<bool>,
 }
 
 /// The areas of one process.
 #[derive(Debug, Clone)]
-struct Part {
-    pid: u32,
+pub(super) struct Part {
+    pub(super) pid: u32,
     memory: usize,
     /// Start and length of each area.
-    areas: Vec<(u64, u64)>,
+    pub(super) areas: Vec<(u64, u64)>,
     later: Vec<Run>,
     at_once: Vec<Run>,
 }
@@ -241,9 +230,9 @@ fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
     is_later.chunks(chunk).map(|pages| pages.iter().any(|is_later| !is_later)).collect()
 }
 
-/// State of the choice while the sequences are made.
+/// The descriptors for the choice while the sequences are made.
 #[derive(Debug, Default)]
-pub(super) struct Making {
+pub(super) struct Userfaults {
     /// The device from which userfaultfds are created.
     pub(super) device: Option<Cell>,
     /// By memory: the runs that are read at once.
@@ -254,16 +243,15 @@ pub(super) struct Making {
     cell_of: HashMap<usize, Cell>,
 }
 
-impl Making {
-    pub(super) fn new(plan: &mut Plan<'_>, lazy: Option<&Lazy>) -> Self {
-        let mut making = Self { device: plan.lazy.device, ..Self::default() };
-        for part in lazy.iter().flat_map(|lazy| &lazy.parts) {
-            let cell = plan.cell();
-            making.cells.push(cell);
-            making.cell_of.insert(part.memory, cell);
-            making.at_once.insert(part.memory, part.at_once.clone());
+impl Userfaults {
+    /// Adds the memory of a choice.
+    pub(super) fn add(&mut self, lazy: &Lazy, builder: &mut Builder) {
+        for part in &lazy.parts {
+            let cell = builder.cell();
+            self.cells.push(cell);
+            self.cell_of.insert(part.memory, cell);
+            self.at_once.insert(part.memory, part.at_once.clone());
         }
-        making
     }
 
     /// The runs of a memory that are read at once, if these are not all.
@@ -271,51 +259,15 @@ impl Making {
         self.at_once.get(&memory).cloned()
     }
 
+    /// The cells of the descriptor numbers, in the order of the parts.
     pub(super) fn cells(&self) -> Vec<Cell> {
         self.cells.clone()
     }
-}
 
-/// A process whose memory is all mapped creates a userfaultfd and waits until it was taken over.
-pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
-    let Some(device) = plan.lazy.device else { return };
-    let own = record.memory.and_then(|memory| plan.lazy.cell_of.get(&memory)).copied();
-    let memory = record.memory.and_then(|memory| plan.records.memories.get(memory));
-    let what = format!("the memory of process {} that comes when it is touched", record.pid);
-    if let Some(cell) = own {
-        let args = [device.into(), Arg::Number(call::USERFAULTFD_NEW), call::NEW_FLAGS.into()];
-        sequence.call_into(what.clone(), cell, Call::new(libc::SYS_ioctl, args));
+    /// The cell of the descriptor number for a memory.
+    pub(super) fn cell_of(&self, memory: usize) -> Option<Cell> {
+        self.cell_of.get(&memory).copied()
     }
-    sequence.stage(STAGE);
-    if let Some(cell) = own {
-        sequence.call(what.clone(), Call::new(libc::SYS_close, [cell.into()]));
-        if !memory.is_some_and(|memory| memory.no_huge_pages) {
-            sequence.call(what, super::memory::disable_huge_pages(false));
-        }
-    }
-}
-
-/// Takes over the descriptors and registers the areas; all processes wait. `by_inner` maps ids
-/// inside to tasks.
-pub(super) fn take(restore: &Restore, by_inner: &HashMap<u32, u32>) -> Result<Sources> {
-    let mut sources = Sources::new();
-    let parts = restore.lazy.iter().flat_map(|lazy| &lazy.parts);
-    for (part, cell) in parts.zip(&restore.lazy_cells) {
-        let pid = by_inner.get(&part.pid).copied();
-        let pid = pid.ok_or_else(|| Error::Ended(format!("process {} has exited", part.pid)))?;
-        let number = restore.program.value(*cell);
-        let number = number.map_err(Error::of("find the memory", pid))?;
-        let source = pidfd::open(pid)
-            .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
-            .map_err(|e| Error::Elsewhere(e.to_string()))?;
-        call::userfault_begin(source.as_fd()).map_err(Error::of("watch the memory", pid))?;
-        for (start, bytes) in &part.areas {
-            let registered = call::userfault_register(source.as_fd(), *start, *bytes);
-            registered.map_err(Error::of("watch an area of the memory", pid))?;
-        }
-        sources.push(source);
-    }
-    Ok(sources)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //! last, when only the recorded descriptors of the file are open, by a process that may hold one
 //! (fcntl(2), F_SETLEASE).
 
-use super::Plan;
-use super::file::SETTABLE;
+use super::open::SETTABLE;
+use super::plan::Plan;
 use crate::format::{Lock, LockKind, Process};
 use crate::inject::program::{Arg, Call, Sequence};
 

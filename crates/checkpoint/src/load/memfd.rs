@@ -1,7 +1,8 @@
 //! Memfds. Order of seals: F_SEAL_WRITE before the file is mapped, because a writable mapping
 //! blocks it; F_SEAL_FUTURE_WRITE after, because it leaves existing mappings alone.
 
-use super::{Plan, deleted, memory};
+use super::plan::Plan;
+use super::{deleted, memory};
 use crate::error::Result;
 use crate::format::{MemoryFile, Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};

@@ -5,8 +5,8 @@
 //! which programs would notice (madvise(2), mremap(2), growth). Memory shared with other processes
 //! since fork(2) exists already ([`super::inherit`]), and stays.
 
-use super::Plan;
-use super::inherit::{self, Sheet};
+use super::mapped::{self, Mapped, READ_WRITE};
+use super::plan::Plan;
 use crate::error::Result;
 use crate::format::check::USER_END;
 use crate::format::{
@@ -16,7 +16,6 @@ use crate::format::{
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
 
-pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 /// Bytes that one preadv(2) reads at most.
 const READ_BYTES_MAX: u64 = 2 << 20;
 /// From this size on, pages are populated in one call before they are read into. The kernel is then
@@ -52,12 +51,12 @@ pub(super) fn make_shared(
     Ok(())
 }
 
-/// Restores the memory of one process, which has inherited the sheet.
+/// Restores the memory of one process, which has inherited this.
 pub(super) fn restore(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     record: &Process,
-    inherited: &Sheet,
+    inherited: &Mapped,
 ) -> Result<()> {
     let records = plan.records;
     let Some(number) = record.memory else { return Ok(()) };
@@ -67,20 +66,20 @@ pub(super) fn restore(
     let kept = || parts.iter().flatten().copied();
     let work = (plan.work, plan.work_end);
     for (start, end) in
-        inherit::gaps(kept(), 0, work.0).into_iter().chain(inherit::gaps(kept(), work.1, USER_END))
+        mapped::gaps(kept(), 0, work.0).into_iter().chain(mapped::gaps(kept(), work.1, USER_END))
     {
         sequence.call(format!("the old memory of process {pid}"), munmap(start, end));
     }
     for (area, parts) in memory.areas.iter().zip(&parts) {
         let what = format!("memory at {:x} of process {pid}", area.start);
-        for (start, end) in inherit::gaps(parts.iter().copied(), area.start, area.end) {
+        for (start, end) in mapped::gaps(parts.iter().copied(), area.start, area.end) {
             map(plan, sequence, &what, &part(area, start, end, !parts.is_empty()))?;
         }
         if !parts.is_empty() {
             advise(sequence, &what, area);
         }
     }
-    let at_once = plan.lazy.at_once(number);
+    let at_once = plan.userfaults.at_once(number);
     if memory.no_huge_pages || at_once.is_some() {
         // ORDER: before anything is read, if some memory is filled later: a huge page would be
         // filled as a whole, with zeros in that memory. Until the areas are registered, which
@@ -97,7 +96,8 @@ pub(super) fn restore(
             contents(plan, sequence, pid, memory, &inherited.pages(&kept().collect::<Vec<_>>()));
         }
     }
-    // ORDER: before memory is locked, which a guard does not allow. A fork would have passed them on.
+    // ORDER: before memory is locked, which a guard does not allow. A fork would have copied
+    // guards.
     for (start, end) in memory.guards.iter().copied() {
         const GUARD_INSTALL: i32 = 102;
         let args = [start.into(), (end - start).into(), Arg::from(GUARD_INSTALL)];
@@ -109,8 +109,8 @@ pub(super) fn restore(
         let has_guards = memory.guards.iter().any(is_guarded);
         protect(sequence, pid, area, !parts.is_empty(), has_guards);
     }
-    if let Some(object) = plan.objects.get_mut(number).and_then(Option::take) {
-        write_object(plan, sequence, pid, &object);
+    if let Some(vdso) = plan.vdsos.get_mut(number).and_then(Option::take) {
+        write_vdso(plan, sequence, pid, &vdso);
     }
     if let Some((start, _)) = memory.vdso {
         const ARCH_MAP_VDSO_64: u64 = 0x2003;
@@ -135,13 +135,13 @@ fn contents(
         return read(plan, sequence, &what, all.map(|run| (run.address, run)));
     }
     let all: Vec<Run> = all.cloned().collect();
-    for run in inherit::elsewhere_than(there, &all) {
+    for run in mapped::elsewhere_than(there, &all) {
         let bytes = run.pages * PAGE_BYTES;
         let args = [run.address.into(), bytes.into(), Arg::from(libc::MADV_DONTNEED)];
         let what = format!("memory that process {pid} no longer has");
         sequence.call(what, Call::new(libc::SYS_madvise, args));
     }
-    let own = inherit::other_than(&all, there);
+    let own = mapped::other_than(&all, there);
     read(plan, sequence, &what, own.iter().map(|run| (run.address, run)));
 }
 
@@ -164,18 +164,18 @@ pub(super) fn seal(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
 }
 
 /// Writes the vDSO of another kernel to its place.
-fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: &Bent) {
+fn write_vdso(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, vdso: &Bent) {
     let what = format!("the shared object that process {pid} had before");
-    let bytes = object.image.len() as u64;
+    let bytes = vdso.image.len() as u64;
     let protect = |sequence: &mut Sequence, access: u32| {
         let whole = bytes.next_multiple_of(PAGE_BYTES);
-        let args = [object.address.into(), whole.into(), access.into()];
+        let args = [vdso.address.into(), whole.into(), access.into()];
         sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
     };
     protect(sequence, READ_WRITE);
-    let from = plan.builder.data(&object.image);
+    let from = plan.builder.data(&vdso.image);
     let (from, to) =
-        (plan.builder.numbers(&[from, bytes]), plan.builder.numbers(&[object.address, bytes]));
+        (plan.builder.numbers(&[from, bytes]), plan.builder.numbers(&[vdso.address, bytes]));
     // The process's own memory: no permission check applies.
     let (one, none) = (Arg::Number(1), Arg::Number(0));
     let args = [pid.into(), from.into(), one, to.into(), one, none];

@@ -24,16 +24,39 @@
 //! Until the conductor detaches, no instruction of the container has run, and every process is
 //! killed if the conductor exits.
 //!
+//! **Rooms.** A module uses modules of the rooms below its own, and modules that stand below it in
+//! its room:
+//!
+//! ```text
+//! this file               prepare, rehearse: from records to a Restore
+//! conduct resume          the engine's half: acts between two stages, and resumes all tasks
+//! connection
+//! tree                    the program's half: one sequence of calls per process and thread
+//! object process thread   all objects in their order; the state of a process, of a thread
+//! inherit numberer        what several processes have together: memory, numbers of threads,
+//! userfault               memory that is filled later
+//! KIND                    one file per kind of object or state; the calls, and the engine's half
+//! open helper credentials calls that the kinds share
+//! plan                    the state while the sequences are made
+//! restore                 the result, which the engine's half reads
+//! check share lazy        decisions on records alone: allowed or not, shared, filled later
+//! allowed mapped stage    the grants of the configuration, ranges of memory, names of stages
+//! ```
+//!
 //! **Trust.** Records are trusted only as far as [`crate::format::check`] proves them. Contents of
 //! memory and of files are not trusted at all: they are bytes that a process of the container
-//! reads, as root of its own user namespace and without rights outside. Credentials and limits of a
-//! record only narrow the grants of [`Allowed`] ([`credentials`]). An address of a record lies in the
-//! memory of its process, where nothing of the restore is. A path of a record leads through no link of
-//! procfs ([`file`]). The conductor reads the capabilities of each thread before it resumes any.
+//! reads, as root of its own user namespace and without rights outside. A record only narrows the
+//! grants of [`Allowed`]: [`check`] refuses any other before something is created. An address of a
+//! record lies in the memory of its process, where nothing of the restore is. A path of a record
+//! leads through no link of procfs ([`open`]). The conductor reads the capabilities of each thread
+//! before it resumes any ([`resume`]).
 
+mod allowed;
 mod cgroup;
 mod cgroup_namespace;
+mod check;
 mod conduct;
+mod connection;
 mod credentials;
 mod deleted;
 mod descriptor;
@@ -41,27 +64,35 @@ mod event;
 mod fanotify;
 mod file;
 mod filter;
+mod helper;
 mod inherit;
 mod inotify;
 mod ipc;
 mod lazy;
 mod lock;
+mod mapped;
 mod memfd;
 mod memory;
 mod mount;
 mod mqueue;
 mod net;
 mod netlink;
+mod numberer;
 mod object;
+mod open;
 mod outside;
 mod pidfd;
 mod pipe;
+mod plan;
 mod process;
 mod raw;
+mod restore;
+mod resume;
 mod schedule;
 mod share;
 mod signal;
 mod socket;
+mod stage;
 mod system_v;
 mod tcp;
 mod terminal;
@@ -73,9 +104,9 @@ mod tree;
 mod udp;
 mod unix;
 mod user;
+mod userfault;
 mod uts;
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -85,82 +116,24 @@ use dormouse_kernel::cpu::{self, StateComponent};
 
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
-use crate::format::{
-    About, Area, Made, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Terminal, Thing,
-};
+use crate::format::{About, Area, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Thing};
 pub use crate::inject::program::Program;
-use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
-use crate::vdso::{self, Bent, Object};
+use crate::inject::program::Sequence;
+use crate::vdso::{self, Object};
+pub use allowed::Allowed;
 pub use conduct::Traced;
-pub use credentials::Allowed;
-use lazy::Making;
-pub use lazy::{Lazy, Piece, Sources};
+pub use lazy::{Lazy, Piece};
+pub use numberer::last_pid;
 pub use outside::outside_sockets;
+use plan::Plan;
+pub use restore::{Restore, Wanted};
 pub use share::{Shared, SharedArea, SharedPiece};
 pub use socket::move_to;
-pub use user::last_pid;
+pub use userfault::Sources;
 
-/// The resource number of the limit on descriptors.
-const NOFILE: u32 = 7;
-/// The resource number of the limit of nice(2).
-const NICE: u32 = 13;
-/// The resource number of the limit on real-time priorities.
-const RTPRIO: u32 = 14;
-/// Where shared memory is mapped meanwhile, beyond the program.
-const SHARED_AT: u64 = crate::inject::program::END;
 /// The lowest and the highest address of the work area. Below and above are the newborn's own
 /// program and stack.
 const WORK_AREA: (u64, u64) = (0x10_0000_0000, 0x5000_0000_0000);
-
-/// A restore, ready to be followed.
-#[derive(Debug)]
-pub struct Restore {
-    records: Records,
-    program: Program,
-    /// The numbers of what came along, and the ranges between them.
-    given: Vec<Cell>,
-    gaps: Vec<[Cell; 2]>,
-    /// What the configuration gives at most.
-    capabilities: u64,
-    no_new_privileges: bool,
-    /// Bytes of the work area: the program and shared memory.
-    work_bytes: u64,
-    wants: Vec<Wanted>,
-    /// The cell of each object's descriptor number, valid while the first process has all of them.
-    cells: Vec<Option<Cell>>,
-    /// The contents of memory.
-    pages: PageFiles,
-    /// Directories that are tmpfs by the configuration.
-    memory: Vec<String>,
-    /// Cells of each tmpfs in mount namespaces inside, by object.
-    memories: HashMap<usize, Cell>,
-    /// The container whose packets were dropped meanwhile.
-    quiet: Option<String>,
-    /// The offsets of its clocks from the host's, if they differ from the newborn's.
-    clocks: Option<Offsets>,
-    /// The checkpoint comes from another kernel, and has addresses in that kernel's vDSO.
-    is_foreign: bool,
-    /// Memory that is filled while the processes run, and the cells of its descriptor numbers.
-    lazy: Option<Lazy>,
-    lazy_cells: Vec<Cell>,
-}
-
-/// A descriptor to be passed in, in this order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
-    /// The sealed memory of the program ([`Program::sealed`]).
-    Program,
-    /// A part of the contents of memory, readable, by its number.
-    Pages(usize),
-    /// A file of the engine, by the name that it had at the checkpoint.
-    Outside(String),
-    /// The held open file of this object.
-    Held(u32),
-    /// `/dev/userfaultfd`, for memory that is filled while the processes run.
-    Userfaults,
-    /// `ns_last_pid`, which sets the next pid ([`last_pid`]).
-    LastPid,
-}
 
 /// The memory that is not read by the processes themselves before they run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -216,8 +189,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
         objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
     }
     let is_foreign = objects.iter().any(Option::is_some);
-    credentials::check(&records, allowed)?;
-    filter::check(&records, allowed)?;
+    check::check(&records, allowed)?;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
         // The init stays in the time namespace of its host, and so do children of exec.
@@ -227,17 +199,19 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     let wants = wants(&records, allowed, lazy.is_some());
     let work = hole(&records)?;
     let mut plan = Plan::new(&records, allowed, work, &wants);
-    plan.lazy = Making::new(&mut plan, lazy);
+    if let Some(lazy) = lazy {
+        plan.userfaults.add(lazy, &mut plan.builder);
+    }
     plan.born_with = memory.shared();
     plan.moves_clocks = clocks.is_some();
     plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
-    plan.objects = objects;
-    let sequences = plan.sequences()?;
+    plan.vdsos = objects;
+    let sequences = sequences(&mut plan)?;
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
     let memories = std::mem::take(&mut plan.memories);
-    let lazy_cells = plan.lazy.cells();
+    let lazy_cells = plan.userfaults.cells();
     let (given, gaps) = (std::mem::take(&mut plan.given), std::mem::take(&mut plan.gaps));
     let work_end = plan.work_end;
     let boot = std::mem::take(&mut plan.boot);
@@ -276,20 +250,19 @@ pub(crate) fn rehearse(records: &Records) -> Result<()> {
         capabilities: u64::MAX,
         own_network: true,
         cgroups: true,
-        console: console(records).is_some(),
+        console: restore::console(records).is_some(),
         ..Allowed::default()
     };
     let wants = wants(records, &allowed, false);
     let mut plan = Plan::new(records, &allowed, hole(records)?, &wants);
-    plan.objects = vec![None; records.memories.len()];
-    plan.sequences().map(drop)
+    plan.vdsos = vec![None; records.memories.len()];
+    sequences(&mut plan).map(drop)
 }
 
-fn console(records: &Records) -> Option<&Terminal> {
-    records.objects.iter().find_map(|object| match &object.thing {
-        Thing::Terminal(terminal) if terminal.is_console => Some(terminal),
-        _ => None,
-    })
+/// The sequences of all processes and threads.
+fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
+    let all = tree::sequences(plan)?;
+    if plan.shared_end > plan.work_end { Err(too_small()) } else { Ok(all) }
 }
 
 /// The descriptors to be passed in.
@@ -313,280 +286,10 @@ fn wants(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Wanted> {
     if is_lazy {
         wants.push(Wanted::Userfaults);
     }
-    if user::has_late_threads(records) {
+    if numberer::has_late_threads(records) {
         wants.push(Wanted::LastPid);
     }
     wants
-}
-
-impl Restore {
-    /// The program that the newborn follows.
-    pub fn program(&self) -> &Program {
-        &self.program
-    }
-
-    /// The descriptors to be passed in.
-    pub fn wants(&self) -> &[Wanted] {
-        &self.wants
-    }
-
-    /// Packets of this container's connections were dropped ([`crate::end_quiet`]): the drop rules
-    /// are removed once the connections are complete.
-    pub fn end_quiet(&mut self, id: &str) {
-        self.quiet = Some(id.to_owned());
-    }
-
-    /// The size of the console, in rows and columns; `None` if there is none.
-    pub fn console_size(&self) -> Option<(u16, u16)> {
-        let console = console(&self.records)?;
-        Some((console.size[0], console.size[1]))
-    }
-
-    /// Whether the restore creates a time namespace, in which the clocks of another boot continue.
-    pub fn moves_clocks(&self) -> bool {
-        self.clocks.is_some()
-    }
-
-    /// The descriptor number of an object, valid while the first process has all of them.
-    fn number(&self, index: usize) -> std::result::Result<i32, Errno> {
-        let cell = self.cells.get(index).copied().flatten();
-        cell.ok_or(Errno::BADF).and_then(|cell| self.program.value(cell))
-    }
-
-    /// The records that it restores.
-    pub fn records(&self) -> &Records {
-        &self.records
-    }
-}
-
-/// State that the modules share while the sequences are made.
-struct Plan<'r> {
-    records: &'r Records,
-    allowed: &'r Allowed,
-    builder: Builder,
-    /// Where the number of the program's memory is.
-    program: Cell,
-    /// What the newborn does first of all.
-    boot: Sequence,
-    /// The numbers of everything else that came along.
-    given: Vec<Cell>,
-    /// The first and the last number of each range between those, which the conductor finds.
-    gaps: Vec<[Cell; 2]>,
-    /// The work area.
-    work: u64,
-    work_end: u64,
-    /// The contents of memory: the range of bytes in each file.
-    pages: Vec<(Range<u64>, Cell)>,
-    outside: HashMap<String, Cell>,
-    /// Held files, by object.
-    held: HashMap<usize, Cell>,
-    /// Cells of the objects' descriptor numbers, by object.
-    cells: Vec<Option<Cell>>,
-    /// The network namespace of the object that is being made; `None` for the container's own.
-    stack: Option<usize>,
-    /// Open control groups, by path.
-    cgroups: HashMap<String, Cell>,
-    /// Cells of each tmpfs in mount namespaces inside, by object.
-    memories: HashMap<usize, Cell>,
-    /// A side of each terminal, by object.
-    terminals: HashMap<usize, Cell>,
-    /// Where shared memory is mapped meanwhile, by object.
-    shared: HashMap<usize, u64>,
-    shared_end: u64,
-    /// No process uses descriptor numbers from here on, nor the one before.
-    above: u32,
-    /// Pids of helper processes begin here.
-    free_pid: u32,
-    /// The container gets a time namespace with other offsets.
-    moves_clocks: bool,
-    /// The offsets of its clocks from the host's.
-    clocks: Offsets,
-    /// Time namespaces that processes make, by object.
-    times: HashMap<usize, Made>,
-    /// The vDSOs of other kernels that are restored, by memory.
-    objects: Vec<Option<Bent>>,
-    /// Memory that is filled while the processes run.
-    lazy: Making,
-    /// Memory that the newborn has already.
-    born_with: Option<&'r Shared>,
-    /// `ns_last_pid`, which sets the next pid.
-    last_pid: Option<Cell>,
-    /// Threads that are created in user namespaces inside, and the pid of the numberer for them.
-    late: Vec<user::Late>,
-    numberer: Option<u32>,
-    /// Sequences of helper processes, and the number of the first of them.
-    stand_ins: Vec<Sequence>,
-    stand_ins_from: usize,
-}
-
-impl<'r> Plan<'r> {
-    fn new(
-        records: &'r Records,
-        allowed: &'r Allowed,
-        (work, work_bytes): (u64, u64),
-        wants: &[Wanted],
-    ) -> Self {
-        let mut builder = Builder::new(work);
-        let (mut outside, mut held) = (HashMap::new(), HashMap::new());
-        let mut pages = Vec::new();
-        let parts = records.pages.parts();
-        let mut lazy = Making::default();
-        let mut last_pid = None;
-        let mut given = Vec::new();
-        // ORDER: the newborn fills the first cells, in the order of the descriptors passed in.
-        for wanted in wants {
-            let cell = builder.cell();
-            given.push(cell);
-            match wanted {
-                Wanted::Program => {}
-                Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
-                Wanted::Userfaults => lazy.device = Some(cell),
-                Wanted::LastPid => last_pid = Some(cell),
-                Wanted::Outside(name) => {
-                    outside.insert(name.clone(), cell);
-                }
-                Wanted::Held(object) => {
-                    held.insert(*object as usize, cell);
-                }
-            }
-        }
-        let gaps = given.iter().map(|_| [builder.cell(), builder.cell()]).collect();
-        let all = records.processes.iter();
-        let above = all.clone().flat_map(|p| &p.descriptors).map(|d| d.number + 1).max();
-        let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
-        let ids = records.processes.iter().flat_map(|p| [p.session, p.group]);
-        let free_pid = tids.chain(ids).max().unwrap_or(1) + 1;
-        Self {
-            records,
-            allowed,
-            builder,
-            // The first of what is wanted.
-            program: given[0],
-            boot: Sequence::default(),
-            given: given.split_off(1),
-            gaps,
-            work,
-            work_end: work + work_bytes,
-            pages,
-            outside,
-            held,
-            cells: vec![None; records.objects.len()],
-            stack: None,
-            cgroups: HashMap::new(),
-            memories: HashMap::new(),
-            terminals: HashMap::new(),
-            shared: HashMap::new(),
-            shared_end: work + SHARED_AT,
-            above: above.unwrap_or(0).max(16) + 1,
-            free_pid,
-            moves_clocks: false,
-            clocks: Offsets::default(),
-            times: records.times_made().unwrap_or_default(), // as was checked
-            objects: Vec::new(),
-            lazy,
-            born_with: None,
-            last_pid,
-            late: Vec::new(),
-            numberer: None,
-            stand_ins: Vec::new(),
-            stand_ins_from: 0,
-        }
-    }
-
-    /// The file of some contents, the offset in it, and how many bytes follow there.
-    fn contents_at(&self, at: u64) -> (Cell, u64, u64) {
-        let part = self.pages.iter().find(|(part, _)| part.contains(&at));
-        // Every page of a run is in a file, as was checked.
-        let (part, cell) = part.unwrap_or(&self.pages[0]);
-        (*cell, at - part.start, part.end.saturating_sub(at).max(PAGE_BYTES))
-    }
-
-    fn cell(&mut self) -> Cell {
-        self.builder.cell()
-    }
-
-    /// The sequences of all processes and threads.
-    fn sequences(&mut self) -> Result<Vec<Sequence>> {
-        let all = tree::sequences(self)?;
-        if self.shared_end > self.work_end { Err(too_small()) } else { Ok(all) }
-    }
-
-    /// The cell of an object's descriptor number.
-    fn object(&self, index: usize) -> Result<Cell> {
-        let found = self.cells.get(index).copied().flatten();
-        found.ok_or_else(|| {
-            Error::damaged("section 'object'", format!("number {index} is used before it is made"))
-        })
-    }
-
-    /// Opens the file of a descriptor again, as another file description. The path needs a number
-    /// that is known now, so the descriptor is duplicated to one that no process uses.
-    fn reopen(
-        &mut self,
-        sequence: &mut Sequence,
-        what: &str,
-        from: Cell,
-        flags: u32,
-    ) -> Result<Cell> {
-        let number = self.above - 1;
-        let args = [from.into(), number.into(), Arg::from(libc::O_CLOEXEC)];
-        sequence.call(what, Call::new(libc::SYS_dup3, args));
-        // The path is a magic link, which always leads to the same file.
-        let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
-        file::open_own(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
-    }
-
-    /// Creates a helper process with that pid, which follows a part, and waits for its exit. The
-    /// helper has a copy of everything, but shares the descriptors.
-    fn stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32, part: Sequence) {
-        self.stand_in_within(sequence, what, (pid, None), part);
-    }
-
-    /// The same in a control group, if not in that of the caller.
-    fn stand_in_within(
-        &mut self,
-        sequence: &mut Sequence,
-        what: &str,
-        (pid, cgroup): (u32, Option<Cell>),
-        part: Sequence,
-    ) {
-        self.begin_stand_in(sequence, what, (pid, cgroup), part, libc::CLONE_FILES as u64);
-        self.end_stand_in(sequence, what, pid);
-    }
-
-    /// Creates a helper process with that pid and these clone flags, which follows a part.
-    fn begin_stand_in(
-        &mut self,
-        sequence: &mut Sequence,
-        what: &str,
-        (pid, cgroup): (u32, Option<Cell>),
-        mut part: Sequence,
-        flags: u64,
-    ) {
-        part.call(what, Call::new(libc::SYS_exit_group, [Arg::Number(0)]));
-        let child = self.stand_ins_from + self.stand_ins.len();
-        self.stand_ins.push(part);
-        let call = tree::clone_with_pid(self, sequence, flags, (pid, cgroup));
-        sequence.fork(what, child, call);
-    }
-
-    /// Waits for the exit of a helper process.
-    fn end_stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32) {
-        let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
-        sequence.call(what, Call::new(libc::SYS_wait4, wait));
-    }
-
-    /// The number of the descriptor that a process keeps open when it closes all others that are
-    /// not its own.
-    fn kept(&self) -> u32 {
-        self.above - 1
-    }
-
-    /// A pid that no process has.
-    fn fresh_pid(&mut self) -> u32 {
-        self.free_pid += 1;
-        self.free_pid - 1
-    }
 }
 
 fn too_small() -> Error {

@@ -18,13 +18,11 @@
 
 use std::collections::HashMap;
 
-use super::{Plan, file, object, user};
+use super::plan::Plan;
+use super::{file, helper, open, stage, user};
 use crate::error::{Error, Result};
 use crate::format::{Mount, MountSource, Mounts, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-
-/// The stage at which each tmpfs exists, and is empty.
-pub(super) const STAGE: &str = "memory";
 
 const FSCONFIG_SET_STRING: u64 = 1;
 const FSCONFIG_CMD_CREATE: u64 = 6;
@@ -63,7 +61,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         }
     }
     if !plan.memories.is_empty() {
-        sequence.stage(STAGE);
+        sequence.stage(stage::MEMORY);
     }
     for (n, mounts) in &all {
         let mut part = Sequence::default();
@@ -77,8 +75,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let whole = format!("object {n} (mount namespace)");
         if let (Some(made), Some(_)) = (made, records.objects[*n].user) {
             // The creator has no rights over the container any more, which opening its files needs.
-            let pid = plan.fresh_pid();
-            plan.stand_in(sequence, &whole, pid, std::mem::take(&mut part));
+            helper::run(plan, sequence, &whole, std::mem::take(&mut part));
             let args = [made.into(), Arg::from(libc::CLONE_NEWNS)];
             part.call(&*whole, Call::new(libc::SYS_setns, args));
         }
@@ -89,12 +86,11 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             }
             let what = format!("object {index} (file)");
             let open = file::make(plan, &mut part, &what, it)?;
-            plan.cells[index] = Some(object::lift(plan, &mut part, &what, open)?);
+            plan.cells[index] = Some(plan.lift(&mut part, &what, open));
         }
-        let pid = plan.fresh_pid();
-        plan.stand_in(sequence, &whole, pid, part);
+        helper::run(plan, sequence, &whole, part);
         if let Some(made) = made {
-            plan.cells[*n] = Some(object::lift(plan, sequence, &whole, made)?);
+            plan.cells[*n] = Some(plan.lift(sequence, &whole, made));
         }
     }
     Ok(())
@@ -119,7 +115,7 @@ fn own(
     for (number, mount) in all.mounts.iter().enumerate() {
         if let MountSource::Container { path } = &mount.source {
             let what = what(n, mount);
-            file::look_at_parent(plan, part, &what, path);
+            open::check_parent(plan, part, &what, path);
             given.insert(number, copy(plan, part, &what, here, path)?);
         }
     }
@@ -131,7 +127,7 @@ fn own(
             None => source(plan, part, (n, number), mount, &own, copies)?,
         };
         set(plan, part, &what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
-        file::look_at_parent(plan, part, &what, &mount.place);
+        open::check_parent(plan, part, &what, &mount.place);
         attach(plan, part, &what, cell, (here, &mount.place));
         own.push(cell);
     }
@@ -153,7 +149,7 @@ fn source(
     let what = what.as_str();
     match &mount.source {
         MountSource::Container { path } => {
-            file::look_at_parent(plan, part, what, path);
+            open::check_parent(plan, part, what, path);
             copy(plan, part, what, Arg::from(libc::AT_FDCWD), path)
         }
         MountSource::Mount { namespace, mount, path } if *namespace == n => {
@@ -218,7 +214,7 @@ fn namespace(
     part.call(&*whole, Call::new(libc::SYS_mount, private));
     // ORDER: while there is a procfs.
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let links = file::open_own(plan, part, &whole, "/proc/self/ns", flags)?;
+    let links = open::own_path(plan, part, &whole, "/proc/self/ns", flags)?;
     let mut own: Vec<Cell> = Vec::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         let what = what(n, mount);
@@ -266,7 +262,7 @@ fn copy_for_others(
             if *namespace == n {
                 let what = what(other, it);
                 let made = copy(plan, part, &what, own[*mount].into(), path)?;
-                copies.insert((other, number), object::lift(plan, part, &what, made)?);
+                copies.insert((other, number), plan.lift(part, &what, made));
             }
         }
     }
@@ -301,9 +297,8 @@ fn queues(
     let args = [plan.object(namespace)?.into(), Arg::from(libc::CLONE_NEWIPC)];
     part.call(what, Call::new(libc::SYS_setns, args));
     let made = new(plan, &mut part, what, ("mqueue", &[]), 0)?;
-    let pid = plan.fresh_pid();
-    plan.stand_in(sequence, what, pid, part);
-    object::lift(plan, sequence, what, made)
+    helper::run(plan, sequence, what, part);
+    Ok(plan.lift(sequence, what, made))
 }
 
 /// Creates a new file system, not attached.

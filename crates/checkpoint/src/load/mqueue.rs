@@ -1,7 +1,7 @@
 //! POSIX message queues: created by the first process with their messages, and opened once for each
 //! file description. Removed queues have a name meanwhile.
 
-use super::{Plan, object};
+use super::plan::Plan;
 use crate::error::Result;
 use crate::format::{MessageQueue, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -38,7 +38,7 @@ pub(super) fn make(
         let cell = plan.cell();
         let args = [name, Arg::from(open.flags | libc::O_CLOEXEC as u32)];
         sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
-        plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);
+        plan.cells[n] = Some(plan.lift(sequence, &what, cell));
     }
     // ORDER: last, since the mode for the owner may exclude others.
     let owner = [made.into(), queue.uid.into(), queue.gid.into()];

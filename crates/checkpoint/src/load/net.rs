@@ -5,15 +5,14 @@
 
 use dormouse_kernel::pidfd;
 
-use super::{Plan, Restore, file, object, user};
+use super::plan::Plan;
+use super::restore::Restore;
+use super::{helper, open, stage, user};
 use crate::error::{Error, Result};
 use crate::format::{Elsewhere, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::net::{self, Site, Unlike};
 use crate::stack;
-
-/// The stage at which all namespaces exist, and are empty.
-pub(super) const STAGE: &str = "stacks";
 
 /// Makes all namespaces. ORDER: before sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -28,13 +27,12 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNET)]));
         let made =
-            file::open_own(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
-        let pid = plan.fresh_pid();
-        plan.stand_in(sequence, &what, pid, part);
-        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+            open::own_path(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
+        helper::run(plan, sequence, &what, part);
+        plan.cells[n] = Some(plan.lift(sequence, &what, made));
     }
     if is_any {
-        sequence.stage(STAGE);
+        sequence.stage(stage::STACKS);
     }
     Ok(())
 }
@@ -83,8 +81,7 @@ pub(super) fn inside(
     let mut part = Sequence::default();
     enter_one(plan, &mut part, what, net)?;
     call(&mut part);
-    let pid = plan.fresh_pid();
-    plan.stand_in(sequence, what, pid, part);
+    helper::run(plan, sequence, what, part);
     Ok(())
 }
 
@@ -96,7 +93,7 @@ pub(super) fn socket(
     cell: Cell,
     args: [Arg; 3],
 ) -> Result<()> {
-    let net = plan.stack;
+    let net = plan.net;
     inside(plan, sequence, what, net, |part| {
         part.call_into(what, cell, Call::new(libc::SYS_socket, args));
     })

@@ -1,7 +1,8 @@
 //! Netlink sockets: bound to their recorded port, unless it is taken, and members of their recorded
 //! groups.
 
-use super::{Plan, file, net, socket};
+use super::plan::Plan;
+use super::{net, open, socket};
 use crate::error::Result;
 use crate::format::Netlink;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -52,6 +53,6 @@ pub(super) fn make(
         ];
         sequence.call(what, Call::new(libc::SYS_setsockopt, args));
     }
-    file::set_flags(sequence, what, cell, it.flags);
+    open::set_flags(sequence, what, cell, it.flags);
     Ok(cell)
 }

@@ -1,12 +1,16 @@
 //! Objects: made once, by the first process, before any other process exists to inherit them.
+//!
+//! This is the table of kinds: it calls each kind for its objects, in an order in which an object
+//! comes after those that it needs.
 
+use super::plan::Plan;
 use super::{
-    Plan, deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink,
-    pipe, raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
+    deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink, pipe,
+    raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
 };
 use crate::error::Result;
 use crate::format::Thing;
-use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::inject::program::{Arg, Call, Sequence};
 
 /// Makes all objects.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -24,7 +28,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             plan.cells[index] = Some(*given);
             continue;
         }
-        plan.stack = object.net;
+        plan.net = object.net;
         let made = match &object.thing {
             // Made with the object that holds its contents.
             Thing::File(it) if it.deleted.is_some() => None,
@@ -85,8 +89,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             }
         };
         if let Some(made) = made {
-            let cell = lift(plan, sequence, what, made)?;
-            plan.cells[index] = Some(cell);
+            plan.cells[index] = Some(plan.lift(sequence, what, made));
         }
     }
     unix::make_all(plan, sequence)?;
@@ -94,30 +97,14 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Moves a descriptor above the numbers that processes use; the low one is closed with all others
-/// at the end.
-pub(super) fn lift(
-    plan: &mut Plan<'_>,
-    sequence: &mut Sequence,
-    what: &str,
-    cell: Cell,
-) -> Result<Cell> {
-    let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
-    sequence.call_into(what, cell, Call::new(libc::SYS_fcntl, args));
-    Ok(cell)
-}
-
-/// The same for descriptors that were passed in.
-fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+/// Moves the descriptors that were passed in above the numbers that processes use.
+fn lift_given(plan: &Plan<'_>, sequence: &mut Sequence) {
     let given = plan.outside.values().chain(plan.held.values()).copied();
     let pages = plan.pages.iter().map(|(_, cell)| *cell);
-    let given: Vec<Cell> =
-        pages.chain(plan.lazy.device).chain(plan.last_pid).chain(given).collect();
-    for cell in given {
-        let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
-        sequence.call_into("a descriptor of the engine", cell, Call::new(libc::SYS_fcntl, args));
+    for cell in pages.chain(plan.userfaults.device).chain(plan.last_pid).chain(given) {
+        plan.lift(sequence, "a descriptor of the engine", cell);
     }
-    // A newly opened file may get any number but the reserved one ([`Plan::reopen`]).
+    // A newly opened file may get any number but the reserved one ([`super::open::again`]).
     let args = [plan.contents_at(0).0.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call("a number that no process uses", Call::new(libc::SYS_dup3, args));
 }

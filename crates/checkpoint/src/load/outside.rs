@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use super::file::SETTABLE;
+use super::open::SETTABLE;
 use super::socket::{attach_filter, moved};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};

@@ -1,8 +1,7 @@
 //! Descriptors of processes: opened by each process that has them, once all processes exist. A
 //! pidfd has no state, so each process may have a file description of its own.
 
-use super::{Plan, object};
-use crate::error::Result;
+use super::plan::Plan;
 use crate::format::PidFd;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
@@ -12,10 +11,10 @@ pub(super) fn open(
     sequence: &mut Sequence,
     what: &str,
     pidfd: &PidFd,
-) -> Result<Cell> {
+) -> Cell {
     let what = format!("{what} (a pidfd of process {})", pidfd.pid);
     let low = plan.cell();
     let args = [pidfd.pid.into(), Arg::from(pidfd.flags)];
     sequence.call_into(what.clone(), low, Call::new(libc::SYS_pidfd_open, args));
-    object::lift(plan, sequence, &what, low)
+    plan.lift(sequence, &what, low)
 }

@@ -1,7 +1,8 @@
 //! Pipes: both ends are created or opened, the content is written, and each end that was open gets
 //! a file description.
 
-use super::{Plan, file, object};
+use super::open;
+use super::plan::Plan;
 use crate::error::Result;
 use crate::format::{DeletedFifo, Pipe, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -18,11 +19,11 @@ pub(super) fn make(
         // Opened for both, which never waits for the other end.
         Some(path) => {
             if let Some(fifo) = &pipe.deleted {
-                file::look_at_parent(plan, sequence, what, path);
+                open::check_parent(plan, sequence, what, path);
                 name(plan, sequence, what, path, fifo);
             }
             let flags = (libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW) as u32;
-            let both = file::open(plan, sequence, &format!("{what} '{path}'"), path, flags)?;
+            let both = open::path(plan, sequence, &format!("{what} '{path}'"), path, flags)?;
             if pipe.deleted.is_some() {
                 let text = plan.builder.text(path.as_bytes());
                 let args = [Arg::from(libc::AT_FDCWD), text.into(), Arg::Number(0)];
@@ -48,10 +49,10 @@ pub(super) fn make(
         let is_first = !std::mem::replace(taken, true) && pipe.path.is_none();
         let own = match is_first {
             true => mine,
-            false => plan.reopen(sequence, what, mine, end.flags | libc::O_NONBLOCK as u32)?,
+            false => open::again(plan, sequence, what, mine, end.flags | libc::O_NONBLOCK as u32)?,
         };
-        let cell = object::lift(plan, sequence, what, own)?;
-        file::set_flags(sequence, what, cell, end.flags);
+        let cell = plan.lift(sequence, what, own);
+        open::set_flags(sequence, what, cell, end.flags);
         plan.cells[n] = Some(cell);
     }
     Ok(())
@@ -83,7 +84,7 @@ fn fill(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, writer: Cell, 
     let whole = [pipe.content.0.len() as u32];
     let lengths = if pipe.packets.is_empty() { &whole[..] } else { &pipe.packets[..] };
     if !pipe.packets.is_empty() {
-        file::set_flags(sequence, what, writer, (libc::O_DIRECT | libc::O_NONBLOCK) as u32);
+        open::set_flags(sequence, what, writer, (libc::O_DIRECT | libc::O_NONBLOCK) as u32);
     }
     let mut rest = &pipe.content.0[..];
     for length in lengths.iter().filter(|n| **n != 0) {

@@ -1,12 +1,23 @@
 //! Processes: state that their threads share.
+//!
+//! This module brings the kinds of state of a process into their order; the calls are in the
+//! modules of the kinds. [`super::tree`] is above it.
 
+use super::plan::Plan;
 use super::{
-    NICE, NOFILE, Plan, RTPRIO, cgroup_namespace, descriptor, event, fanotify, file, filter,
-    inotify, lock, memfd, memory, mount, net, signal, thread, timer, user, uts,
+    cgroup_namespace, credentials, descriptor, event, fanotify, filter, helper, inotify, lock,
+    memfd, memory, mount, net, numberer, open, signal, stage, thread, timer, uts,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
+
+/// The resource number of the limit on descriptors.
+const NOFILE: u32 = 7;
+/// The resource number of the limit of nice(2).
+const NICE: u32 = 13;
+/// The resource number of the limit on real-time priorities.
+const RTPRIO: u32 = 14;
 
 /// The first operations: the newborn drops its own state.
 pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -22,10 +33,10 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
     }
     // At this stage the conductor finds the newborn's own rseq, and changes the next call to end
     // it.
-    plan.boot.stage("begin");
+    plan.boot.stage(stage::BEGIN);
     plan.boot.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
-    // ORDER: before any object of a record is made. The newborn has descriptors of the host, such as
-    // directories of control groups, its procfs and logs.
+    // ORDER: before any object of a record is made. The newborn has descriptors of the host, such
+    // as directories of control groups, its procfs and logs.
     for [first, last] in &plan.gaps {
         let args = [(*first).into(), (*last).into(), Arg::Number(0)];
         let close = Call::new(libc::SYS_close_range, args);
@@ -53,7 +64,7 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
 fn enter_time(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let what = "the clocks";
     let path = "/proc/self/ns/time_for_children";
-    let cell = file::open_own(plan, sequence, what, path, libc::O_RDONLY as u32)?;
+    let cell = open::own_path(plan, sequence, what, path, libc::O_RDONLY as u32)?;
     let args = [cell.into(), Arg::from(libc::CLONE_NEWTIME)];
     sequence.call(what, Call::new(libc::SYS_setns, args));
     sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
@@ -91,10 +102,10 @@ pub(super) fn restore(
         }
         let mut own = Sequence::default();
         thread::restore(plan, &mut own, other)?;
-        own.stage("whole");
-        user::end_numbers(plan, &mut own, false);
+        own.stage(stage::WHOLE);
+        numberer::end(plan, &mut own, false);
         thread::last(plan, &mut own, other)?;
-        own.stage("done");
+        own.stage(stage::DONE);
         others.push(own);
     }
     thread::restore(plan, sequence, &record.threads[0])?;
@@ -132,11 +143,50 @@ pub(super) fn with_rights(
     if let Some(root) = &record.root {
         // ORDER: no path is opened any more; the working directory does not change.
         let what = format!("the root '{root}' of process {}", record.pid);
-        file::look_at(plan, sequence, &what, root);
+        open::check_path(plan, sequence, &what, root);
         let at = plan.builder.text(root.as_bytes());
         sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
     }
     Ok(())
+}
+
+/// Makes a process enter its user namespace, and create its threads there; returns their sequences,
+/// numbered from `next_thread` on. ORDER: all steps that need capabilities over the container are
+/// done.
+pub(super) fn enter_user(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    record: &Process,
+    next_thread: usize,
+) -> Result<Vec<Sequence>> {
+    if record.user.is_none() {
+        return Ok(Vec::new());
+    }
+    with_rights(plan, sequence, record)?;
+    let what = format!("the user namespace of process {}", record.pid);
+    credentials::keep_while_changing(sequence, &what);
+    credentials::set_ids(plan, sequence, &what, &record.threads[0].credentials);
+    let number = Arg::from(plan.kept());
+    let args = [number, Arg::from(libc::CLONE_NEWUSER)];
+    sequence.call(&*what, Call::new(libc::SYS_setns, args));
+    sequence.call(&*what, Call::new(libc::SYS_close, [number]));
+    let mut others = Vec::new();
+    for (n, other) in record.threads.iter().enumerate().skip(1) {
+        let late = plan.late.iter().find(|late| late.tid == other.tid).copied();
+        let late =
+            late.ok_or_else(|| Error::damaged("section 'process'", "a thread without a record"))?;
+        let what = format!("thread {}", other.tid);
+        helper::wait_until_set(sequence, &what, late.is_next);
+        thread::make_next(plan, sequence, other, next_thread + n - 1);
+        helper::set(sequence, &what, late.is_given);
+        let mut own = Sequence::default();
+        thread::restore(plan, &mut own, other)?;
+        own.stage(stage::INSIDE);
+        thread::last(plan, &mut own, other)?;
+        own.stage(stage::DONE);
+        others.push(own);
+    }
+    Ok(others)
 }
 
 /// Steps that need everything else in place, and all threads.
@@ -161,7 +211,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         let what = format!("a registration of membarrier of process {}", record.pid);
         sequence.call(what, Call::new(libc::SYS_membarrier, args));
     }
-    // ORDER: its memory is as it will be, and all its children are born, which would inherit the rule.
+    // ORDER: its memory is complete, and all its children exist, which would inherit the rule.
     memory::seal(plan, sequence, record);
     if record.merges_memory {
         const SET_MEMORY_MERGE: i32 = 67;

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use dormouse_kernel::{Errno, call};
 use rustix::net::netdevice::name_to_index;
 
-use super::{Plan, file, net, socket};
+use super::plan::Plan;
+use super::{net, open, socket};
 use crate::error::Result;
 use crate::format::{PacketSocket, RawSocket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -33,7 +34,7 @@ pub(super) fn make(
         let [at, length] = socket::address(plan, &address);
         sequence.call(what, Call::new(call, [cell.into(), at, length]));
     }
-    file::set_flags(sequence, what, cell, raw.flags);
+    open::set_flags(sequence, what, cell, raw.flags);
     Ok(cell)
 }
 
@@ -52,12 +53,12 @@ pub(super) fn packet(
         socket::option(plan, sequence, what, cell, option);
     }
     socket::filter(plan, sequence, what, cell, &packet.options);
-    file::set_flags(sequence, what, cell, packet.flags);
+    open::set_flags(sequence, what, cell, packet.flags);
     Ok(cell)
 }
 
 /// Binds a packet socket and its memberships. `copy` is a descriptor of it in this program.
-pub(super) fn hear(copy: &OwnedFd, packet: &PacketSocket) -> std::result::Result<(), Errno> {
+pub(super) fn bind(copy: &OwnedFd, packet: &PacketSocket) -> std::result::Result<(), Errno> {
     const FANOUT: i32 = 18;
     let netns = stack::of_socket(copy)?;
     stack::inside_of(&netns, || {

@@ -1,6 +1,6 @@
 //! How threads are scheduled: each sets it by itself, so that the kernel checks its permissions.
 
-use super::Plan;
+use super::plan::Plan;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
 

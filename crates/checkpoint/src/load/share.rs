@@ -9,8 +9,10 @@
 //! writes to writable memory). So are areas that a fork wipes, that the kernel may drop, or that
 //! KSM may merge. So is memory below the lowest address that any process may map: the template is
 //! root of the host, and its clones are not.
+//!
+//! The choice needs the records alone; this module uses [`super::mapped`].
 
-use super::inherit::{Kind, Sheet};
+use super::mapped::{Kind, Mapped};
 use crate::format::{Area, Backing, PAGE_BYTES, Records, Run};
 
 /// Flags of areas that each clone has separately.
@@ -117,9 +119,9 @@ impl Shared {
     }
 
     /// The memory that a newborn has from the template.
-    pub(super) fn sheet(&self) -> Sheet {
+    pub(super) fn mapped(&self) -> Mapped {
         let runs = self.areas.iter().flat_map(|area| &area.runs);
-        Sheet::of(&self.areas, runs.cloned().collect::<Vec<Run>>())
+        Mapped::of(&self.areas, runs.cloned().collect::<Vec<Run>>())
     }
 }
 
@@ -181,12 +183,12 @@ mod tests {
         assert_eq!(shared.areas().len(), 1);
         assert_eq!(shared.pieces().len(), 1);
         let own = area(16, 4, 0, &["nr", "hg"]);
-        let sheet = shared.sheet();
-        assert!(sheet.parts(&own).is_empty());
+        let mapped = shared.mapped();
+        assert!(mapped.parts(&own).is_empty());
         let kept = area(256, 4, 24, &["nh", "dc"]);
-        assert_eq!(sheet.parts(&kept), [(256 * P, 264 * P)]);
-        assert_eq!(sheet.pages(&sheet.parts(&kept)), kept.runs);
+        assert_eq!(mapped.parts(&kept), [(256 * P, 264 * P)]);
+        assert_eq!(mapped.pages(&mapped.parts(&kept)), kept.runs);
         // An existing range of another kind would have to be unmapped.
-        assert!(sheet.parts(&area(256, 4, 24, &["dc"])).is_empty());
+        assert!(mapped.parts(&area(256, 4, 24, &["dc"])).is_empty());
     }
 }

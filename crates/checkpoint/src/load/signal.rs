@@ -1,6 +1,6 @@
 //! Signals: actions, queues, interval timers.
 
-use super::Plan;
+use super::plan::Plan;
 use crate::format::{Process, Signal};
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -53,8 +53,8 @@ pub(super) fn interval_timers(plan: &mut Plan<'_>, sequence: &mut Sequence, reco
     for timer in &record.interval_timers {
         let split = |us: u64| [us / 1_000_000, us % 1_000_000];
         let [interval_s, interval_us] = split(timer.interval_us);
-        // One whose signal is pending expires at once: the kernel drops a second signal, and arms the timer
-        // when the first is taken. With no time at all it would be disarmed.
+        // A timer whose signal is pending expires at once: the kernel drops a second signal, and
+        // arms the timer when the first is taken. With a time of 0 it would be disarmed.
         let [value_s, value_us] = split(timer.value_us.max(1));
         let at = plan.builder.numbers(&[interval_s, interval_us, value_s, value_us]);
         let args = [timer.which.into(), at.into(), Arg::Number(0)];

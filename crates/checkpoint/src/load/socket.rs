@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
 
-use super::{Plan, file, net};
+use super::plan::Plan;
+use super::{net, open};
 use crate::error::Result;
 use crate::format::{Bytes, Listener, Object, Records, SocketOption, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -123,7 +124,7 @@ pub(super) fn listener(
             Thing::Listener(it) => Some((it.address, object.net)),
             _ => None,
         };
-        address(other) == Some((listener.address, plan.stack))
+        address(other) == Some((listener.address, plan.net))
     };
     let has_its_own = |o: &SocketOption| o.is(libc::SOL_SOCKET, libc::SO_REUSEPORT);
     // One that shares its address without the option had it while it was bound.
@@ -144,7 +145,7 @@ pub(super) fn listener(
         let none = SocketOption { name: libc::SO_REUSEPORT, ..reuse(0) };
         option(plan, sequence, &what, cell, &none);
     }
-    file::set_flags(sequence, &what, cell, listener.flags);
+    open::set_flags(sequence, &what, cell, listener.flags);
     Ok(cell)
 }
 

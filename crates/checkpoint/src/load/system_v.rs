@@ -9,7 +9,7 @@ use dormouse_kernel::call::Namespace;
 use dormouse_kernel::system_v::{self, Owner, SystemV};
 use dormouse_kernel::{Errno, pidfd};
 
-use super::Restore;
+use super::restore::Restore;
 use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, PageFiles, Run, SystemVHead, Thing};
 use crate::look::ids::Maps;

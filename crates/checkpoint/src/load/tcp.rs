@@ -1,14 +1,5 @@
-//! TCP sockets that are not listeners: made by the program, connected by the engine.
-//!
-//! Only a process with CAP_NET_ADMIN over a stack may set the state of a connection (TCP_REPAIR),
-//! and a container does not have it. So the program makes the sockets, in the container's own
-//! cgroup and with its own identity, and the engine takes copies while all processes wait. In
-//! order:
-//!
-//! 1. All connections are restored in repair mode, in which nothing is sent ([`restore`]).
-//! 2. Pending connections are put into the queues of their listeners ([`crate::accept`]).
-//! 3. The drop rules are removed, and the connections leave repair mode: unsent data is sent, and
-//!    each peer gets a packet ([`Connections::go`]). No process of the container runs yet.
+//! TCP sockets that are not listeners: made by the program, connected by the engine
+//! ([`super::connection`]).
 //!
 //! A connection in SYN_SENT is requested again, from the same port and with the same initial
 //! sequence number: a peer that has received the request sees a retransmission. A thread in
@@ -20,19 +11,20 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::{Errno, call, pidfd};
+use dormouse_kernel::{Errno, call};
 use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::{Plan, Restore, Wanted, file, net, raw, socket, udp};
-use crate::error::{Error, Result};
-use crate::format::{Connection, SocketOption, TcpSocket, TcpState, Thing};
+use super::plan::Plan;
+use super::{net, open, socket};
+use crate::error::Result;
+use crate::format::{Connection, TcpSocket, TcpState};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
     SEND_QUEUE, TIMESTAMP,
 };
-use crate::{accept, packet, quiet, stack};
+use crate::{accept, packet, stack};
 
 pub(super) fn make(
     plan: &mut Plan<'_>,
@@ -58,142 +50,23 @@ pub(super) fn make(
         let args = [cell.into(), Arg::from(libc::SHUT_RDWR)];
         sequence.call(what, Call::new(libc::SYS_shutdown, args).lenient());
     }
-    file::set_flags(sequence, what, cell, tcp.flags);
+    open::set_flags(sequence, what, cell, tcp.flags);
     Ok(cell)
 }
 
-/// Connections that are complete and still in repair mode.
-#[derive(Debug, Default)]
-pub(super) struct Connections {
-    sockets: Vec<(OwnedFd, usize)>,
-    /// Sockets with a packet filter.
-    filtered: Vec<(OwnedFd, usize)>,
-    /// Listeners whose pending connections are to be restored.
-    listening: Vec<(OwnedFd, usize)>,
-}
-
-/// Restores, by the engine's rights, connections and queues of sockets that the first process has
-/// made. All processes wait.
-pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
-    let mut connections = Connections::default();
-    for (index, object) in restore.records.objects.iter().enumerate() {
-        let is_filtered = has_filter(&object.thing);
-        let is_needed = is_filtered
-            || match &object.thing {
-                Thing::TcpSocket(tcp) => tcp.connection.is_some(),
-                Thing::UdpSocket(udp) => !udp.received.is_empty() || udp.error.is_some(),
-                Thing::PacketSocket(_) => true,
-                Thing::Listener(listener) => !listener.waiting.is_empty(),
-                _ => false,
-            };
-        // A held socket has its queue.
-        if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
-            continue;
-        }
-        let copy = copy(pid, restore, index)?;
-        let name = object.thing.name();
-        if is_filtered {
-            let again = copy.try_clone().map_err(|e| Error::Elsewhere(e.to_string()))?;
-            connections.filtered.push((again, index));
-        }
-        match &object.thing {
-            Thing::UdpSocket(udp) => {
-                udp::fill(&copy, udp).map_err(|source| {
-                    let what = format!("object {index} ({name})");
-                    Error::Restore { what, call: "its queue".into(), source }
-                })?;
-            }
-            Thing::TcpSocket(TcpSocket { address: Some(own), connection: Some(it), .. }) => {
-                put_together(&copy, *own, it).map_err(|(step, source)| {
-                    let what = format!("object {index} ({name}, {own} to {})", it.peer);
-                    Error::Restore { what, call: step.into(), source }
-                })?;
-                connections.sockets.push((copy, index));
-            }
-            Thing::PacketSocket(packet) => raw::hear(&copy, packet).map_err(|source| {
-                let device = packet.device.as_deref().unwrap_or("every device");
-                let what = format!("object {index} ({name} at {device})");
-                Error::Restore { what, call: "bind".into(), source }
-            })?,
-            Thing::Listener(it) if !it.waiting.is_empty() => {
-                connections.listening.push((copy, index));
-            }
-            _ => {}
-        }
-    }
-    // ORDER: after all connections exist. The kernel acknowledges the FIN of a peer, and if the peer is in
-    // the same stack and does not exist yet, that segment is answered with RST.
-    for (copy, index) in &connections.sockets {
-        let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
-        let Some(it) = tcp.connection.as_ref().filter(|it| has_end_of_peer(it)) else { continue };
-        peer_has_said_all(copy, it).map_err(|source| Error::Restore {
-            what: format!("object {index} (a connection to {})", it.peer),
-            call: "the end of its peer".into(),
-            source,
-        })?;
-    }
-    Ok(connections)
-}
-
-/// Whether the end of the peer is repeated before the connection leaves repair mode.
-fn has_end_of_peer(it: &Connection) -> bool {
+/// Whether the receiving side is completed before the connection leaves repair mode.
+pub(super) fn ends_in_repair(it: &Connection) -> bool {
     !matches!(it.state, TcpState::SynSent | TcpState::Closing)
-}
-
-/// Whether a socket has a packet filter that the program has not set.
-fn has_filter(thing: &Thing) -> bool {
-    let is_given = matches!(thing, Thing::RawSocket(_) | Thing::PacketSocket(_));
-    !is_given && thing.socket_options().iter().any(SocketOption::is_about_filter)
-}
-
-/// A descriptor in this program of a socket that the first process has made.
-fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
-    let number = restore.number(index).map_err(Error::of("find a socket", pid))?;
-    pidfd::open(pid)
-        .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
-        .map_err(|e| Error::Elsewhere(e.to_string()))
-}
-
-impl Connections {
-    /// Removes the drop rules and ends repair mode.
-    pub(super) fn go(self, pid: u32, restore: &Restore) -> Result<()> {
-        // ORDER: while packets are dropped: neither the peers nor the kernel can send an answer
-        // that disagrees.
-        for (copy, index) in &self.listening {
-            let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
-            stack::of_socket(copy)
-                .and_then(|netns| stack::inside_of(&netns, || Ok(accept::put(copy, &it.waiting))))
-                .map_err(Error::call("enter the container's network namespace"))??;
-        }
-        if let Some(id) = &restore.quiet {
-            quiet::end(&stack::of(pid)?, id)?;
-        }
-        for (copy, index) in &self.sockets {
-            let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
-            let Some(connection) = &tcp.connection else { continue };
-            match go_on(copy, tcp, connection) {
-                // The peer had closed, and resets the connection at once: the program sees that
-                // when it uses the socket.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
-                Err(e) => return Err(Error::call("let a TCP connection go on")(e)),
-            }
-        }
-        // ORDER: after all received data is in place, whatever the filters drop from now on.
-        for (copy, index) in &self.filtered {
-            let options = restore.records.objects[*index].thing.socket_options();
-            socket::attach_filter(copy, options).map_err(Error::call("attach a packet filter"))?;
-        }
-        Ok(())
-    }
 }
 
 /// LIMIT: the smallest segment that the kernel accepts, in bytes (TCP_MIN_MSS).
 const SEGMENT_BYTES_MIN: u32 = 88;
 
 /// The step that failed, and the cause.
-type Failed = (&'static str, Errno);
+pub(super) type Failed = (&'static str, Errno);
 
-fn put_together(
+/// Restores a connection in repair mode, in which nothing is sent.
+pub(super) fn rebuild(
     socket: &OwnedFd,
     own: SocketAddr,
     it: &Connection,
@@ -236,8 +109,9 @@ fn put_together(
     }
     agree(socket, it).map_err(at("its options"))?;
     if !is_v6 {
-        // What was agreed upon bounds segments from the next time that the kernel computes their size, as for
-        // options of version 4, of which there are none. Until then they are of the least size (RFC 9293).
+        // The negotiated size bounds segments once the kernel computes their size again, which it
+        // does for options of version 4, here none. Until then segments have the least size (RFC
+        // 9293).
         call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[])
             .map_err(at("its segments"))?;
     }
@@ -303,9 +177,12 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 /// Completes the receiving side: the FIN of the peer, if it has arrived, and then the recorded size
 /// of the receive buffer.
 ///
-/// ORDER: after all connections exist, and before a peer inside resumes, which would otherwise see a
-/// larger window.
-fn peer_has_said_all(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+/// ORDER: after all connections exist, and before a peer inside resumes, which would otherwise see
+/// a larger window.
+pub(super) fn complete_receiving(
+    socket: &OwnedFd,
+    it: &Connection,
+) -> std::result::Result<(), Errno> {
     end_of_peer(socket, it)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
 }
@@ -333,7 +210,12 @@ fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Err
     packet::send(&netns, &[(peer, own, segment)])
 }
 
-fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
+/// Ends repair mode: unsent data is sent, and the peer gets a packet.
+pub(super) fn leave_repair(
+    socket: &OwnedFd,
+    tcp: &TcpSocket,
+    it: &Connection,
+) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
     // In repair mode every address is shared, and afterwards none.
@@ -346,23 +228,23 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
     if it.state == TcpState::Closing {
-        peer_has_said_all(socket, it)?; // after the FIN of this side
+        complete_receiving(socket, it)?; // after the FIN of this side
     }
     let locked = i32::from(it.buffers_locked);
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
     match it.state {
-        TcpState::SynSent => ask(socket, it.peer),
+        TcpState::SynSent => request(socket, it.peer),
         _ => Ok(()),
     }
 }
 
 /// Requests a connection without waiting for the answer.
-fn ask(socket: &OwnedFd, peer: SocketAddr) -> std::result::Result<(), Errno> {
+fn request(socket: &OwnedFd, peer: SocketAddr) -> std::result::Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(socket)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
-    let asked = rustix::net::connect(socket, &peer);
+    let requested = rustix::net::connect(socket, &peer);
     rustix::fs::fcntl_setfl(socket, flags)?;
-    match asked {
+    match requested {
         Err(Errno::INPROGRESS) => Ok(()),
         other => other,
     }

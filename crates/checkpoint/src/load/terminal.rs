@@ -4,7 +4,8 @@
 //! Recorded input and output are written while nothing echoes. The terminal modes are set once all
 //! processes exist, and the kernel has long processed the data.
 
-use super::{Plan, file, object};
+use super::open;
+use super::plan::Plan;
 use crate::error::{Error, Result};
 use crate::format::terminal_modes as modes;
 use crate::format::{Terminal, Thing};
@@ -85,8 +86,8 @@ fn one(
     let path = format!("/dev/pts/{}", terminal.number);
     let slave = match is_open || master.is_none() {
         true => {
-            let made = file::open(plan, sequence, what, &path, libc::O_RDWR as u32)?;
-            Some(object::lift(plan, sequence, what, made)?)
+            let made = open::path(plan, sequence, what, &path, libc::O_RDWR as u32)?;
+            Some(plan.lift(sequence, what, made))
         }
         false => None,
     };
@@ -116,8 +117,8 @@ fn one(
     for (n, side) in sides {
         let cell = match (side.is_master, master) {
             (true, Some(master)) => {
-                let cell = object::lift(plan, sequence, what, master)?;
-                file::set_flags(sequence, what, cell, side.flags);
+                let cell = plan.lift(sequence, what, master);
+                open::set_flags(sequence, what, cell, side.flags);
                 cell
             }
             (true, None) => {
@@ -126,8 +127,8 @@ fn one(
             }
             (false, _) => {
                 let path = if side.as_console { "/dev/console" } else { &path };
-                let made = file::open(plan, sequence, what, path, side.flags)?;
-                object::lift(plan, sequence, what, made)?
+                let made = open::path(plan, sequence, what, path, side.flags)?;
+                plan.lift(sequence, what, made)
             }
         };
         plan.cells[n] = Some(cell);

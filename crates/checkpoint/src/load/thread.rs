@@ -1,6 +1,9 @@
-//! Threads.
+//! Threads: created by their process, with state of their own in the kernel.
+//!
+//! This module brings the kinds of state of a thread into their order.
 
-use super::{Plan, credentials, filter, lock, schedule, signal};
+use super::plan::Plan;
+use super::{credentials, filter, lock, schedule, signal};
 use crate::error::Result;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -18,8 +21,9 @@ pub(super) fn make_next(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &T
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
-/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count. A thread
-/// that does not share the directory and umask of its process gets a copy of both at that moment.
+/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count. A
+/// thread that does not share the directory and umask of its process gets a copy of both at that
+/// moment.
 fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2], shares_place: bool) -> Call {
     let flags = libc::CLONE_VM
         | if shares_place { libc::CLONE_FS } else { 0 }
@@ -43,8 +47,8 @@ pub(super) fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, name: &str) {
 pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
     name(plan, sequence, &thread.name);
-    // struct stack_t. Without one in the record the stack of the restoring program is disabled: its memory
-    // is unmapped, and a fork inherits it.
+    // struct stack_t. Without one in the record the stack of the restoring program is disabled: its
+    // memory is unmapped, and a fork inherits it.
     let stack = match &thread.alternate_stack {
         Some(stack) => [stack.address, u64::from(stack.flags), stack.length_bytes],
         None => [0, libc::SS_DISABLE as u64, 0],

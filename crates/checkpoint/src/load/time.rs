@@ -5,13 +5,11 @@
 //!
 //! Offsets can be written until a process enters (time_namespaces(7)).
 
-use super::{Plan, file};
+use super::plan::Plan;
+use super::{helper, open, stage};
 use crate::error::Result;
 use crate::format::{Process, Thing, Time};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-
-/// The stage at which the namespaces of a generation exist.
-const STAGE: &str = "clocks";
 
 /// Makes a namespace; `None` if a process does.
 pub(super) fn make(
@@ -27,9 +25,8 @@ pub(super) fn make(
     let mut part = Sequence::default();
     for_children(plan, &mut part, what, time)?;
     let path = "/proc/self/ns/time_for_children";
-    let cell = file::open_own(plan, &mut part, what, path, libc::O_RDONLY as u32)?;
-    let pid = plan.fresh_pid();
-    plan.stand_in(sequence, what, pid, part);
+    let cell = open::own_path(plan, &mut part, what, path, libc::O_RDONLY as u32)?;
+    helper::run(plan, sequence, what, part);
     Ok(Some(cell))
 }
 
@@ -47,7 +44,7 @@ fn for_children(
     sequence.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]));
     let text = plan.clocks.ahead(time).text();
     let path = "/proc/self/timens_offsets";
-    let cell = file::open_own(plan, sequence, what, path, libc::O_WRONLY as u32)?;
+    let cell = open::own_path(plan, sequence, what, path, libc::O_WRONLY as u32)?;
     let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
     let args = [cell.into(), at.into(), bytes.into()];
     sequence.call(what, Call::new(libc::SYS_write, args).returns(bytes));
@@ -62,7 +59,7 @@ pub(super) fn enter(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
     let made = record.time.and_then(|n| plan.times.get(&n)).copied();
     for generation in 0..=last {
         if generation > 0 {
-            sequence.stage(STAGE);
+            sequence.stage(stage::CLOCKS);
         }
         if generation != made.map_or(0, |made| made.generation) {
             continue;
@@ -73,7 +70,7 @@ pub(super) fn enter(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
                 None => plan.object(n)?,
                 Some(made) => {
                     let path = format!("/proc/{}/ns/time_for_children", made.by);
-                    file::open_own(plan, sequence, &what, &path, libc::O_RDONLY as u32)?
+                    open::own_path(plan, sequence, &what, &path, libc::O_RDONLY as u32)?
                 }
             };
             let args = [cell.into(), Arg::from(libc::CLONE_NEWTIME)];

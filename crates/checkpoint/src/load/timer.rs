@@ -1,6 +1,6 @@
 //! Timers: descriptors and POSIX timers.
 
-use super::Plan;
+use super::plan::Plan;
 use crate::error::Result;
 use crate::format::{PosixTimer, Process, TimerFd};
 use crate::inject::program::{Arg, Call, Cell, Sequence};

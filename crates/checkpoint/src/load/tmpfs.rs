@@ -15,7 +15,7 @@ use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
 };
 
-use super::Restore;
+use super::restore::Restore;
 use super::system_v::fill;
 use crate::error::{Error, Result};
 use crate::format::{PageFiles, Thing, Tmpfs, TmpfsEntry, TmpfsKind};

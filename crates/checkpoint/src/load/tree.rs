@@ -6,14 +6,20 @@
 //! by a *helper*, which exits; the first process then adopts it, as originally. Helpers also
 //! replace leaders of process groups that have exited. A helper has the pid of the process that it
 //! replaces, or an unused one.
+//!
+//! This module is the top of the program's half: each sequence begins here.
 
 use std::collections::HashMap;
 
 use super::inherit::Inheritance;
-use super::{Plan, cgroup, ipc, lazy, memory, object, process, terminal, thread, time, user};
+use super::plan::Plan;
+use super::{
+    cgroup, helper, ipc, memory, numberer, object, process, stage, terminal, thread, time,
+    userfault,
+};
 use crate::error::{Error, Result};
 use crate::format::Process;
-use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::inject::program::{Arg, Call, Sequence};
 
 /// A process to be made.
 struct Node {
@@ -39,7 +45,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     // Threads follow the processes, and helper processes of other modules follow the threads.
     let mut next_thread = nodes.len();
     let alive = plan.records.processes.iter().filter(|p| p.ended.is_none());
-    plan.stand_ins_from = nodes.len() + alive.map(|p| p.threads.len() - 1).sum::<usize>();
+    plan.helpers_from = nodes.len() + alive.map(|p| p.threads.len() - 1).sum::<usize>();
     let mut threads = Vec::new();
     let mut all = Vec::new();
     for (n, node) in nodes.iter().enumerate() {
@@ -56,28 +62,28 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
             Some(record) if record.ended.is_none() => {
                 reap_helpers(&mut sequence, &nodes, node);
                 if n == 0 {
-                    user::begin_numbers(plan, &mut sequence)?;
+                    numberer::begin(plan, &mut sequence)?;
                 }
                 time::enter(plan, &mut sequence, record)?;
                 ipc::enter(plan, &mut sequence, record)?;
-                memory::restore(plan, &mut sequence, record, inheritance.sheet(n))?;
-                lazy::make(plan, &mut sequence, record);
+                memory::restore(plan, &mut sequence, record, inheritance.of(n))?;
+                userfault::create(plan, &mut sequence, record);
                 let mut made = process::restore(plan, &mut sequence, record, next_thread)?;
-                sequence.stage("whole");
-                made.extend(user::enter(plan, &mut sequence, record, next_thread)?);
+                sequence.stage(stage::WHOLE);
+                made.extend(process::enter_user(plan, &mut sequence, record, next_thread)?);
                 next_thread += made.len();
                 threads.extend(made);
-                user::end_numbers(plan, &mut sequence, n == 0);
+                numberer::end(plan, &mut sequence, n == 0);
                 process::last(plan, &mut sequence, record)?;
                 thread::last(plan, &mut sequence, &record.threads[0])?;
-                sequence.stage("done");
+                sequence.stage(stage::DONE);
             }
             other => end(plan, &mut sequence, other),
         }
         all.push(sequence);
     }
     all.extend(threads);
-    all.append(&mut plan.stand_ins);
+    all.append(&mut plan.helpers);
     Ok(all)
 }
 
@@ -85,7 +91,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
 fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
     if let Some(shared) = plan.born_with {
         // Helpers, which exit before the process gets its memory, need none.
-        return Ok(Inheritance::of_one(shared.sheet()));
+        return Ok(Inheritance::of_one(shared.mapped()));
     }
     if nodes.len() == 1 {
         return Ok(Inheritance::default());
@@ -277,42 +283,13 @@ fn lead_groups(
     }
 }
 
-/// clone3(2) of a child with that pid, in that control group.
-pub(super) fn clone_with_pid(
-    plan: &mut Plan<'_>,
-    sequence: &mut Sequence,
-    mut flags: u64,
-    (pid, cgroup): (u32, Option<Cell>),
-) -> Call {
-    const INTO_CGROUP: u64 = 1 << 33;
-    const CGROUP_AT: u64 = 80;
-    if cgroup.is_some() {
-        flags |= INTO_CGROUP;
-    }
-    let ids = plan.builder.data(&pid.to_ne_bytes());
-    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls,
-    // set_tid, set_tid_size, cgroup.
-    let args = [flags, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
-    let at = match cgroup {
-        Some(_) => plan.builder.writable_numbers(&args),
-        None => plan.builder.numbers(&args),
-    };
-    if let Some(cgroup) = cgroup {
-        // The descriptor number is only known at run time: a call writes it there.
-        let args = [cgroup.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
-        let what = format!("the control group of process {pid}");
-        sequence.call_to(what, at + CGROUP_AT, Call::new(libc::SYS_fcntl, args));
-    }
-    Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
-}
-
 /// Sessions, children and groups.
 fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) -> Result<()> {
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
         let record = nodes[child].record.map(|r| &plan.records.processes[r]);
         let cgroup = record.and_then(|r| r.cgroup.as_ref()).and_then(|path| plan.cgroups.get(path));
-        let call = clone_with_pid(plan, sequence, 0, (pid, cgroup.copied()));
+        let call = helper::clone_with_pid(plan, sequence, 0, (pid, cgroup.copied()));
         sequence.fork(format!("process {pid}"), child, call);
     };
     let record = node.record.map(|r| &plan.records.processes[r]);
@@ -335,20 +312,20 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
     for child in &node.after {
         fork(plan, sequence, *child);
     }
-    sequence.stage("born");
+    sequence.stage(stage::BORN);
     let set_group = |group: u32| Call::new(libc::SYS_setpgid, [Arg::Number(0), group.into()]);
     let leads_group = node.group == node.pid && node.session != node.pid;
     if leads_group {
         sequence.call(format!("the process group {}", node.pid), set_group(0));
     }
-    sequence.stage("led");
+    sequence.stage(stage::LED);
     // The leader of a session cannot leave its group, and need not; helpers stay in their
     // creator's.
     if !leads_group && node.session != node.pid && node.group != 0 {
         let what = format!("process {}'s place in group {}", node.pid, node.group);
         sequence.call(what, set_group(node.group));
     }
-    sequence.stage("joined");
+    sequence.stage(stage::JOINED);
     let is_first = node.pid == plan.records.processes[0].pid;
     // An init sets no foreground group; its program does.
     if leads || is_first && node.session == OF_INIT {
@@ -365,8 +342,7 @@ fn reap_helpers(sequence: &mut Sequence, nodes: &[Node], node: &Node) {
     for child in node.before.iter().chain(&node.after) {
         if nodes[*child].record.is_none() {
             let pid = nodes[*child].pid;
-            let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
-            sequence.call(format!("helper {pid}"), Call::new(libc::SYS_wait4, wait));
+            helper::wait(sequence, &format!("helper {pid}"), pid);
         }
     }
 }

@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
 
-use super::{Plan, file, net, socket};
+use super::plan::Plan;
+use super::{net, open, socket};
 use crate::error::Result;
 use crate::format::UdpSocket;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -41,7 +42,7 @@ pub(super) fn make(
         let args = [cell.into(), Arg::from(i32::from(udp.shut) - 1)];
         sequence.call(what.clone(), Call::new(libc::SYS_shutdown, args));
     }
-    file::set_flags(sequence, &what, cell, udp.flags);
+    open::set_flags(sequence, &what, cell, udp.flags);
     Ok(cell)
 }
 

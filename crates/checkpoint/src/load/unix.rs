@@ -30,7 +30,8 @@ use std::collections::BTreeMap;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
-use super::{Plan, credentials, file, net, object, socket};
+use super::plan::Plan;
+use super::{credentials, helper, net, open, socket};
 use crate::error::{Error, Result};
 use crate::format::{
     PeerCredentials, Records, Thing, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket,
@@ -135,7 +136,7 @@ struct Work<'w, 'r> {
 }
 
 /// A client that connects, and waits to be accepted.
-enum Caller<'r> {
+enum Client<'r> {
     /// A socket, an object.
     Socket(usize, Option<&'r PeerCredentials>),
     /// A client that is closed again.
@@ -197,7 +198,7 @@ impl<'r> Work<'_, 'r> {
             socket::option(self.plan, self.sequence, &what, cell, option);
         }
         let what = self.what(index);
-        let cell = object::lift(self.plan, self.sequence, &what, cell)?;
+        let cell = self.plan.lift(self.sequence, &what, cell);
         self.plan.cells[index] = Some(cell);
         Ok(())
     }
@@ -218,31 +219,7 @@ impl<'r> Work<'_, 'r> {
         who: Option<&PeerCredentials>,
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let Some(who) = who.map(|who| credentials::narrowed(who, self.plan.allowed)) else {
-            return act(self);
-        };
-        let first = self.plan.records.processes[0].pid;
-        let is_root = (who.uid, who.gid) == (0, 0) && who.groups.is_empty();
-        if who.pid == Some(first) && is_root {
-            return act(self);
-        }
-        let what = self.what(index);
-        let is_taken = who.pid.is_some_and(|pid| pid <= first);
-        let outer = std::mem::take(self.sequence);
-        credentials::play(self.plan, self.sequence, &what, &who);
-        let done = act(self);
-        if is_taken {
-            credentials::play_no_more(self.plan, self.sequence, &what);
-        }
-        let part = std::mem::replace(self.sequence, outer);
-        done?;
-        if is_taken {
-            self.sequence.append(part);
-            return Ok(());
-        }
-        let pid = who.pid.unwrap_or_else(|| self.plan.fresh_pid());
-        self.plan.stand_in(self.sequence, &what, pid, part);
-        Ok(())
+        self.act_within(index, None, who, act)
     }
 
     /// The same in the network namespace of the socket, which always takes a helper process.
@@ -252,21 +229,65 @@ impl<'r> Work<'_, 'r> {
         who: Option<&PeerCredentials>,
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let Some(net) = self.net(index) else { return self.act_as(index, who, act) };
+        self.act_within(index, self.net(index), who, act)
+    }
+
+    /// Calls `act` in a network namespace, unless that is the container's own, and with the
+    /// credentials that a peer is to see. The first process makes the calls itself if it can, and
+    /// a helper process otherwise.
+    fn act_within(
+        &mut self,
+        index: usize,
+        net: Option<usize>,
+        who: Option<&PeerCredentials>,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let first = self.plan.records.processes[0].pid;
+        let who = who.map(|who| credentials::narrowed(who, self.plan.allowed));
+        let is_first_process = who.as_ref().is_none_or(|who| {
+            who.pid == Some(first) && (who.uid, who.gid) == (0, 0) && who.groups.is_empty()
+        });
+        if net.is_none() && is_first_process {
+            return act(self);
+        }
+        // The pid of a process that exists already cannot be given to a helper.
+        let pid = who.as_ref().and_then(|who| who.pid);
+        let is_taken = pid.is_some_and(|pid| pid <= first);
+        let by_first = net.is_none() && is_taken;
         let what = self.what(index);
         let outer = std::mem::take(self.sequence);
-        let who = who.map(|who| credentials::narrowed(who, self.plan.allowed));
-        let entered = net::enter_one(self.plan, self.sequence, &what, net);
-        if let Some(who) = &who {
-            credentials::play(self.plan, self.sequence, &what, who);
-        }
-        let done = entered.and_then(|()| act(self));
+        let done = self.collect_within(&what, net, who.as_ref(), by_first, act);
         let part = std::mem::replace(self.sequence, outer);
         done?;
-        let first = self.plan.records.processes[0].pid;
-        let pid = who.and_then(|who| who.pid).filter(|pid| *pid > first);
-        let pid = pid.unwrap_or_else(|| self.plan.fresh_pid());
-        self.plan.stand_in(self.sequence, &what, pid, part);
+        if by_first {
+            self.sequence.append(part);
+            return Ok(());
+        }
+        let pid = pid.filter(|_| !is_taken).unwrap_or_else(|| self.plan.fresh_pid());
+        helper::run_with_pid(self.plan, self.sequence, &what, pid, part);
+        Ok(())
+    }
+
+    /// The calls for [`Work::act_within`]; `reverts` if the process continues with its own
+    /// credentials.
+    fn collect_within(
+        &mut self,
+        what: &str,
+        net: Option<usize>,
+        who: Option<&PeerCredentials>,
+        reverts: bool,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(net) = net {
+            net::enter_one(self.plan, self.sequence, what, net)?;
+        }
+        if let Some(who) = who {
+            credentials::assume(self.plan, self.sequence, what, who);
+        }
+        act(self)?;
+        if reverts {
+            credentials::resume_own(self.plan, self.sequence, what);
+        }
         Ok(())
     }
 
@@ -281,9 +302,9 @@ impl<'r> Work<'_, 'r> {
         index: usize,
         cell: Cell,
         backlog: i32,
-        as_whom: Option<&PeerCredentials>,
+        who: Option<&PeerCredentials>,
     ) -> Result<()> {
-        self.act_as(index, as_whom, |work| {
+        self.act_as(index, who, |work| {
             work.call(index, libc::SYS_listen, [cell.into(), Arg::from(backlog)]);
             Ok(())
         })
@@ -308,7 +329,7 @@ impl<'r> Work<'_, 'r> {
                 UnixPeer::Gone => {
                     let [one, other] = self.pair(index)?;
                     let what = self.what(index);
-                    let other = object::lift(self.plan, self.sequence, &what, other)?;
+                    let other = self.plan.lift(self.sequence, &what, other);
                     self.gone.push((index, other));
                     self.has(index, one)?;
                 }
@@ -335,7 +356,7 @@ impl<'r> Work<'_, 'r> {
         let Some(directory) = &name.directory else { return act(self) };
         let what = self.what(index);
         let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-        let cell = file::open(self.plan, self.sequence, &what, directory, flags)?;
+        let cell = open::path(self.plan, self.sequence, &what, directory, flags)?;
         self.call(index, libc::SYS_fchdir, [cell.into()]);
         self.call(index, libc::SYS_close, [cell.into()]);
         act(self)?;
@@ -345,9 +366,9 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// bind(2) and connect(2) take a path as it is.
-    fn look_at_place(&mut self, index: usize, path: &str) {
+    fn check_place(&mut self, index: usize, path: &str) {
         let what = self.what(index);
-        file::look_at_parent(self.plan, self.sequence, &what, path);
+        open::check_parent(self.plan, self.sequence, &what, path);
     }
 
     /// `struct sockaddr_un` in data, and its length.
@@ -383,7 +404,7 @@ impl<'r> Work<'_, 'r> {
 
     fn bind_live(&mut self, index: usize, cell: Cell, name: &UnixName) {
         if let (Some(path), Some(file)) = (name.path(), &name.file) {
-            self.look_at_place(index, path);
+            self.check_place(index, path);
             let text = self.plan.builder.text(path.as_bytes());
             let here = Arg::from(libc::AT_FDCWD);
             // An old socket file is removed: `check_places` has checked its type.
@@ -448,7 +469,7 @@ impl<'r> Work<'_, 'r> {
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let Some(path) = name.path() else { return act(self) };
-        self.look_at_place(index, path);
+        self.check_place(index, path);
         let text = self.plan.builder.text(path.as_bytes());
         let aside = self.plan.builder.text(format!("{path}{ASIDE}").as_bytes());
         let here = Arg::from(libc::AT_FDCWD);
@@ -527,7 +548,7 @@ impl<'r> Work<'_, 'r> {
             if let UnixPeer::Waiting { listener, place, by, .. } = &socket.peer
                 && *listener == index
             {
-                waiting.insert((*place, other), Caller::Socket(other, by.as_ref()));
+                waiting.insert((*place, other), Client::Socket(other, by.as_ref()));
             }
             let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
                 && !self.is_made(other)
@@ -538,12 +559,12 @@ impl<'r> Work<'_, 'r> {
             }
         }
         for (n, left) in self.all[&index].left.iter().enumerate() {
-            waiting.insert((left.place, usize::MAX - n), Caller::Left(left));
+            waiting.insert((left.place, usize::MAX - n), Client::Left(left));
         }
-        for caller in waiting.into_values() {
-            let (client, by) = match caller {
-                Caller::Socket(client, by) => (client, by),
-                Caller::Left(left) => {
+        for one in waiting.into_values() {
+            let (client, by) = match one {
+                Client::Socket(client, by) => (client, by),
+                Client::Left(left) => {
                     self.leave(index, name, left)?;
                     continue;
                 }
@@ -562,7 +583,7 @@ impl<'r> Work<'_, 'r> {
     fn leave(&mut self, index: usize, name: &UnixName, left: &'r UnixLeft) -> Result<()> {
         let cell = self.socket(index)?;
         let what = self.what(index);
-        let cell = object::lift(self.plan, self.sequence, &what, cell)?;
+        let cell = self.plan.lift(self.sequence, &what, cell);
         self.act_as(index, left.by.as_ref(), |work| {
             work.connect(index, cell, &name.bytes.0);
             Ok(())
@@ -588,7 +609,7 @@ impl<'r> Work<'_, 'r> {
         self.sequence.call_into(what, accepted, Call::new(libc::SYS_accept4, args));
         if self.all[&index].peer == UnixPeer::Gone {
             let what = self.what(index);
-            let client = object::lift(self.plan, self.sequence, &what, client)?;
+            let client = self.plan.lift(self.sequence, &what, client);
             self.gone.push((index, client));
         }
         self.has(index, accepted)
@@ -636,8 +657,11 @@ impl<'r> Work<'_, 'r> {
     fn connect_to(&mut self, index: usize, name: &UnixName) -> Result<()> {
         for other in self.indices() {
             let socket = self.all[&other];
-            let speaks = socket.peer == UnixPeer::Socket { object: index };
-            if socket.socket_type == libc::SOCK_DGRAM && speaks && !self.is_mutual(other, index) {
+            let sends_there = socket.peer == UnixPeer::Socket { object: index };
+            if socket.socket_type == libc::SOCK_DGRAM
+                && sends_there
+                && !self.is_mutual(other, index)
+            {
                 let cell = self.plan.object(other)?;
                 self.connect(other, cell, &name.bytes.0);
             }
@@ -767,7 +791,7 @@ impl<'r> Work<'_, 'r> {
                 self.call(index, libc::SYS_shutdown, [cell.into(), how]);
             }
             let what = self.what(index);
-            file::set_flags(self.sequence, &what, cell, record.flags);
+            open::set_flags(self.sequence, &what, cell, record.flags);
         }
         Ok(())
     }

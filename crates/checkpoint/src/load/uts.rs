@@ -1,6 +1,7 @@
 //! UTS namespaces: each is created by a helper process and entered by its members.
 
-use super::{Plan, file, user};
+use super::plan::Plan;
+use super::{helper, open, user};
 use crate::error::Result;
 use crate::format::{Process, Uts};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -22,9 +23,8 @@ pub(super) fn make(
         let at = plan.builder.data(name.as_bytes());
         part.call(what, Call::new(call, [at.into(), Arg::Number(name.len() as u64)]));
     }
-    let cell = file::open_own(plan, &mut part, what, "/proc/self/ns/uts", libc::O_RDONLY as u32)?;
-    let pid = plan.fresh_pid();
-    plan.stand_in(sequence, what, pid, part);
+    let cell = open::own_path(plan, &mut part, what, "/proc/self/ns/uts", libc::O_RDONLY as u32)?;
+    helper::run(plan, sequence, what, part);
     Ok(cell)
 }
 

@@ -1,0 +1,238 @@
+//! Refuses records that cannot result from the container's configuration.
+//!
+//! The engine makes objects with more rights than the processes of the container have had, and a
+//! record may be forged. Each right that a record needs is therefore compared with the
+//! configuration, before anything is created: by [`check`] for objects, roots and filters, by
+//! [`credentials`] for threads, and by [`user`] for user namespaces. [`crate::format::check`] has
+//! proved before that the numbers of a record refer to something.
+//!
+//! These modules use [`super::allowed`] and the records alone.
+
+pub(super) mod credentials;
+mod user;
+
+use super::allowed::{Allowed, NET_ADMIN, NET_RAW, SYS_ADMIN, SYS_CHROOT, SYS_TIME};
+use crate::error::{Error, Result};
+use crate::format::{Object, Process, Records, Thing, Thread};
+
+/// Refuses records that cannot result from the configuration.
+pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    let may_set_up = allowed.own_network && allowed.capabilities & NET_ADMIN != 0;
+    if records.about.network.is_some() && !may_set_up {
+        let text = "its network stack has a configuration, which the container's configuration \
+                    does not allow (a network of its own, and NET_ADMIN)";
+        return Err(Error::Elsewhere(text.into()));
+    }
+    for (n, object) in records.objects.iter().enumerate() {
+        check_object(n, object, allowed)?;
+    }
+    for process in &records.processes {
+        check_root(process, allowed)?;
+        for thread in &process.threads {
+            check_thread(thread, process, records, allowed)?;
+        }
+    }
+    user::check(records, allowed)?;
+    check_filters(records, allowed)
+}
+
+/// Refuses object `n` if making it needs a capability that the processes cannot have had.
+fn check_object(n: usize, object: &Object, allowed: &Allowed) -> Result<()> {
+    let lacks = |capability: u64| allowed.capabilities & capability == 0;
+    let is_raw = match &object.thing {
+        Thing::RawSocket(raw) => raw.socket_type == libc::SOCK_RAW,
+        Thing::PacketSocket(_) => true,
+        _ => false,
+    };
+    if is_raw && lacks(NET_RAW) {
+        return Err(Error::Elsewhere(format!(
+            "object {n} is a {}, which the container's configuration does not allow (NET_RAW)",
+            object.thing.name()
+        )));
+    }
+    if let Thing::Net(net) = &object.thing
+        && !net.is_new()
+        && object.user.is_none()
+        && lacks(NET_ADMIN)
+    {
+        return Err(Error::Elsewhere(format!(
+            "object {n} is a configured {}, which the container's configuration does not \
+             allow (NET_ADMIN)",
+            object.thing.name()
+        )));
+    }
+    if let Thing::Time(time) = &object.thing
+        && !time.is_new()
+        && lacks(SYS_TIME)
+    {
+        return Err(Error::Elsewhere(format!(
+            "object {n} is a {} with clocks that were set, which the container's \
+             configuration does not allow (SYS_TIME)",
+            object.thing.name()
+        )));
+    }
+    // The restore makes these with more capabilities than the processes have. Network stacks
+    // and IPC objects take memory that is not accounted to a cgroup. So their creation needs
+    // SYS_ADMIN even in a user namespace of the process itself.
+    let is_namespace = match object.thing {
+        Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => true,
+        Thing::Time(_) | Thing::CgroupNamespace(_) => true,
+        Thing::Uts(_) => object.user.is_none(),
+        _ => false,
+    };
+    if is_namespace && lacks(SYS_ADMIN) {
+        return Err(Error::Elsewhere(format!(
+            "object {n} is a {}, which the container's configuration does not allow \
+             (SYS_ADMIN)",
+            object.thing.name()
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a root directory of its own that the process cannot have chosen.
+///
+/// A process that can choose the root directory controls any set-user-ID program run there. Inside
+/// its own user namespace every process can, so set-user-ID programs give no credentials outside
+/// that namespace's map.
+fn check_root(process: &Process, allowed: &Allowed) -> Result<()> {
+    let has_capability = allowed.capabilities & SYS_CHROOT != 0;
+    let may_choose = has_capability || process.user.is_some() && allowed.chroots;
+    match &process.root {
+        Some(root) if !may_choose => Err(Error::Elsewhere(format!(
+            "process {} ({}) has the root '{root}', which the container's configuration does not \
+             allow",
+            process.pid, process.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses credentials that the thread cannot have obtained.
+fn check_thread(
+    thread: &Thread,
+    process: &Process,
+    records: &Records,
+    allowed: &Allowed,
+) -> Result<()> {
+    let sound = match process.user {
+        Some(user) => user::check_thread(&thread.credentials, records, user, allowed),
+        None => credentials::check(&thread.credentials, allowed),
+    };
+    sound.map_err(|excess| {
+        let (tid, name) = (thread.tid, &thread.name);
+        Error::Elsewhere(format!(
+            "thread {tid} ({name}) {excess}, which the container's configuration does not allow"
+        ))
+    })
+}
+
+/// Refuses system call filters that the threads cannot have loaded.
+///
+/// A filter can fake the results of system calls of a set-user-ID program. Without no_new_privs,
+/// only a process with CAP_SYS_ADMIN in the container can have loaded a filter.
+fn check_filters(records: &Records, allowed: &Allowed) -> Result<()> {
+    // In its own user namespace any process may have the capability.
+    let outside = records.processes.iter().filter(|process| process.user.is_none());
+    let threads = outside.flat_map(|process| &process.threads);
+    for thread in threads.filter(|thread| !thread.filters.is_empty()) {
+        let is_bound = thread.credentials.no_new_privileges || allowed.no_new_privileges;
+        if !is_bound && allowed.capabilities & SYS_ADMIN == 0 {
+            return Err(Error::Elsewhere(format!(
+                "thread {} ({}) has a system call filter and may gain privileges, which the \
+                 container's configuration does not allow",
+                thread.tid, thread.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Bytes, CgroupNamespace, Credentials, Filter, Net, Time, User, Uts};
+
+    /// The error of a check, or an empty text.
+    fn refusal(records: &Records, allowed: &Allowed) -> String {
+        check(records, allowed).err().map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    fn of(thing: Thing) -> Records {
+        Records { objects: vec![thing.into()], ..Records::default() }
+    }
+
+    fn allowed(capabilities: u64) -> Allowed {
+        Allowed { capabilities, ids: 1000, no_new_privileges: true, ..Allowed::default() }
+    }
+
+    #[test]
+    fn namespaces_need_their_capabilities() {
+        let uts = || of(Thing::Uts(Uts { hostname: None, domainname: None }));
+        assert!(refusal(&uts(), &allowed(1)).contains("SYS_ADMIN"));
+        assert_eq!(refusal(&uts(), &allowed(SYS_ADMIN)), "");
+        let net = |up| of(Thing::Net(Net { up, ..Net::default() }));
+        assert_eq!(refusal(&net(false), &allowed(SYS_ADMIN)), "");
+        assert!(refusal(&net(true), &allowed(SYS_ADMIN)).contains("NET_ADMIN"));
+        let time = |monotonic_ns| of(Thing::Time(Time { monotonic_ns, boottime_ns: 0 }));
+        assert_eq!(refusal(&time(0), &allowed(SYS_ADMIN)), "");
+        assert!(refusal(&time(1), &allowed(SYS_ADMIN)).contains("SYS_TIME"));
+        assert!(refusal(&time(1), &allowed(SYS_TIME)).contains("SYS_ADMIN"));
+        assert_eq!(refusal(&time(1), &allowed(SYS_ADMIN | SYS_TIME)), "");
+        let cgroups = || of(Thing::CgroupNamespace(CgroupNamespace::default()));
+        assert_eq!(refusal(&cgroups(), &allowed(SYS_ADMIN)), "");
+        assert!(refusal(&cgroups(), &allowed(SYS_TIME)).contains("SYS_ADMIN"));
+    }
+
+    #[test]
+    fn network_configuration_needs_a_network_of_its_own() {
+        let mut records = Records::default();
+        records.about.network = Some(Net::default());
+        let own = |own_network, capabilities| {
+            check(&records, &Allowed { own_network, ..allowed(capabilities) }).is_ok()
+        };
+        assert!(own(true, NET_ADMIN) && !own(false, NET_ADMIN) && !own(true, SYS_ADMIN));
+    }
+
+    #[test]
+    fn root_directory_needs_the_right_to_choose_it() {
+        let jailed = |user, capabilities, chroots| {
+            let objects = vec![Thing::User(User { owner: 0, ..User::default() }).into()];
+            let root = Some("/jail".to_owned());
+            let processes = vec![Process { user, root, ..Process::default() }];
+            let records = Records { objects, processes, ..Records::default() };
+            let user_namespaces = true;
+            refusal(&records, &Allowed { user_namespaces, chroots, ..allowed(capabilities) })
+        };
+        assert_eq!(jailed(None, SYS_CHROOT, false), "");
+        assert!(jailed(None, !SYS_CHROOT, true).contains("'/jail'"));
+        assert_eq!(jailed(Some(0), SYS_CHROOT, false), "");
+        assert_eq!(jailed(Some(0), !SYS_CHROOT, true), "", "allowed inside its own namespace");
+        assert!(
+            jailed(Some(0), !SYS_CHROOT, false).contains("'/jail'"),
+            "a filter prevents chroot"
+        );
+    }
+
+    #[test]
+    fn filters_need_no_new_privileges_or_the_capability() {
+        let filtered = |user, no_new_privileges| {
+            let filters = vec![Filter { flags: 0, code: Bytes(Vec::new()) }];
+            let credentials = Credentials { no_new_privileges, ..Credentials::default() };
+            let threads = vec![Thread { filters, credentials, ..Thread::default() }];
+            let objects = vec![Thing::User(User::default()).into()];
+            let processes = vec![Process { user, threads, ..Process::default() }];
+            Records { objects, processes, ..Records::default() }
+        };
+        let free = |capabilities| Allowed {
+            user_namespaces: true,
+            no_new_privileges: false,
+            ..allowed(capabilities)
+        };
+        assert!(refusal(&filtered(None, false), &free(0)).contains("system call filter"));
+        assert_eq!(refusal(&filtered(None, false), &free(SYS_ADMIN)), "");
+        assert_eq!(refusal(&filtered(None, false), &allowed(0)), "");
+        assert_eq!(refusal(&filtered(None, true), &free(0)), "");
+        assert_eq!(refusal(&filtered(Some(0), false), &free(0)), "", "allowed in its namespace");
+    }
+}

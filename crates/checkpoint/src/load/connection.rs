@@ -1,0 +1,145 @@
+//! The engine's half of sockets: connections, queues and filters, which only the engine may set.
+//!
+//! Only a process with CAP_NET_ADMIN over a stack may set the state of a connection (TCP_REPAIR),
+//! and a container does not have it. So the program makes the sockets, in the container's own
+//! cgroup and with its own identity, and the engine takes copies while all processes wait. In
+//! order:
+//!
+//! 1. All connections are restored in repair mode, in which nothing is sent ([`restore`]).
+//! 2. Pending connections are put into the queues of their listeners ([`crate::accept`]).
+//! 3. The drop rules are removed, and the connections leave repair mode: unsent data is sent, and
+//!    each peer gets a packet ([`Connections::resume`]). No process of the container runs yet.
+//!
+//! This module is above the kinds of sockets ([`super::tcp`], [`super::udp`], [`super::raw`],
+//! [`super::socket`]).
+
+use std::os::fd::OwnedFd;
+
+use dormouse_kernel::{Errno, pidfd};
+
+use super::restore::{Restore, Wanted};
+use super::{raw, socket, tcp, udp};
+use crate::error::{Error, Result};
+use crate::format::{SocketOption, TcpSocket, Thing};
+use crate::{accept, quiet, stack};
+
+/// Connections that are complete and still in repair mode.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    sockets: Vec<(OwnedFd, usize)>,
+    /// Sockets with a packet filter.
+    filtered: Vec<(OwnedFd, usize)>,
+    /// Listeners whose pending connections are to be restored.
+    listening: Vec<(OwnedFd, usize)>,
+}
+
+/// Restores, by the engine's rights, connections and queues of sockets that the first process has
+/// made. All processes wait.
+pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
+    let mut connections = Connections::default();
+    for (index, object) in restore.records.objects.iter().enumerate() {
+        let is_filtered = has_filter(&object.thing);
+        let is_needed = is_filtered
+            || match &object.thing {
+                Thing::TcpSocket(tcp) => tcp.connection.is_some(),
+                Thing::UdpSocket(udp) => !udp.received.is_empty() || udp.error.is_some(),
+                Thing::PacketSocket(_) => true,
+                Thing::Listener(listener) => !listener.waiting.is_empty(),
+                _ => false,
+            };
+        // A held socket has its queue.
+        if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
+            continue;
+        }
+        let copy = copy(pid, restore, index)?;
+        let name = object.thing.name();
+        if is_filtered {
+            let again = copy.try_clone().map_err(|e| Error::Elsewhere(e.to_string()))?;
+            connections.filtered.push((again, index));
+        }
+        match &object.thing {
+            Thing::UdpSocket(udp) => {
+                udp::fill(&copy, udp).map_err(|source| {
+                    let what = format!("object {index} ({name})");
+                    Error::Restore { what, call: "its queue".into(), source }
+                })?;
+            }
+            Thing::TcpSocket(TcpSocket { address: Some(own), connection: Some(it), .. }) => {
+                tcp::rebuild(&copy, *own, it).map_err(|(step, source)| {
+                    let what = format!("object {index} ({name}, {own} to {})", it.peer);
+                    Error::Restore { what, call: step.into(), source }
+                })?;
+                connections.sockets.push((copy, index));
+            }
+            Thing::PacketSocket(packet) => raw::bind(&copy, packet).map_err(|source| {
+                let device = packet.device.as_deref().unwrap_or("every device");
+                let what = format!("object {index} ({name} at {device})");
+                Error::Restore { what, call: "bind".into(), source }
+            })?,
+            Thing::Listener(it) if !it.waiting.is_empty() => {
+                connections.listening.push((copy, index));
+            }
+            _ => {}
+        }
+    }
+    // ORDER: after all connections exist. The kernel acknowledges the FIN of a peer. If the peer is
+    // in the same stack and does not exist yet, that segment is answered with RST.
+    for (copy, index) in &connections.sockets {
+        let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
+        let connection = tcp.connection.as_ref().filter(|it| tcp::ends_in_repair(it));
+        let Some(it) = connection else { continue };
+        tcp::complete_receiving(copy, it).map_err(|source| Error::Restore {
+            what: format!("object {index} (a connection to {})", it.peer),
+            call: "the end of its peer".into(),
+            source,
+        })?;
+    }
+    Ok(connections)
+}
+
+/// Whether a socket has a packet filter that the program has not set.
+fn has_filter(thing: &Thing) -> bool {
+    let is_given = matches!(thing, Thing::RawSocket(_) | Thing::PacketSocket(_));
+    !is_given && thing.socket_options().iter().any(SocketOption::is_about_filter)
+}
+
+/// A descriptor in this program of a socket that the first process has made.
+fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
+    let number = restore.number(index).map_err(Error::of("find a socket", pid))?;
+    pidfd::open(pid)
+        .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
+        .map_err(|e| Error::Elsewhere(e.to_string()))
+}
+
+impl Connections {
+    /// Removes the drop rules and ends repair mode.
+    pub(super) fn resume(self, pid: u32, restore: &Restore) -> Result<()> {
+        // ORDER: while packets are dropped: neither the peers nor the kernel can send an answer
+        // that disagrees.
+        for (copy, index) in &self.listening {
+            let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
+            stack::of_socket(copy)
+                .and_then(|netns| stack::inside_of(&netns, || Ok(accept::put(copy, &it.waiting))))
+                .map_err(Error::call("enter the container's network namespace"))??;
+        }
+        if let Some(id) = &restore.quiet {
+            quiet::end(&stack::of(pid)?, id)?;
+        }
+        for (copy, index) in &self.sockets {
+            let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
+            let Some(connection) = &tcp.connection else { continue };
+            match tcp::leave_repair(copy, tcp, connection) {
+                // The peer had closed, and resets the connection at once: the program sees that
+                // when it uses the socket.
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
+                Err(e) => return Err(Error::call("let a TCP connection go on")(e)),
+            }
+        }
+        // ORDER: after all received data is in place, whatever the filters drop from now on.
+        for (copy, index) in &self.filtered {
+            let options = restore.records.objects[*index].thing.socket_options();
+            socket::attach_filter(copy, options).map_err(Error::call("attach a packet filter"))?;
+        }
+        Ok(())
+    }
+}
