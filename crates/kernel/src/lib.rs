@@ -30,6 +30,7 @@ pub mod landlock;
 pub mod mount;
 pub mod mqueue;
 pub mod namespace;
+pub mod netlink;
 pub mod nft;
 pub mod pidfd;
 pub mod probe;
