@@ -56,7 +56,6 @@ mod inject;
 pub mod load;
 mod look;
 mod net;
-mod netlink;
 mod packet;
 mod quiet;
 mod remaining;

@@ -1,13 +1,12 @@
 //! Tables of packet filters, by nft(8): as JSON, since its own language may read files of the host
 //! (`include`), and a checkpoint may come from any source.
 
+use dormouse_kernel::netlink::{Message, Protocol, Socket, attributes};
 use dormouse_kernel::{nft, proc};
 use rustix::io::Errno;
-use rustix::net::netlink;
 use serde_json::{Value, json};
 
 use crate::format::check::filter::check;
-use crate::netlink::{attributes, dump};
 use crate::quiet;
 
 /// Names of all tables that were not made here.
@@ -16,7 +15,7 @@ pub(super) fn tables() -> Vec<String> {
     const NAME: u16 = 1;
     let mut all = Vec::new();
     // struct nfgenmsg: family, version, number. A kernel without nftables has no tables.
-    let _ = dump(Some(netlink::NETFILTER), GET_TABLE, &[0; 4], |answer| {
+    let each = |answer: &[u8]| {
         let found = attributes(answer.get(4..)?)?;
         let name = found.iter().find(|(kind, _)| *kind == NAME).map(|(_, name)| *name);
         let name = String::from_utf8_lossy(name.unwrap_or_default());
@@ -25,7 +24,10 @@ pub(super) fn tables() -> Vec<String> {
             all.push(format!("an nftables table {name}"));
         }
         Some(())
-    });
+    };
+    let request = Message::new(&[0; 4]);
+    let _ = Socket::open(Protocol::Filter)
+        .and_then(|mut socket| socket.dump(GET_TABLE, &request, each));
     all
 }
 

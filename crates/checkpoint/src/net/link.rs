@@ -3,19 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use dormouse_kernel::netlink::{Message, NEW, attributes, route, u32_at};
 use rustix::io::Errno;
 
-use super::message::{Body, NEW, ask, request};
+use super::message::{ask, request};
 use crate::format::check::link::{CHOSEN, LOOPBACK, is_bridge_option};
 use crate::format::check::setting::is_link_name;
 use crate::format::{Bytes, Elsewhere, Link, LinkKind};
-use crate::netlink::{attributes, u32_at};
 
 const UP: u32 = libc::IFF_UP as u32;
 
-/// Kinds of messages.
-const NEW_LINK: u16 = 16;
-const GET_LINK: u16 = 18;
 /// `struct ifinfomsg`.
 const HEAD: usize = 16;
 
@@ -155,7 +152,7 @@ impl Seen {
 /// All devices of the calling thread's stack.
 pub(super) fn all() -> Result<Vec<Seen>, Errno> {
     let mut all = Vec::new();
-    ask(GET_LINK, &[0; HEAD], |body| {
+    ask(route::GET_LINK, &[0; HEAD], |body| {
         all.push(Seen::read(body)?);
         Some(())
     })?;
@@ -175,7 +172,7 @@ pub(super) fn make<'a>(
     mut far: impl FnMut(&Link, Elsewhere) -> Result<Option<Far<'a>>, Errno>,
 ) -> Result<(), Errno> {
     let mut made = HashSet::new();
-    let as_record = |body: Body, link: &Link| {
+    let as_record = |body: Message, link: &Link| {
         let body = body.with_text(NAME, &link.name).with(ADDRESS, &link.address.0);
         body.with(MTU, &link.mtu.to_ne_bytes()).with(QUEUE, &link.queue.to_ne_bytes())
     };
@@ -183,7 +180,7 @@ pub(super) fn make<'a>(
         if !made.insert(link.number) {
             continue;
         }
-        let new = Body::new(&[]);
+        let new = Message::new(&[]);
         let info = match &link.kind {
             LinkKind::Dummy => new.with_text(KIND, "dummy"),
             LinkKind::Bridge { .. } => new.with_text(KIND, "bridge"),
@@ -192,21 +189,21 @@ pub(super) fn make<'a>(
                     Some(elsewhere) => {
                         let Some(far) = far(link, *elsewhere)? else { continue };
                         let number = far.stack.as_raw_fd() as u32;
-                        as_record(Body::of_link(*peer, 0, 0), &far.record)
+                        as_record(route::link(*peer, 0, 0), &far.record)
                             .with(STACK, &number.to_ne_bytes())
                     }
                     None => {
                         let other = links.iter().find(|other| other.number == *peer);
                         made.insert(*peer);
-                        as_record(Body::of_link(*peer, 0, 0), other.ok_or(Errno::NODEV)?)
+                        as_record(route::link(*peer, 0, 0), other.ok_or(Errno::NODEV)?)
                     }
                 };
-                let data = Body::new(&[]).with_inner(PEER, &other);
-                new.with_text(KIND, "veth").with_inner(DATA, &data)
+                let data = Message::new(&[]).nested(PEER, &other);
+                new.with_text(KIND, "veth").nested(DATA, &data)
             }
         };
-        let body = as_record(Body::of_link(link.number, 0, 0), link);
-        request(NEW_LINK, NEW, &body.with_inner(INFO, &info))?;
+        let body = as_record(route::link(link.number, 0, 0), link);
+        request(route::NEW_LINK, NEW, &body.nested(INFO, &info))?;
     }
     links.iter().try_for_each(|link| set_options(link.number, &link.kind))
 }
@@ -217,25 +214,26 @@ pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
     if options.is_empty() {
         return Ok(());
     }
-    let with = |body: Body, (kind, value): &(u16, Bytes)| body.with(*kind, &value.0);
-    let data = options.iter().fold(Body::new(&[]), with);
-    let info = Body::new(&[]).with_text(KIND, "bridge").with_inner(DATA, &data);
-    request(NEW_LINK, 0, &Body::of_link(number, 0, 0).with_inner(INFO, &info))
+    let with = |body: Message, (kind, value): &(u16, Bytes)| body.with(*kind, &value.0);
+    let data = options.iter().fold(Message::new(&[]), with);
+    let info = Message::new(&[]).with_text(KIND, "bridge").nested(DATA, &data);
+    request(route::NEW_LINK, 0, &route::link(number, 0, 0).nested(INFO, &info))
 }
 
 /// Attaches the ports, and sets the flags of all devices.
 pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
     for link in links {
         if let Some(master) = link.master {
-            let body = Body::of_link(link.number, 0, 0).with(MASTER, &master.to_ne_bytes());
-            request(NEW_LINK, 0, &body)?;
+            let body = route::link(link.number, 0, 0).with(MASTER, &master.to_ne_bytes());
+            request(route::NEW_LINK, 0, &body)?;
         }
     }
-    let set = |link: &Link| request(NEW_LINK, 0, &Body::of_link(link.number, link.flags, CHOSEN));
+    let set =
+        |link: &Link| request(route::NEW_LINK, 0, &route::link(link.number, link.flags, CHOSEN));
     links.iter().try_for_each(set)
 }
 
 /// Sets the loopback device up or down.
 pub(super) fn set_loopback(up: bool) -> Result<(), Errno> {
-    request(NEW_LINK, 0, &Body::of_link(LOOPBACK, u32::from(up), UP))
+    request(route::NEW_LINK, 0, &route::link(LOOPBACK, u32::from(up), UP))
 }

@@ -26,15 +26,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::netlink::{Message, attributes, u16_at, u32_at};
 use dormouse_kernel::{Errno, process};
 
-use message::{Body, answer, ask};
+use message::{answer, ask};
 use route::{ADDRESSES, ROUTES, RULES};
 
 use crate::format::check::link::{LOOPBACK, far_end, is_among};
 use crate::format::check::setting::link_of;
 use crate::format::{Elsewhere, Link, LinkKind, Net};
-use crate::netlink::{attributes, u16_at, u32_at};
 use crate::stack::inside_of;
 
 /// How long addresses may take; those of a device that is down never become usable.
@@ -92,7 +92,7 @@ fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Err
     let mut all = HashMap::new();
     for (stack, netns) in stacks {
         let descriptor = netns.as_raw_fd().to_ne_bytes();
-        let told = answer(GET_NUMBER, &Body::new(&[0]).with(DESCRIPTOR, &descriptor))?;
+        let told = answer(GET_NUMBER, &Message::new(&[0]).with(DESCRIPTOR, &descriptor))?;
         let found = attributes(told.get(4..).unwrap_or_default()).unwrap_or_default();
         let number = found.iter().find(|(kind, _)| *kind == NUMBER);
         let number = number.and_then(|(_, value)| u32_at(value, 0));
@@ -502,9 +502,9 @@ mod tests {
             // A route over two next hops.
             let hop = |last| [16, 0, 0, 0, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, last];
             let ways = [hop(8), hop(9)].concat();
-            let body = message::Body::new(&[inet, 8, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0]);
+            let body = Message::new(&[inet, 8, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0]);
             let body = body.with(1, &[20, 0, 0, 0]).with(9, &ways);
-            message::request(24, message::NEW, &body).unwrap();
+            message::request(24, dormouse_kernel::netlink::NEW, &body).unwrap();
             let ways = look().unwrap();
             (new, like, ways)
         });

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
+use dormouse_kernel::netlink::{Message, NEW, attributes, u16_at, u32_at};
 use rustix::io::Errno;
 
-use super::message::{Body, NEW, ask, request};
+use super::message::{ask, request};
 use crate::format::check::link::LOOPBACK;
 use crate::format::check::route::{self, FLAGS, Form, LIFETIME, ON_LINK, OUT, WAY_FLAGS, WAYS};
 use crate::format::{Bytes, Said};
-use crate::netlink::{attributes, u16_at, u32_at};
 
 /// One of the kernel's tables.
 pub(crate) struct Table {
@@ -137,7 +137,7 @@ impl Table {
         if is_address && is_six {
             head[2] |= NOT_ASKED as u8;
         }
-        let mut body = Body::new(&head);
+        let mut body = Message::new(&head);
         for (kind, value) in &said.attributes {
             let mut value = value.0.clone();
             if is_address
