@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Programs, Trace};
 use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_kernel::netlink::route::LOOPBACK;
 use dormouse_kernel::nft;
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
@@ -119,9 +120,9 @@ impl Network {
             }
             (store.plan, chunks)
         };
-        let host = Links::open()?;
+        let mut host = Links::open()?;
         let links = host.all()?;
-        let default = self.check_pool(plan.pool, &host, &links)?;
+        let default = self.check_pool(plan.pool, &mut host, &links)?;
         let mtu = links.iter().find(|l| Some(l.index) == default).map_or(1500, |l| l.mtu);
 
         fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
@@ -150,7 +151,7 @@ impl Network {
         for (own, other) in here.into_iter().zip(there) {
             host.add_address(index, own, other, 2)?;
         }
-        add_chunks_of_host(&host, index, &plan, chunks[0], &chunks)?;
+        add_chunks_of_host(&mut host, index, &plan, chunks[0], &chunks)?;
         // In parallel: nft(8) is a process, and the programs take long to load.
         let programs = std::thread::scope(|scope| {
             let rules = scope.spawn(|| self.lead(&plan, &uplink));
@@ -159,13 +160,13 @@ impl Network {
             programs
         })?;
         stack::inside(netns.as_fd(), || {
-            let links = Links::open()?;
+            let mut links = Links::open()?;
             let index = links.find(INSIDE)?.map_or(0, |l| l.index);
             links.up(index)?;
             for (own, other) in there.into_iter().zip(here) {
                 links.add_address(index, own, other, 1)?;
             }
-            add_chunks_inside(&links, &plan, chunks[0], &chunks)?;
+            add_chunks_inside(&mut links, &plan, chunks[0], &chunks)?;
             for via in here {
                 links.add_neighbour_route(via, index)?;
                 let all = if via.is_ipv4() { [0; 4].into() } else { IpAddr::from([0u8; 16]) };
@@ -207,7 +208,7 @@ impl Network {
     /// Refuses a pool that overlaps a route of the host, to a network or to the domains of another
     /// instance. The other instance would lose its routes to this one. Returns the link of the
     /// default route.
-    fn check_pool(&self, pool: Pool, host: &Links, links: &[Link]) -> Result<Option<u32>> {
+    fn check_pool(&self, pool: Pool, host: &mut Links, links: &[Link]) -> Result<Option<u32>> {
         let (destinations, default) = host.destinations()?;
         let ours: Vec<String> = self.domain_names()?.iter().map(|name| self.uplink(name)).collect();
         for d in destinations.iter().filter(|d| pool.overlaps(d.first, d.bits)) {
@@ -231,9 +232,9 @@ impl Network {
 
     /// Checks the pool before the first address of an instance is allocated, which fixes the pool.
     pub(crate) fn check_first_pool(&self) -> Result<()> {
-        let host = Links::open()?;
+        let mut host = Links::open()?;
         let links = host.all()?;
-        self.check_pool(self.settings.pool, &host, &links).map(drop)
+        self.check_pool(self.settings.pool, &mut host, &links).map(drop)
     }
 
     /// Adds an uplink to the host's rules.
@@ -257,11 +258,11 @@ impl Network {
         }
         let first = ready.chunks.first().copied().unwrap_or(chunk);
         stack::inside(domain.netns.as_fd(), || {
-            add_chunks_inside(&Links::open()?, plan, first, &[chunk])
+            add_chunks_inside(&mut Links::open()?, plan, first, &[chunk])
         })?;
-        let host = Links::open()?;
+        let mut host = Links::open()?;
         let index = host.find(&ready.uplink)?.map_or(0, |l| l.index);
-        add_chunks_of_host(&host, index, plan, first, &[chunk])?;
+        add_chunks_of_host(&mut host, index, plan, first, &[chunk])?;
         ready.chunks.push(chunk);
         write_ready(&domain.dir, &ready)
     }
@@ -271,7 +272,7 @@ impl Network {
         let dir = self.domain_dir(name);
         // ORDER: from now on the domain is not taken for complete.
         remove_file(&dir.join("ready"))?;
-        let host = Links::open()?;
+        let mut host = Links::open()?;
         if let Some(link) = host.find(&self.uplink(name))? {
             host.remove(link.index)?;
         }
@@ -412,8 +413,8 @@ fn prepare_stack(plan: &Plan) -> Result<()> {
         stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_dad"), "0");
         stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/rp_filter"), "0");
     }
-    stack::loopback_up()?;
-    let links = Links::open()?;
+    let mut links = Links::open()?;
+    links.up(LOOPBACK)?;
     // Without a preferred source a packet to a private loopback address comes from that address.
     for half in [[127, 0, 0, 0], [127, 128, 0, 0]] {
         links.add_local(half.into(), 9, None)?;
@@ -423,7 +424,7 @@ fn prepare_stack(plan: &Plan) -> Result<()> {
 }
 
 /// Chunks are the domain's own addresses. `first` is the chunk that its uplink's ends are in.
-fn add_chunks_inside(links: &Links, plan: &Plan, first: u32, chunks: &[u32]) -> Result<()> {
+fn add_chunks_inside(links: &mut Links, plan: &Plan, first: u32, chunks: &[u32]) -> Result<()> {
     for chunk in chunks {
         for to in both(plan, chunk * CHUNK) {
             // Pings, which have no hook for their source, come from the domain's own address.
@@ -436,7 +437,7 @@ fn add_chunks_inside(links: &Links, plan: &Plan, first: u32, chunks: &[u32]) -> 
 
 /// Routes chunks to the domain through its end of the uplink.
 fn add_chunks_of_host(
-    host: &Links,
+    host: &mut Links,
     index: u32,
     plan: &Plan,
     first: u32,

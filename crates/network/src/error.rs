@@ -31,7 +31,7 @@ pub enum Error {
         step: String,
         /// The kernel's answer.
         #[source]
-        source: rtnetlink::Error,
+        source: CallError,
     },
     /// A BPF program or map.
     #[error("the address programs (BPF)")]
@@ -147,14 +147,7 @@ impl Error {
                 Some(errno) => CallError::new("file", String::new(), errno).kind(),
                 None => ErrorKind::Corrupt,
             },
-            Self::Step(_, source) => source.kind(),
-            Self::Netlink { source, .. } => match source {
-                rtnetlink::Error::NetlinkError(e) => match e.code {
-                    Some(code) => CallError::new("netlink", String::new(), -code.get()).kind(),
-                    None => ErrorKind::Os(0),
-                },
-                _ => ErrorKind::Invalid,
-            },
+            Self::Step(_, source) | Self::Netlink { source, .. } => source.kind(),
             Self::Bpf(e) => e.kind(),
             Self::Nft { .. } => ErrorKind::Unsupported { since: "5.6" },
             Self::Settings { .. } | Self::NotInPool { .. } => ErrorKind::Invalid,

@@ -1,28 +1,53 @@
-//! Links, addresses and routes, by netlink. Every function works on the stack of its thread.
+//! Devices, addresses, neighbours and routes, by rtnetlink(7).
 
-use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use futures_util::TryStreamExt;
-use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
-use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteScope, RouteType,
-};
-use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use dormouse_kernel::CallError;
+use dormouse_kernel::netlink::{self, Message, Protocol, Socket, attributes, route, u32_at};
 
 use crate::error::{Error, Result};
 
-/// Linux's routing table for its own addresses (rtnetlink(7)).
-const TABLE_LOCAL: u32 = 255;
+/// Families of addresses.
+const INET: u8 = 2;
+const INET6: u8 = 10;
 
-/// A netlink conversation.
-pub(crate) struct Links {
-    runtime: tokio::runtime::Runtime,
-    handle: Handle,
-}
+/// `IFF_UP`, `IFF_LOOPBACK`.
+const UP: u32 = 1;
+const IS_LOOPBACK: u32 = 8;
+
+/// `IFA_ADDRESS`, `IFA_LOCAL`; no duplicate address detection (`IFA_F_NODAD`).
+const ADDRESS: u16 = 1;
+const LOCAL: u16 = 2;
+const NO_DETECTION: u8 = 2;
+
+/// `NDA_DST`, `NDA_LLADDR`; `NUD_PERMANENT`.
+const NEIGHBOUR: u16 = 1;
+const NEIGHBOUR_ADDRESS: u16 = 2;
+const PERMANENT: u16 = 0x80;
+
+/// `RTA_*`.
+const DESTINATION: u16 = 1;
+const OUT: u16 = 4;
+const GATEWAY: u16 = 5;
+const SOURCE: u16 = 7;
+/// Routing tables: the main one, and the one of the stack's own addresses.
+const MAIN: u8 = 254;
+const OWN: u8 = 255;
+/// `RTPROT_STATIC`, the protocol of a route that an operator or a program adds.
+const STATIC: u8 = 4;
+/// `RT_SCOPE_*`: the distance of a destination.
+const UNIVERSE: u8 = 0;
+const ON_LINK: u8 = 253;
+const IN_HOST: u8 = 254;
+/// Kinds of routes (`RTN_*`): to another host, to the stack itself.
+const UNICAST: u8 = 1;
+const TO_SELF: u8 = 2;
+/// The gateway is a neighbour, without a route to it (`RTNH_F_ONLINK`).
+const GATEWAY_ON_LINK: u32 = 4;
+
+/// rtnetlink(7) in the stack of the thread that opened it.
+pub(crate) struct Links(Socket);
 
 /// A link of the stack.
 #[derive(Debug, Clone, Default)]
@@ -42,209 +67,235 @@ pub(crate) struct Destination {
     pub link: Option<u32>,
 }
 
-fn at(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Error {
+fn at(step: impl Into<String>) -> impl FnOnce(CallError) -> Error {
     move |source| Error::Netlink { step: step.into(), source }
 }
 
 impl Links {
     pub fn open() -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .map_err(Error::file("make an event loop for", "netlink"))?;
-        let (connection, handle, _) = {
-            let _entered = runtime.enter();
-            rtnetlink::new_connection().map_err(Error::file("open a socket for", "netlink"))?
-        };
-        runtime.spawn(connection);
-        Ok(Self { runtime, handle })
+        Socket::open(Protocol::Route).map(Self).map_err(at("open a netlink socket"))
     }
 
-    fn run<T>(&self, work: impl Future<Output = T>) -> T {
-        self.runtime.block_on(work)
+    /// All links but the loopback device.
+    pub fn all(&mut self) -> Result<Vec<Link>> {
+        let mut all = Vec::new();
+        let request = Message::new(&[0; route::LINK_HEAD_BYTES]);
+        let listed = self.0.dump(route::GET_LINK, &request, |entry| {
+            let (link, flags) = Link::parse(entry)?;
+            if flags & IS_LOOPBACK == 0 {
+                all.push(link);
+            }
+            Some(())
+        });
+        listed.map_err(at("list the links"))?;
+        Ok(all)
     }
 
-    pub fn all(&self) -> Result<Vec<Link>> {
-        let links: Vec<_> = self
-            .run(self.handle.link().get().execute().try_collect())
-            .map_err(at("list the links"))?;
-        Ok(links
-            .into_iter()
-            .filter(|l| !l.header.flags.contains(LinkFlags::Loopback))
-            .map(|l| {
-                let mut link = Link { index: l.header.index, ..Link::default() };
-                for attribute in l.attributes {
-                    match attribute {
-                        LinkAttribute::IfName(name) => link.name = name,
-                        LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-                        LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
-                        _ => {}
-                    }
-                }
-                link
-            })
-            .collect())
-    }
-
-    pub fn find(&self, name: &str) -> Result<Option<Link>> {
+    pub fn find(&mut self, name: &str) -> Result<Option<Link>> {
         Ok(self.all()?.into_iter().find(|l| l.name == name))
     }
 
-    pub fn remove(&self, index: u32) -> Result<()> {
-        self.run(self.handle.link().del(index).execute()).map_err(at("remove a link"))
+    pub fn remove(&mut self, index: u32) -> Result<()> {
+        let message = route::link(index, 0, 0);
+        self.0.request(route::REMOVE_LINK, 0, &message).map_err(at("remove a link"))
     }
 
-    pub fn up(&self, index: u32) -> Result<()> {
-        let message = LinkUnspec::new_with_index(index).up().build();
-        self.run(self.handle.link().set(message).execute()).map_err(at("set a link up"))
+    pub fn up(&mut self, index: u32) -> Result<()> {
+        self.set(&route::link(index, UP, UP), "set a link up")
     }
 
     /// Labels a link (`ip link set alias`).
-    pub fn label(&self, index: u32, alias: &str) -> Result<()> {
-        let message = LinkUnspec::new_with_index(index).alias(alias).build();
-        self.run(self.handle.link().set(message).execute()).map_err(at("label a link"))
+    pub fn label(&mut self, index: u32, alias: &str) -> Result<()> {
+        let message = route::link(index, 0, 0).with(route::LINK_ALIAS, alias.as_bytes());
+        self.set(&message, "label a link")
+    }
+
+    fn set(&mut self, message: &Message, step: &'static str) -> Result<()> {
+        self.0.request(route::NEW_LINK, 0, message).map_err(at(step))
     }
 
     /// A veth pair: `name` here, `peer` in the other namespace. Both have fixed hardware addresses:
     /// the last byte is 1 here and 2 there.
-    pub fn add_pair(&self, name: &str, mtu: u32, peer: &str, netns: BorrowedFd<'_>) -> Result<()> {
-        let step = format!("make the link '{name}'");
-        let passing = format!("{name}p"); // the peer's name until it is where it belongs
-        let add = LinkVeth::new(name, &passing).address(hardware(1)).mtu(mtu).build();
-        self.run(self.handle.link().add(add).execute()).map_err(at(step.clone()))?;
-        let message = LinkUnspec::new_with_name(&passing).address(hardware(2)).mtu(mtu).build();
-        self.run(self.handle.link().set(message).execute()).map_err(at(step.clone()))?;
-        let index = self.find(&passing)?.map_or(0, |l| l.index);
-        let message =
-            LinkUnspec::new_with_index(index).name(peer).setns_by_fd(netns.as_raw_fd()).build();
-        self.run(self.handle.link().set(message).execute()).map_err(at(step))
+    pub fn add_pair(
+        &mut self,
+        name: &str,
+        mtu: u32,
+        peer: &str,
+        netns: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let end = |name: &str, last| {
+            route::link(0, 0, 0)
+                .with_text(route::LINK_NAME, name)
+                .with(route::LINK_ADDRESS, &hardware(last))
+                .with(route::LINK_MTU, &mtu.to_ne_bytes())
+        };
+        let there = end(peer, 2).with(route::LINK_STACK, &netns.as_raw_fd().to_ne_bytes());
+        let data = Message::new(&[]).nested(route::PAIR_PEER, &there);
+        let info =
+            Message::new(&[]).with_text(route::INFO_KIND, "veth").nested(route::INFO_DATA, &data);
+        let pair = end(name, 1).nested(route::LINK_INFO, &info);
+        let made = self.0.request(route::NEW_LINK, netlink::NEW, &pair);
+        made.map_err(at(format!("make the link '{name}'")))
     }
 
     /// Gives a link an address of its own, and a permanent neighbour entry for the other end.
-    pub fn add_address(&self, index: u32, own: IpAddr, other: IpAddr, last: u8) -> Result<()> {
+    pub fn add_address(&mut self, index: u32, own: IpAddr, other: IpAddr, last: u8) -> Result<()> {
         if own.is_ipv6() && !has_ipv6() {
             return Ok(());
         }
-        let bits = if own.is_ipv4() { 32 } else { 128 };
-        let mut request = self.handle.address().add(index, own, bits).replace();
-        // No duplicate address detection: there is no other host on this link.
-        request.message_mut().header.flags =
-            rtnetlink::packet_route::address::AddressHeaderFlags::Nodad;
-        self.run(request.execute()).map_err(at(format!("add the address {own}")))?;
-        let neighbour = self
-            .handle
-            .neighbours()
-            .add(index, other)
-            .link_layer_address(&hardware(last))
-            .state(NeighbourState::Permanent)
-            .replace();
-        self.run(neighbour.execute()).map_err(at(format!("add the neighbour {other}")))
+        // struct ifaddrmsg: family, prefix, flags, scope, device. No duplicate address detection:
+        // there is no other host on this link.
+        let mut head = vec![family(own), all_bits(own), NO_DETECTION, UNIVERSE];
+        head.extend(index.to_ne_bytes());
+        let address = octets(own);
+        let message = Message::new(&head).with(ADDRESS, &address).with(LOCAL, &address);
+        let added = self.0.request(route::NEW_ADDRESS, netlink::REPLACE, &message);
+        added.map_err(at(format!("add the address {own}")))?;
+        // struct ndmsg: family, device, state, flags, kind.
+        let mut head = vec![family(other), 0, 0, 0];
+        head.extend(index.to_ne_bytes());
+        head.extend(PERMANENT.to_ne_bytes());
+        head.extend([0; 2]);
+        let message = Message::new(&head)
+            .with(NEIGHBOUR, &octets(other))
+            .with(NEIGHBOUR_ADDRESS, &hardware(last));
+        let added = self.0.request(route::NEW_NEIGHBOUR, netlink::REPLACE, &message);
+        added.map_err(at(format!("add the neighbour {other}")))
     }
 
-    fn add_route(&self, message: RouteMessage, what: String) -> Result<()> {
-        if message.header.address_family == AddressFamily::Inet6 && !has_ipv6() {
+    fn add_route(&mut self, route: &Route, what: String) -> Result<()> {
+        if route.to.is_ipv6() && !has_ipv6() {
             return Ok(());
         }
-        self.run(self.handle.route().add(message).replace().execute())
-            .map_err(at(format!("add the route {what}")))
+        let added = self.0.request(route::NEW_ROUTE, netlink::REPLACE, &route.message());
+        added.map_err(at(format!("add the route {what}")))
     }
 
     /// `bits` of `to` by way of a neighbour on the link.
-    pub fn add_via(&self, to: IpAddr, bits: u8, via: IpAddr, link: u32) -> Result<()> {
-        let what = format!("{to}/{bits} via {via}");
-        let message = match (to, via) {
-            (IpAddr::V4(to), IpAddr::V4(via)) => RouteMessageBuilder::<Ipv4Addr>::new()
-                .destination_prefix(to, bits)
-                .gateway(via)
-                .output_interface(link)
-                .onlink()
-                .build(),
-            (IpAddr::V6(to), IpAddr::V6(via)) => RouteMessageBuilder::<std::net::Ipv6Addr>::new()
-                .destination_prefix(to, bits)
-                .gateway(via)
-                .output_interface(link)
-                .onlink()
-                .build(),
-            _ => return Ok(()),
-        };
-        self.add_route(message, what)
+    pub fn add_via(&mut self, to: IpAddr, bits: u8, via: IpAddr, link: u32) -> Result<()> {
+        let route = Route { via: Some(via), flags: GATEWAY_ON_LINK, ..Route::new(to, bits, link) };
+        self.add_route(&route, format!("{to}/{bits} via {via}"))
     }
 
     /// Excludes one address from a prefix that is local to this stack: the address is a neighbour
     /// on the link. The table of local addresses is searched first, so the exception is added
     /// there.
-    pub fn add_neighbour_route(&self, to: IpAddr, link: u32) -> Result<()> {
-        let message = match to {
-            IpAddr::V4(to) => RouteMessageBuilder::<Ipv4Addr>::new()
-                .destination_prefix(to, 32)
-                .scope(RouteScope::Link)
-                .table_id(TABLE_LOCAL)
-                .output_interface(link)
-                .build(),
-            IpAddr::V6(to) => RouteMessageBuilder::<std::net::Ipv6Addr>::new()
-                .destination_prefix(to, 128)
-                .table_id(TABLE_LOCAL)
-                .output_interface(link)
-                .build(),
-        };
-        self.add_route(message, format!("{to}"))
+    pub fn add_neighbour_route(&mut self, to: IpAddr, link: u32) -> Result<()> {
+        let scope = if to.is_ipv4() { ON_LINK } else { UNIVERSE };
+        let route = Route { table: OWN, scope, ..Route::new(to, all_bits(to), link) };
+        self.add_route(&route, format!("{to}"))
     }
 
     /// Makes every address of a prefix one of this stack's own (AnyIP), on the loopback device.
     /// `source` is what packets to it that have no source yet come from.
-    pub fn add_local(&self, to: IpAddr, bits: u8, source: Option<IpAddr>) -> Result<()> {
-        let what = format!("local {to}/{bits}");
-        let message = match to {
-            IpAddr::V4(to) => {
-                let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
-                    .destination_prefix(to, bits)
-                    .kind(RouteType::Local)
-                    .scope(RouteScope::Host)
-                    .table_id(TABLE_LOCAL)
-                    .output_interface(1);
-                if let Some(IpAddr::V4(source)) = source {
-                    route = route.pref_source(source);
-                }
-                route.build()
-            }
-            IpAddr::V6(to) => RouteMessageBuilder::<std::net::Ipv6Addr>::new()
-                .destination_prefix(to, bits)
-                .kind(RouteType::Local)
-                .table_id(TABLE_LOCAL)
-                .output_interface(1)
-                .build(),
-        };
-        self.add_route(message, what)
+    pub fn add_local(&mut self, to: IpAddr, bits: u8, source: Option<IpAddr>) -> Result<()> {
+        let scope = if to.is_ipv4() { IN_HOST } else { UNIVERSE };
+        let source = source.filter(|source| source.is_ipv4() && to.is_ipv4());
+        let own = Route::new(to, bits, route::LOOPBACK);
+        let route = Route { table: OWN, scope, kind: TO_SELF, source, ..own };
+        self.add_route(&route, format!("local {to}/{bits}"))
     }
 
     /// IPv4 destinations of the main table, the default route not among them, and the link of the
     /// default route.
-    pub fn destinations(&self) -> Result<(Vec<Destination>, Option<u32>)> {
-        let request = self.handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build());
-        let routes: Vec<RouteMessage> =
-            self.run(request.execute().try_collect()).map_err(at("list the routes"))?;
+    pub fn destinations(&mut self) -> Result<(Vec<Destination>, Option<u32>)> {
         let (mut found, mut default) = (Vec::new(), None);
-        for route in routes {
-            if route.header.table != RouteHeader::RT_TABLE_MAIN {
-                continue;
+        let mut head = [0; Route::HEAD_BYTES];
+        head[0] = INET;
+        let listed = self.0.dump(route::GET_ROUTE, &Message::new(&head), |entry| {
+            let head = entry.get(..Route::HEAD_BYTES)?;
+            let (bits, table) = (head[1], head[4]);
+            if table != MAIN {
+                return Some(());
             }
             let (mut first, mut link) = (None, None);
-            for attribute in &route.attributes {
-                match attribute {
-                    RouteAttribute::Destination(RouteAddress::Inet(a)) => first = Some(*a),
-                    RouteAttribute::Oif(index) => link = Some(*index),
+            for (kind, value) in attributes(&entry[Route::HEAD_BYTES..])? {
+                match kind {
+                    DESTINATION => first = Some(Ipv4Addr::from(*value.first_chunk::<4>()?)),
+                    OUT => link = u32_at(value, 0),
                     _ => {}
                 }
             }
             match first {
-                Some(first) if route.header.destination_prefix_length > 0 => {
-                    let bits = route.header.destination_prefix_length;
-                    found.push(Destination { first, bits, link });
-                }
+                Some(first) if bits > 0 => found.push(Destination { first, bits, link }),
                 _ => default = default.or(link),
             }
-        }
+            Some(())
+        });
+        listed.map_err(at("list the routes"))?;
         Ok((found, default))
+    }
+}
+
+impl Link {
+    /// Parses an entry: the link and its flags. `None` if it is malformed.
+    fn parse(entry: &[u8]) -> Option<(Self, u32)> {
+        // struct ifinfomsg: family, type, device, flags, changed flags.
+        let mut link = Self { index: u32_at(entry, 4)?, ..Self::default() };
+        for (kind, value) in attributes(entry.get(route::LINK_HEAD_BYTES..)?)? {
+            let text = || String::from_utf8_lossy(value).trim_end_matches('\0').to_owned();
+            match kind {
+                route::LINK_NAME => link.name = text(),
+                route::LINK_MTU => link.mtu = u32_at(value, 0)?,
+                route::LINK_ALIAS => link.alias = Some(text()),
+                _ => {}
+            }
+        }
+        Some((link, u32_at(entry, 8)?))
+    }
+}
+
+/// A route to be added.
+struct Route {
+    to: IpAddr,
+    bits: u8,
+    link: u32,
+    via: Option<IpAddr>,
+    source: Option<IpAddr>,
+    table: u8,
+    scope: u8,
+    kind: u8,
+    flags: u32,
+}
+
+impl Route {
+    /// Bytes of `struct rtmsg`.
+    const HEAD_BYTES: usize = 12;
+
+    /// A route of the main table over a link.
+    fn new(to: IpAddr, bits: u8, link: u32) -> Self {
+        let (table, scope, kind) = (MAIN, UNIVERSE, UNICAST);
+        Self { to, bits, link, via: None, source: None, table, scope, kind, flags: 0 }
+    }
+
+    fn message(&self) -> Message {
+        // struct rtmsg: family, prefix, prefix of the source, service, table, protocol, scope, kind,
+        // flags.
+        let (family, scope) = (family(self.to), self.scope);
+        let mut head = vec![family, self.bits, 0, 0, self.table, STATIC, scope, self.kind];
+        head.extend(self.flags.to_ne_bytes());
+        let mut message = Message::new(&head).with(DESTINATION, &octets(self.to));
+        for (kind, address) in [(GATEWAY, self.via), (SOURCE, self.source)] {
+            if let Some(address) = address {
+                message = message.with(kind, &octets(address));
+            }
+        }
+        message.with(OUT, &self.link.to_ne_bytes())
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    if address.is_ipv4() { INET } else { INET6 }
+}
+
+fn all_bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
     }
 }
 
@@ -255,6 +306,6 @@ fn has_ipv6() -> bool {
 }
 
 /// Locally administered, the same on every uplink: each is a wire of its own.
-fn hardware(last: u8) -> Vec<u8> {
-    vec![0x02, 0x64, 0x6d, 0, 0, last]
+fn hardware(last: u8) -> [u8; 6] {
+    [0x02, 0x64, 0x6d, 0, 0, last]
 }
