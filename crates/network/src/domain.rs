@@ -16,54 +16,28 @@
 use std::fs::{self, File, OpenOptions};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use dormouse_bpf::address::{self, Programs, Trace};
+use dormouse_bpf::address::{self, Programs};
 use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_kernel::netlink::route::LOOPBACK;
 use dormouse_kernel::nft;
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::ground::{Domain, Network, new_stack};
 use crate::link::{Link, Links};
 use crate::names::{self, Hosts};
+use crate::ready::{Ready, read_ready, write_ready};
 use crate::settings::Pool;
 use crate::stack;
-use crate::store::{CHUNK, Plan};
-use crate::{Domain, Network};
+use crate::store::{CHUNK, Plan, lock_file};
 
 /// The device at the domain's end of the uplink.
 const INSIDE: &str = "eth0";
-const NSFS_MAGIC: u64 = 0x6e73_6673;
-
-/// `ready`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ready {
-    pub version: u32,
-    pub netns_inode: u64,
-    pub netns_cookie: u64,
-    pub uplink: String,
-    /// Chunks with routes; the first has the ends of the uplink.
-    pub chunks: Vec<u32>,
-    /// Ids of a program and of the programs' map of members, by which the map is found.
-    #[serde(default)]
-    pub trace: (u32, u32),
-}
-
-impl Ready {
-    /// Records the ids by which the programs are found; returns whether they have changed.
-    pub fn note(&mut self, trace: Trace) -> bool {
-        std::mem::replace(&mut self.trace, (trace.anchor, trace.map)) != self.trace
-    }
-
-    pub fn trace(&self) -> Trace {
-        Trace { anchor: self.trace.0, map: self.trace.1 }
-    }
-}
 
 fn chunk_bits(v4: bool) -> u8 {
     let host_bits = CHUNK.trailing_zeros() as u8;
@@ -76,21 +50,6 @@ fn both(plan: &Plan, number: u32) -> [IpAddr; 2] {
 }
 
 impl Network {
-    pub(crate) fn domain_dir(&self, name: &Name) -> PathBuf {
-        self.run.join("domains").join(name.as_str())
-    }
-
-    /// Serializes creation and removal.
-    pub(crate) fn lock_domains(&self) -> Result<File> {
-        let dir = self.run.join("domains");
-        fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
-        let path = dir.join("lock");
-        let file = lock_file(&path)?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)
-            .map_err(Error::errno("lock the domains", "flock"))?;
-        Ok(file)
-    }
-
     /// The domain, if it is complete, held against removal.
     pub fn find_domain(&self, name: &Name) -> Result<Option<Domain>> {
         let dir = self.domain_dir(name);
@@ -128,7 +87,7 @@ impl Network {
         fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
         let net = dir.join("net");
         File::create(&net).map_err(Error::file("create", &net))?;
-        let netns = crate::new_stack()?;
+        let netns = new_stack()?;
         let cookie = stack::inside(netns.as_fd(), || {
             prepare_stack(&plan)?;
             mount_sys(&dir.join("sys"))?;
@@ -357,44 +316,11 @@ pub(crate) fn protect_sys(sys: &OwnedFd) -> Result<()> {
         .map_err(|e| Error::Step("make a sysfs read-only", e))
 }
 
-fn lock_file(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(Error::file("open", path))
-}
-
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::file("remove", path)(e)),
         _ => Ok(()),
     }
-}
-
-/// Reads `ready` and opens the namespace; `None` unless both are there and belong together.
-pub(crate) fn read_ready(dir: &Path) -> Result<Option<(Ready, OwnedFd)>> {
-    let path = dir.join("ready");
-    let text = match fs::read(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(Error::file("read", &path))?,
-    };
-    let Ok(ready) = serde_json::from_slice::<Ready>(&text) else { return Ok(None) };
-    let Ok(netns) = File::open(dir.join("net")) else { return Ok(None) };
-    let kind = rustix::fs::fstatfs(&netns).map_err(Error::errno("look at a domain", "fstatfs"))?;
-    let inode = netns.metadata().map_err(Error::file("look at", dir.join("net")))?.ino();
-    let same = kind.f_type as u64 == NSFS_MAGIC && inode == ready.netns_inode;
-    Ok(same.then(|| (ready, netns.into())))
-}
-
-pub(crate) fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
-    let path = dir.join("ready");
-    let text = serde_json::to_vec(ready)
-        .map_err(|e| Error::Corrupt { path: path.clone(), message: e.to_string() })?;
-    crate::store::replace(&path, &text)
 }
 
 /// Sets the stack's own settings, before any packet.

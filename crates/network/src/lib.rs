@@ -24,30 +24,33 @@
 
 mod domain;
 mod error;
+mod ground;
 mod link;
 mod names;
 mod publish;
+mod ready;
 mod settings;
 mod stack;
 mod store;
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Constants, Members, Programs};
 use dormouse_bpf::{BpfError, abstract_unix};
-use dormouse_kernel::namespace;
 use dormouse_model::{ContainerId, Name, Publish};
 
 pub use error::Error;
 use error::Result;
+use ground::new_stack;
+pub use ground::{Domain, Network};
 use names::Hosts;
-use publish::Table;
+use ready::read_ready;
 pub use settings::{Pool, Settings};
-use store::{CHUNK, Holding, Plan, Store};
+use store::{CHUNK, Holding, Plan};
 
 /// Effects between containers of one domain in address mode, shown by `check` and `run`.
 pub const VISIBLE_IN_DOMAIN: &str = "\
@@ -55,21 +58,6 @@ containers of one domain share a network stack: each sees the socket tables of a
 abstract unix socket names in use (they cannot be connected to), the domain's counters and settings; \
 a UDP port or an abstract name held by one may be refused to another; use --domain for tenants who \
 must not see each other";
-
-/// A trust domain that is in use by the caller.
-#[derive(Debug)]
-pub struct Domain {
-    /// Its name.
-    pub name: Name,
-    /// Its network namespace.
-    pub netns: OwnedFd,
-    /// The root of a sysfs mount that shows it (O_PATH).
-    pub sys: OwnedFd,
-    ready: domain::Ready,
-    dir: PathBuf,
-    #[expect(dead_code, reason = "a shared lock for as long as this exists")]
-    hold: File,
-}
 
 /// Addresses that lead to a domain.
 struct Led {
@@ -79,182 +67,7 @@ struct Led {
     first: u32,
 }
 
-/// Networking on one set of directories.
-#[derive(Debug)]
-pub struct Network {
-    lib: PathBuf,
-    run: PathBuf,
-    parent: String,
-    settings: Settings,
-}
-
 impl Network {
-    /// Takes the directories, the path of the containers' parent cgroup below the root of the v2
-    /// hierarchy, and the settings. Touches nothing.
-    pub fn open(lib: &Path, run: &Path, parent_cgroup: &str, settings: Settings) -> Result<Self> {
-        let parent = parent_cgroup.trim_matches('/').to_owned();
-        Ok(Self { lib: lib.into(), run: run.into(), parent, settings })
-    }
-
-    fn store(&self) -> Result<Store> {
-        Store::open(&self.lib, self.settings.pool)
-    }
-
-    /// Returns the table, unless no container ever had an address.
-    fn existing_store(&self) -> Result<Option<Store>> {
-        self.lib.join("addresses").exists().then(|| self.store()).transpose()
-    }
-
-    /// Returns a short hash that distinguishes instances on one host.
-    fn hash(&self, more: &str) -> u32 {
-        let mut hash = 0x811c_9dc5u32;
-        for byte in self.run.as_os_str().as_encoded_bytes().iter().chain(more.as_bytes()) {
-            hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-        }
-        hash
-    }
-
-    /// The host's end of a domain's uplink.
-    fn uplink(&self, domain: &Name) -> String {
-        format!("dm{:08x}", self.hash(domain.as_str()))
-    }
-
-    fn table(&self) -> Table {
-        let name = if self.run == Path::new("/run/dormouse") {
-            "dormouse".to_owned()
-        } else {
-            format!("dormouse_{:08x}", self.hash(""))
-        };
-        Table::new(name, &self.run)
-    }
-
-    /// Returns whether a BPF program is to be left out: a test's negative control.
-    fn is_without(&self, program: &str) -> bool {
-        self.settings.without.iter().any(|w| w == program) || dormouse_kernel::weakened(program)
-    }
-
-    fn constants(&self, plan: &Plan) -> Constants {
-        Constants {
-            level: self.parent.split('/').count() as u32 + 1,
-            pool: plan.pool.first,
-            pool_count: plan.pool.count(),
-            chunk: CHUNK,
-            prefix6: plan.prefix6,
-        }
-    }
-
-    /// The parent cgroup, if it is there.
-    fn find_parent(&self) -> Result<Option<OwnedFd>> {
-        use rustix::fs::{Mode, OFlags};
-        let path = cgroup2()?.join(&self.parent);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(cgroup) => Ok(Some(cgroup)),
-            Err(rustix::io::Errno::NOENT) => Ok(None),
-            Err(e) => Err(Error::file("open", path)(e.into())),
-        }
-    }
-
-    /// The parent cgroup, made if it is not there.
-    fn parent_cgroup(&self) -> Result<OwnedFd> {
-        loop {
-            if let Some(cgroup) = self.find_parent()? {
-                return Ok(cgroup);
-            }
-            let path = cgroup2()?.join(&self.parent);
-            fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
-        }
-    }
-
-    /// The programs, if they are attached.
-    fn find_programs(&self, plan: &Plan) -> Result<Option<Programs>> {
-        match self.find_parent()? {
-            Some(cgroup) => Ok(address::find(cgroup.as_fd(), self.constants(plan))?),
-            None => Ok(None),
-        }
-    }
-
-    /// Detaches the programs. The caller holds the lock of the domains.
-    fn detach(&self) -> Result<()> {
-        if let Some(cgroup) = self.find_parent()? {
-            address::detach(cgroup.as_fd())?;
-            abstract_unix::detach(cgroup.as_fd())?;
-        }
-        Ok(())
-    }
-
-    /// Attaches the programs to the parent cgroup, or completes and updates the attached ones;
-    /// passes the domains to new ones. The caller holds the lock of the domains.
-    fn attach(&self) -> Result<Programs> {
-        let cgroup = self.parent_cgroup()?;
-        let plan = self.store()?.plan;
-        let constants = self.constants(&plan);
-        let without: Vec<&str> = address::GROUP
-            .programs
-            .iter()
-            .chain(abstract_unix::GROUP.programs)
-            .map(|(name, _)| *name)
-            .filter(|name| self.is_without(name))
-            .collect();
-        // In parallel: libbpf and the verifier take tens of milliseconds for each.
-        let programs = std::thread::scope(|scope| {
-            let names = scope.spawn(|| match without.contains(&abstract_unix::GROUP.anchor) {
-                true => abstract_unix::detach(cgroup.as_fd()),
-                false => abstract_unix::attach(cgroup.as_fd(), constants.level, &without),
-            });
-            let programs = address::attach(cgroup.as_fd(), constants, &without);
-            names.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            programs
-        })?;
-        for name in self.domain_names()? {
-            let dir = self.domain_dir(&name);
-            if let Some((mut ready, _)) = domain::read_ready(&dir)? {
-                programs.open_domain(ready.netns_cookie)?;
-                if ready.note(programs.trace()?) {
-                    domain::write_ready(&dir, &ready)?;
-                }
-            }
-        }
-        Ok(programs)
-    }
-
-    /// Returns the map of members, if the programs attached for this domain are still there.
-    fn known_members(&self, ready: &domain::Ready) -> Result<Option<Members>> {
-        match self.find_parent()? {
-            Some(cgroup) => Ok(Members::follow(cgroup.as_fd(), ready.trace())?),
-            None => Ok(None),
-        }
-    }
-
-    fn domain_names(&self) -> Result<Vec<Name>> {
-        let dir = self.run.join("domains");
-        let entries = match fs::read_dir(&dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other.map_err(Error::file("read", &dir))?,
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::file("read", &dir))?;
-            if entry.path().is_dir()
-                && let Ok(name) = entry.file_name().to_string_lossy().parse()
-            {
-                names.push(name);
-            }
-        }
-        Ok(names)
-    }
-
-    /// Returns the attached programs, after attaching them if necessary.
-    fn programs(&self, plan: &Plan) -> Result<Programs> {
-        match self.find_programs(plan)? {
-            Some(programs) => Ok(programs),
-            None => {
-                let _lock = self.lock_domains()?;
-                self.attach()
-            }
-        }
-    }
-
     /// Returns the trust domain, created on first use (some 0.1 s, once).
     ///
     /// The domain stays when its last container is removed, until
@@ -524,7 +337,7 @@ impl Network {
         if record.container != id.to_bytes() {
             return Ok(());
         }
-        let known = match domain::read_ready(&self.domain_dir(&holding.domain))? {
+        let known = match read_ready(&self.domain_dir(&holding.domain))? {
             Some((ready, _)) => self.known_members(&ready)?,
             None => None,
         };
@@ -628,16 +441,6 @@ impl Network {
         }
     }
 
-    fn uplinks(&self) -> Result<Vec<String>> {
-        let mut uplinks = Vec::new();
-        for name in self.domain_names()? {
-            if let Some((ready, _)) = domain::read_ready(&self.domain_dir(&name))? {
-                uplinks.push(ready.uplink);
-            }
-        }
-        Ok(uplinks)
-    }
-
     /// Unpublishes all ports of the container.
     pub fn unpublish(&self, id: &ContainerId) -> Result<()> {
         if !self.table().has_ports(id) {
@@ -705,11 +508,6 @@ impl Network {
     }
 }
 
-/// A network namespace that belongs to no container: see the [crate].
-fn new_stack() -> Result<OwnedFd> {
-    namespace::new_network().map_err(|e| Error::Step("make a network namespace", e))
-}
-
 /// Tests whether this kernel loads the programs of address networking: the first error is about the
 /// connections between containers, the second about abstract unix sockets.
 pub fn supported() -> (Result<(), BpfError>, Result<(), BpfError>) {
@@ -736,20 +534,3 @@ fn numbers(plan: &Plan, addresses: &[IpAddr]) -> Result<Vec<u32>> {
 }
 
 const SYSFS_MAGIC: u64 = 0x6265_6572;
-const CGROUP2_MAGIC: u64 = 0x6367_7270;
-
-/// Returns the mount of the v2 hierarchy: one of the two usual places, or else from mountinfo.
-fn cgroup2() -> Result<PathBuf> {
-    for usual in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-        if rustix::fs::statfs(usual).is_ok_and(|s| s.f_type as u64 == CGROUP2_MAGIC) {
-            return Ok(usual.into());
-        }
-    }
-    let path = "/proc/self/mountinfo";
-    let mounts = fs::read_to_string(path).map_err(Error::file("read", path))?;
-    let found = mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(PathBuf::from))?
-    });
-    found.ok_or(Error::NoCgroup2)
-}

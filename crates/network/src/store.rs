@@ -473,6 +473,18 @@ fn new_name(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// Opens a lock file, made if it is missing.
+pub(crate) fn lock_file(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(Error::file("open", path))
+}
+
 /// Writes a file in one step: a reader finds the old or the new text.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<()> {
     let new = new_name(path);
