@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use dormouse_testkit::debian;
 
-use super::output_of;
+use super::output::output_of;
 
 /// The package that depends on the newest kernel of a suite.
 pub const META: &str = "linux-image-cloud-amd64";

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dormouse_testkit::image;
 
-use super::{Accelerator, Guest, Machine, output_of};
+use super::machine::{Accelerator, Guest, Machine};
+use super::output::output_of;
 use crate::suite;
 
 /// The leg on the machine itself, by its test.
