@@ -162,10 +162,18 @@ fn checked(condition: &Condition, then: Vec<Instruction>) -> Option<Vec<Instruct
     match &condition.test {
         Test::Equal(value) => Some(equal(low, long, u64::MAX, *value, then)),
         Test::NotEqual(value) => Some(short(then, |then| other_than(low, long, *value, then))),
-        Test::Greater(value) => Some(short(then, |then| more(low, long, *value, MORE, then))),
-        Test::AtLeast(value) => Some(short(then, |then| more(low, long, *value, AT_LEAST, then))),
-        Test::Less(value) => Some(short(then, |then| less(low, long, *value, AT_LEAST, then))),
-        Test::AtMost(value) => Some(short(then, |then| less(low, long, *value, MORE, then))),
+        Test::Greater(value) => {
+            Some(short(then, |then| ordered(low, long, *value, (MORE, true), then)))
+        }
+        Test::AtLeast(value) => {
+            Some(short(then, |then| ordered(low, long, *value, (AT_LEAST, true), then)))
+        }
+        Test::Less(value) => {
+            Some(short(then, |then| ordered(low, long, *value, (AT_LEAST, false), then)))
+        }
+        Test::AtMost(value) => {
+            Some(short(then, |then| ordered(low, long, *value, (MORE, false), then)))
+        }
         Test::Masked { mask, value } => Some(equal(low, long, *mask, *value, then)),
         Test::OneOf(values) => one_of(low, long, values, then),
     }
@@ -241,50 +249,33 @@ fn other_than(low: u32, long: bool, value: u64, then: Vec<Instruction>) -> Vec<I
     code
 }
 
-/// Emits `then`, which is short, for numbers greater than `value`, or at least as great, selected
-/// by the comparison `compare` of the lower half.
-fn more(
+/// Emits `then`, which is short, for numbers that pass: for which `compare` with the lower half of
+/// `value` holds, or does not hold if `holds` is false.
+fn ordered(
     low: u32,
     long: bool,
     value: u64,
-    compare: u16,
+    (compare, holds): (u16, bool),
     then: Vec<Instruction>,
 ) -> Vec<Instruction> {
     let (high, k, over) = ((value >> 32) as u32, value as u32, then.len() as u8);
+    // A jump if the comparison holds, or if it does not.
+    let jump = |code, if_true: bool, over, k| {
+        let (jump_true, jump_false) = if if_true { (over, 0) } else { (0, over) };
+        Instruction { code, jump_true, jump_false, k }
+    };
     let mut code = Vec::new();
     if long {
         code.push(plain(LOAD, low + 4));
-        code.push(Instruction { code: MORE, jump_true: 3, jump_false: 0, k: high });
-        code.push(Instruction { code: EQUAL, jump_true: 0, jump_false: over + 2, k: high });
+        // The upper half alone decides, unless both are equal.
+        code.push(jump(if holds { MORE } else { AT_LEAST }, holds, 3, high));
+        code.push(jump(EQUAL, false, over + 2, high));
     } else if high != 0 {
-        return vec![plain(JUMP, 0)];
+        // An int is less than `value`.
+        return if holds { vec![plain(JUMP, 0)] } else { then };
     }
     code.push(plain(LOAD, low));
-    code.push(Instruction { code: compare, jump_true: 0, jump_false: over, k });
-    code.extend(then);
-    code
-}
-
-/// `then`, which is short, where the number is less than `value`, or as much: where `compare`
-/// fails.
-fn less(
-    low: u32,
-    long: bool,
-    value: u64,
-    compare: u16,
-    then: Vec<Instruction>,
-) -> Vec<Instruction> {
-    let (high, k, over) = ((value >> 32) as u32, value as u32, then.len() as u8);
-    let mut code = Vec::new();
-    if long {
-        code.push(plain(LOAD, low + 4));
-        code.push(Instruction { code: AT_LEAST, jump_true: 0, jump_false: 3, k: high });
-        code.push(Instruction { code: EQUAL, jump_true: 0, jump_false: over + 2, k: high });
-    } else if high != 0 {
-        return then;
-    }
-    code.push(plain(LOAD, low));
-    code.push(Instruction { code: compare, jump_true: over, jump_false: 0, k });
+    code.push(jump(compare, !holds, over, k));
     code.extend(then);
     code
 }
