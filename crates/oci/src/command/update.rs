@@ -1,5 +1,7 @@
 //! `update`: flags and a file of resources.
 
+use dormouse_model::parse_bytes;
+
 use super::context::Context;
 use super::flag::{Flag, Given, Takes};
 use crate::error::{Error, Result};
@@ -36,17 +38,8 @@ fn bytes(name: &str, text: &str) -> Result<i64> {
     if text == "-1" {
         return Ok(-1);
     }
-    let lower = text.to_ascii_lowercase();
-    let plain = lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower);
-    let (digits, shift) = match plain.as_bytes().last() {
-        Some(b'k') => (&plain[..plain.len() - 1], 10),
-        Some(b'm') => (&plain[..plain.len() - 1], 20),
-        Some(b'g') => (&plain[..plain.len() - 1], 30),
-        Some(b't') => (&plain[..plain.len() - 1], 40),
-        _ => (plain, 0),
-    };
-    let number: i64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).filter(|n| *n >= 0).ok_or_else(bad)
+    let number = parse_bytes(text).map_err(|_| bad())?;
+    i64::try_from(number).map_err(|_| bad())
 }
 
 pub(super) fn update(context: Context<'_>) -> Result<u8> {
