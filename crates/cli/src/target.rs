@@ -1,11 +1,29 @@
-//! Selection of the containers of a verb.
+//! Selection of the container or the containers of a verb.
 
 use anyhow::{Result, bail};
 use dormouse_container::Engine;
 use dormouse_model::{ContainerId, State};
 
 use crate::bulk::Bulk;
+use crate::command::Global;
 use crate::{fail, output};
+
+/// One container by name, id, or the beginning of an id.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Target {
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    name: String,
+}
+
+impl Target {
+    /// Opens the engine and finds the container.
+    pub(crate) fn find(&self, global: &Global) -> Result<(Engine, ContainerId)> {
+        let engine = global.engine()?;
+        let id = engine.find(&self.name)?;
+        Ok((engine, id))
+    }
+}
 
 /// Containers by name, id, or the beginning of an id.
 #[derive(Debug, clap::Args)]
@@ -24,12 +42,13 @@ impl Targets {
     /// `fits`.
     pub(crate) fn each(
         &self,
-        engine: &Engine,
+        global: &Global,
         fits: fn(State) -> bool,
-        mut f: impl FnMut(&ContainerId) -> Result<()>,
+        mut f: impl FnMut(&Engine, &ContainerId) -> Result<()>,
     ) -> Result<u8> {
+        let engine = global.engine()?;
         let mut done = |id: &ContainerId, name: &str, bulk: &Bulk| {
-            let done = f(id);
+            let done = f(&engine, id);
             bulk.done(1);
             done?;
             output::line(name)

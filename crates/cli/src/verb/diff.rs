@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::command::Global;
+use crate::target::Target;
 use crate::{layers, output};
 
 /// List the changes of a container against its image: added (A), changed (C), deleted (D)
@@ -14,9 +15,8 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
-    /// Name or id
-    #[arg(value_name = "CONTAINER")]
-    name: String,
+    #[command(flatten)]
+    target: Target,
 }
 
 /// A path in `diff --json`.
@@ -28,8 +28,8 @@ struct Row {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    let config = engine.config(&engine.find(&args.name)?)?;
+    let (engine, id) = args.target.find(global)?;
+    let config = engine.config(&id)?;
     let layers = layers::open(&engine, &config)?;
     let changes = engine.images()?.diff(&layers.lower, layers.upper.as_fd(), &config.ids)?;
     let rows = changes.into_iter().map(|c| Row {

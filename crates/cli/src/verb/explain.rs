@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use crate::command::Global;
 use crate::output;
+use crate::target::Target;
 
 /// Show whether a container can be checkpointed or sleep, and the reasons if not
 #[derive(Debug, clap::Args)]
@@ -11,14 +12,12 @@ pub(crate) struct Args {
     /// One JSON line for each object that cannot be saved
     #[arg(long)]
     json: bool,
-    /// Name or id
-    #[arg(value_name = "CONTAINER")]
-    name: String,
+    #[command(flatten)]
+    target: Target,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    let id = engine.find(&args.name)?;
+    let (engine, id) = args.target.find(global)?;
     let refusals = engine.explain(&id)?;
     for refusal in &refusals {
         match args.json {

@@ -18,7 +18,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     let number = signal(&args.signal)?;
-    args.targets.each(&engine, is_alive, |id| Ok(engine.kill(id, number)?))
+    args.targets.each(global, is_alive, |engine, id| Ok(engine.kill(id, number)?))
 }

@@ -14,7 +14,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     let runs = |state| matches!(state, State::Running | State::Drowsy);
-    args.targets.each(&engine, runs, |id| Ok(engine.pause(id)?))
+    args.targets.each(global, runs, |engine, id| Ok(engine.pause(id)?))
 }

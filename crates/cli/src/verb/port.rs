@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 
 use crate::command::Global;
 use crate::output;
+use crate::target::Target;
 use crate::view::Port;
 
 /// List the ports of the host that lead to a container
@@ -12,17 +13,16 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
-    /// Name or id
-    #[arg(value_name = "CONTAINER")]
-    name: String,
+    #[command(flatten)]
+    target: Target,
     /// Only the host ports of this port
     #[arg(value_name = "PORT[/udp]")]
     port: Option<String>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    let config = engine.config(&engine.find(&args.name)?)?;
+    let (engine, id) = args.target.find(global)?;
+    let config = engine.config(&id)?;
     let mut ports: Vec<Port> = config.publish.iter().map(Port::from).collect();
     if let Some(port) = &args.port {
         let wanted = if port.contains('/') { port.clone() } else { format!("{port}/tcp") };

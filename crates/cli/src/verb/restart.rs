@@ -18,10 +18,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     let timeout = args.stop.timeout()?;
-    args.targets.each(&engine, is_alive, |id| {
+    args.targets.each(global, is_alive, |engine, id| {
         engine.stop(id, timeout)?;
-        start::detached(&engine, id)
+        start::detached(engine, id)
     })
 }

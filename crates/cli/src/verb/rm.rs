@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use dormouse_container::Error;
-use dormouse_model::ContainerId;
 
 use crate::command::Global;
 use crate::target::Targets;
@@ -27,16 +26,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     let known = |e: Error| match e {
         Error::NoContainer(_) => fail::exit(1, e.to_string()),
         Error::State { .. } => fail::exit(2, e.to_string()),
         e => e.into(),
     };
     if args.targets.all {
-        let remove = |id: &ContainerId| engine.remove(id, args.force, args.volumes).map_err(known);
-        return args.targets.each(&engine, |_| true, remove);
+        return args.targets.each(global, |_| true, |engine, id| {
+            engine.remove(id, args.force, args.volumes).map_err(known)
+        });
     }
+    let engine = global.engine()?;
     anyhow::ensure!(!args.targets.names.is_empty(), "no container was given: name some, or --all");
     Ok(fail::for_each(&args.targets.names, |name| {
         let removed = engine.find(name).and_then(|id| engine.remove(&id, args.force, args.volumes));

@@ -24,22 +24,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     if args.drowsy {
-        return args.targets.each(
-            &engine,
-            |state| state == State::Running,
-            |id| drowse(&engine, id),
-        );
+        return args.targets.each(global, |state| state == State::Running, drowse);
     }
-    args.targets.each(
-        &engine,
-        |state| matches!(state, State::Running | State::Drowsy),
-        |id| {
-            engine.sleep(id)?;
-            Ok(())
-        },
-    )
+    let runs = |state| matches!(state, State::Running | State::Drowsy);
+    args.targets.each(global, runs, |engine, id| {
+        engine.sleep(id)?;
+        Ok(())
+    })
 }
 
 fn drowse(engine: &Engine, id: &ContainerId) -> Result<()> {

@@ -17,7 +17,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
     let timeout = args.stop.timeout()?;
-    args.targets.each(&engine, is_alive, |id| Ok(engine.stop(id, timeout)?))
+    args.targets.each(global, is_alive, |engine, id| Ok(engine.stop(id, timeout)?))
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::command::Global;
 use crate::output::{self, Table};
+use crate::target::Target;
 
 /// List the processes of a container
 #[derive(Debug, clap::Args)]
@@ -19,9 +20,8 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
-    /// Name or id
-    #[arg(value_name = "CONTAINER")]
-    name: String,
+    #[command(flatten)]
+    target: Target,
 }
 
 /// A process in `top --json`.
@@ -51,8 +51,7 @@ struct Row {
 const TICKS: u64 = 100;
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    let id = engine.find(&args.name)?;
+    let (engine, id) = args.target.find(global)?;
     let pids = engine.pids(&id)?;
     let root = engine.root(&id)?;
     let users = users(root.fd.as_fd());

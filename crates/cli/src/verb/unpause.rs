@@ -14,6 +14,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    args.targets.each(&engine, |state| state == State::Paused, |id| Ok(engine.unpause(id)?))
+    let is_paused = |state| state == State::Paused;
+    args.targets.each(global, is_paused, |engine, id| Ok(engine.unpause(id)?))
 }

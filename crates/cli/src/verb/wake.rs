@@ -15,10 +15,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    args.targets.each(
-        &engine,
-        |state| matches!(state, State::Asleep | State::Drowsy),
-        |id| Ok(engine.wake(id, Why::Operator)?),
-    )
+    let sleeps = |state| matches!(state, State::Asleep | State::Drowsy);
+    args.targets.each(global, sleeps, |engine, id| Ok(engine.wake(id, Why::Operator)?))
 }
