@@ -2,32 +2,15 @@
  * than one segment, and ended; by IPv4, IPv6, and IPv4 at a socket of IPv6. */
 #include "workload.h"
 #include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #define LONG 50000
 
-static socklen_t address(struct sockaddr_storage *a, int family, int port) {
-	memset(a, 0, sizeof *a);
-	if (family == AF_INET) {
-		struct sockaddr_in *four = (void *)a;
-		four->sin_family = AF_INET;
-		four->sin_port = htons(port);
-		four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		return sizeof *four;
-	}
-	struct sockaddr_in6 *six = (void *)a;
-	six->sin6_family = AF_INET6;
-	six->sin6_port = htons(port);
-	six->sin6_addr = in6addr_loopback;
-	return sizeof *six;
-}
-
 static int listening(int family, int port, int any) {
 	struct sockaddr_storage a;
-	socklen_t n = address(&a, family, port);
+	socklen_t n = loopback(&a, family, port);
 	int fd = socket(family, SOCK_STREAM, 0), on = 1;
 	if (any)
 		((struct sockaddr_in6 *)&a)->sin6_addr = in6addr_any;
@@ -38,7 +21,7 @@ static int listening(int family, int port, int any) {
 
 static int caller(int family, int port) {
 	struct sockaddr_storage a;
-	socklen_t n = address(&a, family, port);
+	socklen_t n = loopback(&a, family, port);
 	int fd = socket(family, SOCK_STREAM, 0);
 	must(connect(fd, (void *)&a, n) == 0);
 	return fd;

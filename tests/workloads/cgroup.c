@@ -6,11 +6,6 @@
 
 #define TOP "/sys/fs/cgroup/"
 
-static void put(const char *path, const char *text) {
-	int fd = open(path, O_WRONLY);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
-}
-
 static int contains(const char *path, const char *text) {
 	char found[4096];
 	int fd = open(path, O_RDONLY);
@@ -42,7 +37,7 @@ static pid_t child_in(const char *procs) {
 	must(pipe(done) == 0);
 	pid_t pid = fork();
 	if (pid == 0) {
-		put(procs, "0");
+		write_text(procs, "0");
 		must(write(done[1], "", 1) == 1);
 		for (;;)
 			pause();
@@ -59,7 +54,7 @@ static volatile struct {
 static pid_t counting_in(const char *procs, int waits) {
 	pid_t pid = fork();
 	if (pid == 0) {
-		put(procs, "0");
+		write_text(procs, "0");
 		for (;;) {
 			if (waits)
 				nap(20), counts->waits++;
@@ -84,7 +79,7 @@ static void check_progress(int goes) {
 static void freeze(const char *text) {
 	char state[16];
 	snprintf(state, sizeof state, "frozen %s\n", text);
-	put(TOP "ice.slice/cgroup.freeze", text);
+	write_text(TOP "ice.slice/cgroup.freeze", text);
 	for (int n = 0; !contains(TOP "ice.slice/cgroup.events", state); n++) {
 		must(n < 60000);
 		nap(1);
@@ -98,17 +93,17 @@ int main(void) {
 	must(mkdir(TOP "some.slice/one.service", 0750) == 0);
 	must(mkdir(TOP "some.slice/two.service", 0755) == 0);
 	must(mkdir(TOP "some.slice/two.service/empty", 0755) == 0);
-	put(TOP "first.scope/cgroup.procs", "0");
-	put(TOP "some.slice/cgroup.max.depth", "5");
+	write_text(TOP "first.scope/cgroup.procs", "0");
+	write_text(TOP "some.slice/cgroup.max.depth", "5");
 	must(setxattr(TOP "some.slice/one.service", "user.id", "abc", 3, 0) == 0);
 	must(chown(TOP "some.slice/one.service", 1000, 1001) == 0);
 	must(chown(TOP "some.slice/one.service/cgroup.procs", 1000, 0) == 0);
 	/* Available controllers are delegated, and limit something. */
 	int has_pids = contains(TOP "cgroup.controllers", "pids");
 	if (has_pids) {
-		put(TOP "cgroup.subtree_control", "+pids");
-		put(TOP "some.slice/cgroup.subtree_control", "+pids");
-		put(TOP "some.slice/one.service/pids.max", "17");
+		write_text(TOP "cgroup.subtree_control", "+pids");
+		write_text(TOP "some.slice/cgroup.subtree_control", "+pids");
+		write_text(TOP "some.slice/one.service/pids.max", "17");
 	}
 	pid_t one = child_in(TOP "some.slice/one.service/cgroup.procs");
 	pid_t two = child_in(TOP "some.slice/two.service/cgroup.procs");

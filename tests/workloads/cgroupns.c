@@ -9,11 +9,6 @@
 #define WORKERS 4
 static int ask[WORKERS][2], answer[WORKERS][2];
 
-static void put(const char *path, const char *text) {
-	int fd = open(path, O_WRONLY);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
-}
-
 static int contains(const char *path, const char *text) {
 	char found[4096] = "";
 	int fd = open(path, O_RDONLY);
@@ -57,12 +52,12 @@ static int begin_below(void) {
 	char pid[16];
 	must(mkdir(TOP "a.slice/b.service", 0755) == 0 && mkdir(TOP "first.scope", 0755) == 0);
 	must(mkdir(TOP "a.slice/b.service/inner", 0755) == 0 && mkdir("/groups", 0755) == 0);
-	put(TOP "first.scope/cgroup.procs", "0");
+	write_text(TOP "first.scope/cgroup.procs", "0");
 	if (fork() == 0) {
-		put(TOP "a.slice/b.service/cgroup.procs", "0");
+		write_text(TOP "a.slice/b.service/cgroup.procs", "0");
 		must(unshare(CLONE_NEWCGROUP) == 0);
 		is_in("/");
-		put(TOP "a.slice/b.service/inner/cgroup.procs", "0");
+		write_text(TOP "a.slice/b.service/inner/cgroup.procs", "0");
 		if (fork() == 0)
 			serve(1, "/inner", NULL);
 		serve(0, "/inner", NULL);
@@ -71,7 +66,7 @@ static int begin_below(void) {
 	/* A process that the first process moves out of its root. */
 	pid_t left = fork();
 	if (left == 0) {
-		put(TOP "a.slice/b.service/inner/cgroup.procs", "0");
+		write_text(TOP "a.slice/b.service/inner/cgroup.procs", "0");
 		must(unshare(CLONE_NEWCGROUP) == 0);
 		if (fork() == 0)
 			serve(3, "/", NULL);
@@ -79,13 +74,13 @@ static int begin_below(void) {
 	}
 	ask_one(3, 'a');
 	snprintf(pid, sizeof pid, "%d", left);
-	put(TOP "first.scope/cgroup.procs", pid);
+	write_text(TOP "first.scope/cgroup.procs", pid);
 	ask_one(2, 'a');
 	/* No process can be put into a group that delegates a controller. */
 	if (contains(TOP "cgroup.controllers", "pids")) {
-		put(TOP "cgroup.subtree_control", "+pids");
-		put(TOP "a.slice/cgroup.subtree_control", "+pids");
-		put(TOP "a.slice/b.service/cgroup.subtree_control", "+pids");
+		write_text(TOP "cgroup.subtree_control", "+pids");
+		write_text(TOP "a.slice/cgroup.subtree_control", "+pids");
+		write_text(TOP "a.slice/b.service/cgroup.subtree_control", "+pids");
 	}
 	return 4;
 }
@@ -98,7 +93,7 @@ static void mount_below(void) {
 	pid_t pid = fork();
 	if (pid == 0) {
 		must(mkdir(TOP "c.slice", 0755) == 0 && mkdir(TOP "c.slice/d.service", 0755) == 0);
-		put(TOP "c.slice/cgroup.procs", "0");
+		write_text(TOP "c.slice/cgroup.procs", "0");
 		must(unshare(CLONE_NEWCGROUP | CLONE_NEWNS) == 0);
 		must(mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
 		must(mount("groups", "/groups", "cgroup2", MS_NOSUID | MS_NOEXEC, 0) == 0);
@@ -118,13 +113,13 @@ static void lose_root(void) {
 	must(mkdir(TOP "a.slice", 0755) == 0 && mkdir(TOP "b.slice", 0755) == 0);
 	pid_t left = fork();
 	if (left == 0) {
-		put(TOP "a.slice/cgroup.procs", "0");
+		write_text(TOP "a.slice/cgroup.procs", "0");
 		must(unshare(CLONE_NEWCGROUP) == 0 && write(answer[0][1], "", 1) == 1);
 		serve(0, "/../b.slice", NULL);
 	}
 	must(read(answer[0][0], &c, 1) == 1);
 	snprintf(pid, sizeof pid, "%d", left);
-	put(TOP "b.slice/cgroup.procs", pid);
+	write_text(TOP "b.slice/cgroup.procs", pid);
 	must(rmdir(TOP "a.slice") == 0);
 	ask_one(0, 'a');
 }

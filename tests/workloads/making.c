@@ -3,7 +3,6 @@
  * by IPv6. Afterwards they are established, and one is refused. */
 #include "workload.h"
 #include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -16,19 +15,10 @@ static const int families[CALLS] = {AF_INET, AF_INET, AF_INET6, AF_INET6, AF_INE
 static const int ports[CALLS] = {7300, 7300, 7300, 7301, 7302};
 
 static socklen_t address(struct sockaddr_storage *a, int family, int port, int mapped) {
-	memset(a, 0, sizeof *a);
-	if (family == AF_INET) {
-		struct sockaddr_in *four = (void *)a;
-		four->sin_family = AF_INET;
-		four->sin_port = htons(port);
-		four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		return sizeof *four;
-	}
-	struct sockaddr_in6 *six = (void *)a;
-	six->sin6_family = AF_INET6;
-	six->sin6_port = htons(port);
-	must(inet_pton(AF_INET6, mapped ? "::ffff:127.0.0.1" : "::1", &six->sin6_addr) == 1);
-	return sizeof *six;
+	socklen_t n = loopback(a, family, port);
+	if (mapped)
+		must(inet_pton(AF_INET6, "::ffff:127.0.0.1", &((struct sockaddr_in6 *)a)->sin6_addr) == 1);
+	return n;
 }
 
 static int request(int fd, int call) {

@@ -9,24 +9,6 @@
 #define WORKERS 4
 static int ask[WORKERS][2], answer[WORKERS][2];
 
-static void put(const char *path, const char *text) {
-	int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0640);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
-}
-
-static int contains(const char *path, const char *text) {
-	char got[64] = "";
-	int fd = open(path, O_RDONLY);
-	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
-		return 0;
-	close(fd);
-	return strcmp(got, text) == 0;
-}
-
-static int denied(const char *path) {
-	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
-}
-
 /* The options of the topmost mount at a place, such as "ro,nosuid,relatime". */
 static void options(const char *place, char *found) {
 	static char all[65536];
@@ -54,25 +36,25 @@ static int has(const char *place, const char *option) {
 static void is_as_it_was(void) {
 	struct stat open, there;
 	struct statvfs s;
-	must(contains("/own/file", "kept") && contains("/own/deep/other", "kept, too"));
+	must(has_text("/own/file", "kept") && has_text("/own/deep/other", "kept, too"));
 	must(stat("/own/deep", &there) == 0 && (there.st_mode & 07777) == 0710);
 	must(statvfs("/own", &s) == 0 && s.f_blocks * s.f_frsize == 1 << 20);
 	must(stat("/own", &there) == 0 && (there.st_mode & 07777) == 01750 && there.st_gid == 7);
 	must(has("/own", "noexec") && has("/own", "nosuid") && !has("/own", "shared:"));
-	must(denied("/data/new") && contains("/data/old", "old") && contains("/part/old", "old"));
+	must(is_read_only("/data/new") && has_text("/data/old", "old") && has_text("/part/old", "old"));
 	must(has("/part", "noatime") && has("/part", "shared:") && !has("/part", "ro,"));
 	must(stat("/masked", &there) == 0 && S_ISCHR(there.st_mode));
-	must(contains("/over/inner", "of /data/in"));
-	must(lstat("/own/covered/inner", &open) == 0 && contains("/own/covered/inner", "of /data/in"));
+	must(has_text("/over/inner", "of /data/in"));
+	must(lstat("/own/covered/inner", &open) == 0 && has_text("/own/covered/inner", "of /data/in"));
 }
 
 static void makes_mounts(void) {
 	must(mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
 	must(mount("own", "/own", "tmpfs", MS_NOEXEC | MS_NOSUID, "size=1m,mode=1750,gid=7") == 0);
-	put("/own/file", "kept");
+	make_file("/own/file", "kept");
 	must(mkdir("/own/deep", 0710) == 0 && mkdir("/own/covered", 0755) == 0);
-	put("/own/deep/other", "kept, too");
-	put("/own/covered/below", "is covered");
+	make_file("/own/deep/other", "kept, too");
+	make_file("/own/covered/below", "is covered");
 	must(mount("/data/in", "/own/covered", 0, MS_BIND, 0) == 0);
 	must(mount("/data", "/part", 0, MS_BIND, 0) == 0);
 	must(mount(0, "/part", 0, MS_REMOUNT | MS_BIND | MS_NOATIME, 0) == 0);
@@ -102,7 +84,7 @@ static void first(int round) {
 	is_as_it_was();
 	/* Open and mapped files, and the working directory, are unchanged. */
 	must(getcwd(path, sizeof path) && strcmp(path, "/own/deep") == 0);
-	must(contains("other", "kept, too"));
+	must(has_text("other", "kept, too"));
 	must(pread(held, text, 4, 0) == 4 && strcmp(text, "kept") == 0 && mapped[0] == 'k');
 	int below = openat(place, "masked", O_PATH);
 	struct stat s;
@@ -111,8 +93,8 @@ static void first(int round) {
 	snprintf(path, sizeof path, "/own/deep/%d", round);
 	must(mkdir(path, 0755) == 0 && mount("new", path, "tmpfs", 0, 0) == 0);
 	strcat(path, "/seen");
-	put(path, "new");
-	must(umount2("/own/covered", 0) == 0 && contains("/own/covered/below", "is covered"));
+	make_file(path, "new");
+	must(umount2("/own/covered", 0) == 0 && has_text("/own/covered/below", "is covered"));
 	must(mount("/data/in", "/own/covered", 0, MS_BIND, 0) == 0);
 }
 
@@ -121,25 +103,25 @@ static void second(int round) {
 	is_as_it_was();
 	for (int n = 0; n <= round; n++) {
 		snprintf(path, sizeof path, "/own/deep/%d/seen", n);
-		must(contains(path, "new"));
+		must(has_text(path, "new"));
 	}
 }
 
 static void copy(int round) {
 	char path[64];
-	must(contains("/own/file", "kept") && access("/own/deep/other", F_OK) == 0);
+	must(has_text("/own/file", "kept") && access("/own/deep/other", F_OK) == 0);
 	/* The same file system, and other mounts. */
 	snprintf(path, sizeof path, "/own/deep/%d", round);
 	must(access(path, F_OK) == 0);
 	strcat(path, "/seen");
 	must(access(path, F_OK) == -1 && errno == ENOENT);
-	must(access("/part/old", F_OK) == -1 && has("/proc", "ro,") && denied("/data/new"));
+	must(access("/part/old", F_OK) == -1 && has("/proc", "ro,") && is_read_only("/data/new"));
 }
 
 static void jailed(int round) {
 	(void)round;
-	must(contains("/file", "kept") && access("/data", F_OK) == -1);
-	must(contains("/covered/inner", "of /data/in"));
+	must(has_text("/file", "kept") && access("/data", F_OK) == -1);
+	must(has_text("/covered/inner", "of /data/in"));
 }
 
 int main(void) {
@@ -148,10 +130,10 @@ int main(void) {
 		must(pipe(ask[n]) == 0 && pipe(answer[n]) == 0);
 	for (int n = 0; n < 5; n++)
 		must(mkdir(places[n], 0755) == 0);
-	put("/data/old", "old");
-	put("/data/in/inner", "of /data/in");
-	put("/masked", "secret");
-	put("/over/file", "at the bottom");
+	make_file("/data/old", "old");
+	make_file("/data/in/inner", "of /data/in");
+	make_file("/masked", "secret");
+	make_file("/over/file", "at the bottom");
 	if (fork() == 0) {
 		must(unshare(CLONE_NEWNS) == 0);
 		makes_mounts();
@@ -174,9 +156,9 @@ int main(void) {
 	}
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		must(contains("/masked", "secret") && contains("/over/file", "at the bottom"));
+		must(has_text("/masked", "secret") && has_text("/over/file", "at the bottom"));
 		must(access("/own/file", F_OK) == -1 && access("/part/old", F_OK) == -1);
-		put("/data/new", "by the container");
+		make_file("/data/new", "by the container");
 		must(unlink("/data/new") == 0);
 		for (int n = 0; n < WORKERS; n++) {
 			int got = -1;

@@ -7,24 +7,6 @@
 
 static int ask[2], answer[2];
 
-static void put(const char *path, const char *text) {
-	int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0640);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
-}
-
-static int contains(const char *path, const char *text) {
-	char got[64] = "";
-	int fd = open(path, O_RDONLY);
-	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
-		return 0;
-	close(fd);
-	return strcmp(got, text) == 0;
-}
-
-static int denied(const char *path) {
-	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
-}
-
 /* The number of mounts, the same in every round. */
 static int mounts(void) {
 	static char all[65536];
@@ -41,11 +23,11 @@ static int mounts(void) {
 static void is_as_it_was(void) {
 	struct statvfs s;
 	struct stat there;
-	must(contains("/memory/file", "kept") && contains("/memory/deep/other", "kept, too"));
+	must(has_text("/memory/file", "kept") && has_text("/memory/deep/other", "kept, too"));
 	must(statvfs("/memory", &s) == 0 && s.f_blocks * s.f_frsize == 1 << 20 && s.f_flag & ST_NOEXEC);
 	must(stat("/memory", &there) == 0 && (there.st_mode & 07777) == 01750);
-	must(contains("/part/old", "old") && denied("/part/new") && contains("/part/in/inner", "on top"));
-	must(contains("/deep/other", "kept, too") && contains("/proc/self/comm", "mounted\n"));
+	must(has_text("/part/old", "old") && is_read_only("/part/new") && has_text("/part/in/inner", "on top"));
+	must(has_text("/deep/other", "kept, too") && has_text("/proc/self/comm", "mounted\n"));
 	must(access("/other-proc/self", F_OK) == 0 && stat("/masked", &there) == 0);
 	must(S_ISCHR(there.st_mode));
 }
@@ -58,10 +40,10 @@ static void serve(void) {
 	must(umount("/dev/shm") == 0 && umount("/dev/shm") == 0);
 	while (read(ask[0], &c, 1) == 1) {
 		is_as_it_was();
-		must(contains("/only/other", "kept, too"));
+		must(has_text("/only/other", "kept, too"));
 		char path[] = "/only/0";
 		path[6] = c;
-		put(path, "by the other");
+		make_file(path, "by the other");
 		must(write(answer[1], &c, 1) == 1);
 	}
 	_exit(0);
@@ -72,22 +54,22 @@ int main(void) {
 	for (int n = 0; n < 7; n++)
 		must(mkdir(places[n], 0755) == 0);
 	must(pipe(ask) == 0 && pipe(answer) == 0);
-	put("/data/old", "old");
-	put("/data/in/inner", "below");
-	put("/masked", "secret");
+	make_file("/data/old", "old");
+	make_file("/data/in/inner", "below");
+	make_file("/masked", "secret");
 	must(mount("memory", "/memory", "tmpfs", MS_NOEXEC | MS_NOSUID, "size=1m,mode=1750") == 0);
-	put("/memory/file", "kept");
+	make_file("/memory/file", "kept");
 	must(mkdir("/memory/deep", 0700) == 0);
-	put("/memory/deep/other", "kept, too");
+	make_file("/memory/deep/other", "kept, too");
 	must(mount("/data", "/part", 0, MS_BIND, 0) == 0);
 	must(mount(0, "/part", 0, MS_REMOUNT | MS_BIND | MS_RDONLY, 0) == 0);
 	must(mount("top", "/part/in", "tmpfs", 0, 0) == 0);
-	put("/part/in/inner", "on top");
+	make_file("/part/in/inner", "on top");
 	must(mount("/memory/deep", "/deep", 0, MS_BIND, 0) == 0);
 	must(mount("proc", "/other-proc", "proc", 0, 0) == 0);
 	must(mount("/dev/null", "/masked", 0, MS_BIND, 0) == 0);
 	must(mount("shm", "/dev/shm", "tmpfs", 0, 0) == 0);
-	put("/dev/shm/top", "of memory");
+	make_file("/dev/shm/top", "of memory");
 	if (fork() == 0)
 		serve();
 	int held = open("/memory/file", O_RDWR), count = mounts();
@@ -98,15 +80,15 @@ int main(void) {
 		char c = '0' + round, path[] = "/memory/deep/0", text[8] = "";
 		ready(round);
 		is_as_it_was();
-		must(mounts() == count && contains("other", "kept, too"));
-		must(contains("/dev/shm/top", "of memory"));
+		must(mounts() == count && has_text("other", "kept, too"));
+		must(has_text("/dev/shm/top", "of memory"));
 		must(pread(held, text, 4, 0) == 4 && strcmp(text, "kept") == 0 && mapped[0] == 'k');
 		must(write(ask[1], &c, 1) == 1 && read(answer[0], &c, 1) == 1);
 		path[13] = c;
-		must(contains(path, "by the other"));
+		must(has_text(path, "by the other"));
 	}
 	/* The covered files are unchanged. */
-	must(umount("/part/in") == 0 && umount("/part") == 0 && contains("/data/in/inner", "below"));
-	must(umount("/masked") == 0 && contains("/masked", "secret"));
+	must(umount("/part/in") == 0 && umount("/part") == 0 && has_text("/data/in/inner", "below"));
+	must(umount("/masked") == 0 && has_text("/masked", "secret"));
 	ok();
 }

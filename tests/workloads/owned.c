@@ -13,12 +13,6 @@
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 
-static void put(const char *path, const char *text) {
-	int fd = open(path, O_WRONLY);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
-	close(fd);
-}
-
 static ino_t inode(int fd) {
 	struct stat s;
 	must(fd >= 0 && fstat(fd, &s) == 0);
@@ -60,9 +54,9 @@ static void inner(int ask, int answer) {
 	must(setresgid(1000, 1000, 1000) == 0 && setresuid(1000, 1000, 1000) == 0);
 	must(prctl(PR_SET_DUMPABLE, 1) == 0);
 	must(unshare(CLONE_NEWUSER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
-	put("/proc/self/setgroups", "deny");
-	put("/proc/self/uid_map", "0 1000 1");
-	put("/proc/self/gid_map", "0 1000 1");
+	write_text("/proc/self/setgroups", "deny");
+	write_text("/proc/self/uid_map", "0 1000 1");
+	write_text("/proc/self/gid_map", "0 1000 1");
 	must(unshare(CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS) == 0);
 	must(mount("none", "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
 	must(mount("none", "/scratch", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m") == 0);

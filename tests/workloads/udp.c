@@ -2,37 +2,20 @@
  * open sockets, from closed ones, and from connected ones; with options; with a pending error. */
 #include "workload.h"
 #include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
-
-static socklen_t address(struct sockaddr_storage *a, int family, int port) {
-	memset(a, 0, sizeof *a);
-	if (family == AF_INET) {
-		struct sockaddr_in *four = (void *)a;
-		four->sin_family = AF_INET;
-		four->sin_port = htons(port);
-		four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		return sizeof *four;
-	}
-	struct sockaddr_in6 *six = (void *)a;
-	six->sin6_family = AF_INET6;
-	six->sin6_port = htons(port);
-	six->sin6_addr = in6addr_loopback;
-	return sizeof *six;
-}
 
 static int udp(int family, int port) {
 	struct sockaddr_storage a;
 	int fd = socket(family, SOCK_DGRAM, 0);
 	must(fd >= 0);
 	if (port)
-		must(bind(fd, (void *)&a, address(&a, family, port)) == 0);
+		must(bind(fd, (void *)&a, loopback(&a, family, port)) == 0);
 	return fd;
 }
 
 static void send_to(int fd, int family, int port, const char *text) {
 	struct sockaddr_storage a;
-	socklen_t n = address(&a, family, port);
+	socklen_t n = loopback(&a, family, port);
 	must(sendto(fd, text, strlen(text), 0, (void *)&a, n) == (ssize_t)strlen(text));
 }
 
@@ -49,7 +32,7 @@ static void receives(int fd, const char *text, int family, int port) {
 	socklen_t n = sizeof a;
 	ssize_t got = recvfrom(fd, found, sizeof found, MSG_DONTWAIT, (void *)&a, &n);
 	must(got == (ssize_t)strlen(text) && memcmp(found, text, got) == 0);
-	must(n == address(&b, family, port));
+	must(n == loopback(&b, family, port));
 	if (family == AF_INET)
 		must(memcmp(&a, &b, 8) == 0);
 	else
@@ -62,7 +45,7 @@ int main(void) {
 	struct sockaddr_in every = {.sin_family = AF_INET, .sin_port = htons(5003)};
 	must(bind(any, (void *)&every, sizeof every) == 0);
 	struct sockaddr_storage a;
-	must(connect(speaker, (void *)&a, address(&a, AF_INET, 5000)) == 0);
+	must(connect(speaker, (void *)&a, loopback(&a, AF_INET, 5000)) == 0);
 	int own = port_of(speaker), value = 1, ttl = 33;
 	must(own != 0);
 	must(setsockopt(four, SOL_SOCKET, SO_BROADCAST, &value, 4) == 0);
@@ -85,7 +68,7 @@ int main(void) {
 		int refused[2], families[2] = {AF_INET, AF_INET6};
 		for (int n = 0; n < 2; n++) {
 			refused[n] = udp(families[n], 5020 + n);
-			must(connect(refused[n], (void *)&a, address(&a, families[n], 5999)) == 0);
+			must(connect(refused[n], (void *)&a, loopback(&a, families[n], 5999)) == 0);
 			must(write(refused[n], "x", 1) == 1);
 		}
 		ready(round);

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -102,4 +103,49 @@ static inline int64_t slow(clockid_t clock) {
 	struct timespec t;
 	must(syscall(SYS_clock_gettime, clock, &t) == 0);
 	return ns(t);
+}
+
+/* Overwrites an existing file. */
+static inline void write_text(const char *path, const char *text) {
+	int fd = open(path, O_WRONLY);
+	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
+}
+
+/* Makes a file, or replaces its content. */
+static inline void make_file(const char *path, const char *text) {
+	int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0640);
+	must(fd >= 0 && close(fd) == 0);
+	write_text(path, text);
+}
+
+/* A file contains this text, of at most 63 bytes, and nothing else. */
+static inline int has_text(const char *path, const char *text) {
+	char got[64] = "";
+	int fd = open(path, O_RDONLY);
+	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
+		return 0;
+	close(fd);
+	return strcmp(got, text) == 0;
+}
+
+/* A file cannot be made, as its file system is read-only. */
+static inline int is_read_only(const char *path) {
+	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
+}
+
+/* Stores the loopback address of a family; returns its size. */
+static inline socklen_t loopback(struct sockaddr_storage *a, int family, int port) {
+	memset(a, 0, sizeof *a);
+	if (family == AF_INET) {
+		struct sockaddr_in *four = (void *)a;
+		four->sin_family = AF_INET;
+		four->sin_port = htons(port);
+		four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		return sizeof *four;
+	}
+	struct sockaddr_in6 *six = (void *)a;
+	six->sin6_family = AF_INET6;
+	six->sin6_port = htons(port);
+	six->sin6_addr = in6addr_loopback;
+	return sizeof *six;
 }
