@@ -4,7 +4,7 @@
 //! wait behind the first, however little memory they need, so no waiter starves. Doubling
 //! `--cpu-weight` counts as arriving 0.25 s earlier; the range of weights bounds the bonus to some
 //! seconds. For the first waiters, idle containers have their pages pushed out to swap or are
-//! suspended ([`crate::room`] chooses them), by the same worker processes that suspend idle ones.
+//! suspended ([`crate::budget`] chooses them), by the same worker processes that suspend idle ones.
 //!
 //! **Polling.** A container with a directory below `RUN/c` is awake. Three small files are read for
 //! each: its CPU time and its memory. They are read ten times a second while memory is short, and
@@ -14,15 +14,18 @@
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Answer, Asker, Engine, Gate as Door, Heard, TOLD_EVERY};
+use dormouse_container::{Answer, Asker, Engine, Fell, Gate as Door, Heard, TOLD_EVERY, Why};
 use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
 use dormouse_kernel::swap;
 use dormouse_model::ContainerId;
 
+use crate::budget::{Budget, Choice, Need, PATIENCE};
+use crate::error::Result;
 use crate::notify::say;
-use crate::room::{Choice, Need, PATIENCE, Room};
+use crate::room::{Done, Job, Notice, Room};
 use crate::settings::{Batch, Reclaim};
 
 /// Polling intervals for the containers that are awake: normally, while memory is short, and while
@@ -63,12 +66,14 @@ fn place(now: Instant, weight: Option<u32>) -> Instant {
     }
 }
 
-/// State of admission control.
+/// The room of admission control.
 #[derive(Debug)]
 pub(crate) struct Gate {
+    engine: Rc<Engine>,
+    cpu: Rc<CpuTime>,
     door: Door,
     memory: MemoryInUse,
-    room: Room,
+    budget: Budget,
     /// Number of waiters to free memory for at once, and of containers to suspend for them at once.
     batch: usize,
     /// Push idle pages to swap before suspending containers.
@@ -78,6 +83,8 @@ pub(crate) struct Gate {
     looked: Instant,
     look_took: Duration,
     glanced: Instant,
+    /// A notice has changed the budget since the last turn.
+    is_changed: bool,
     /// All containers together take so much that memory is short.
     is_tight: bool,
     /// Time since when the budget is exceeded while no client waits.
@@ -87,32 +94,31 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Starts admission control with a budget of `room_bytes`.
+    /// Starts admission control with a budget of `limit_bytes`.
     pub(crate) fn open(
-        engine: &Engine,
+        engine: Rc<Engine>,
+        cpu: Rc<CpuTime>,
         memory: MemoryInUse,
-        room_bytes: u64,
+        limit_bytes: u64,
         (batch, reclaim): (Batch, Reclaim),
-    ) -> dormouse_container::Result<Self> {
+    ) -> Result<Self> {
         Ok(Self {
-            door: Door::open(engine)?,
+            door: Door::open(&engine)?,
+            engine,
+            cpu,
             memory,
-            room: Room::of(room_bytes),
+            budget: Budget::of(limit_bytes),
             batch: batch.count(),
             swaps: reclaim == Reclaim::Swap,
             clients: Vec::new(),
             looked: Instant::now(),
             look_took: Duration::ZERO,
             glanced: Instant::now(),
+            is_changed: false,
             is_tight: true,
             over_since: None,
             logged_for: None,
         })
-    }
-
-    /// Descriptors that become readable when there is something to do.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.door.as_fd()).chain(self.clients.iter().map(|it| it.asker.as_fd()))
     }
 
     fn waiting(&self) -> impl Iterator<Item = (&Client, &ContainerId)> {
@@ -120,14 +126,8 @@ impl Gate {
         self.clients.iter().filter(waits).filter_map(|it| Some((it, it.id.as_ref()?)))
     }
 
-    /// Time of the next action if no descriptor becomes readable.
-    pub(crate) fn next(&self) -> Instant {
-        let notices = self.waiting().map(|(client, _)| client.notified + TOLD_EVERY);
-        notices.fold(self.next_look().min(self.glanced + GLANCES), Instant::min)
-    }
-
     fn next_look(&self) -> Instant {
-        let is_tight = self.is_tight || self.room.is_tight_with(self.room.taken_bytes());
+        let is_tight = self.is_tight || self.budget.is_tight_with(self.budget.taken_bytes());
         let is_wanted = self.waiting().next().is_some() || self.over_since.is_some();
         let haste = match (is_wanted, is_tight) {
             (true, _) => 2,
@@ -137,16 +137,15 @@ impl Gate {
         self.looked + LOOKS[haste].max(self.look_took * LOOK_SHARES[haste])
     }
 
-    /// Handles arriving and departing clients, admits waiters, and returns the containers that are
-    /// to give memory.
-    pub(crate) fn serve(&mut self, engine: &Engine, cpu: &CpuTime) -> Vec<Choice> {
-        let now = Instant::now();
+    /// Handles arriving and departing clients.
+    fn receive(&mut self, now: Instant) {
+        let engine = &self.engine;
         while let Some(asker) = self.door.accept() {
             let (id, is_admitted, since) = (None, false, now);
             let client = Client { asker, id, is_admitted, since, place: now, notified: now };
             self.clients.push(client);
         }
-        let room = &mut self.room;
+        let budget = &mut self.budget;
         self.clients.retain_mut(|client| match client.asker.hear() {
             Heard::Nothing => true,
             Heard::Wakes(id) => {
@@ -157,59 +156,63 @@ impl Gate {
             }
             Heard::Gone => {
                 if let Some(id) = client.id.as_ref().filter(|_| client.is_admitted) {
-                    room.arrived(now, id);
+                    budget.arrived(now, id);
                 }
                 false
             }
         });
         self.clients.sort_by_key(|client| client.place);
+    }
+
+    /// Reads the memory in use, if a reading is due.
+    fn read(&mut self, now: Instant) {
         if self.glanced + GLANCES <= now {
             self.glanced = now;
             let all = self.memory.of_all();
-            self.is_tight = all.is_ok_and(|all| self.room.is_tight_with(all.bytes));
+            self.is_tight = all.is_ok_and(|all| self.budget.is_tight_with(all.bytes));
         }
         if self.next_look() <= now {
-            self.look(now, engine, cpu);
+            self.look(now);
         }
-        self.admit(now, engine);
-        self.choose(now, engine)
     }
 
     /// Reads the CPU time and the memory of all containers that are awake.
-    fn look(&mut self, now: Instant, engine: &Engine, cpu: &CpuTime) {
+    fn look(&mut self, now: Instant) {
+        let (engine, cpu) = (&*self.engine, &*self.cpu);
         let Ok(ids) = engine.started() else { return };
         for id in &ids {
             let used_ns = cpu.of(id.as_str()).ok().flatten();
             let in_use = self.memory.of(id.as_str()).ok().flatten();
             if let (Some(used_ns), Some(in_use)) = (used_ns, in_use) {
-                self.room.look(now, id, used_ns, in_use, || may_sleep(engine, id));
+                self.budget.look(now, id, used_ns, in_use, || may_sleep(engine, id));
             }
         }
         if self.swaps {
             let areas = swap::areas().unwrap_or_default();
             let free = |area: &swap::Area| area.bytes.saturating_sub(area.used_bytes);
-            self.room.has_swap(areas.iter().map(free).sum());
+            self.budget.has_swap(areas.iter().map(free).sum());
         }
         let there: HashSet<&ContainerId> = ids.iter().collect();
-        self.room.only(now, |id| there.contains(id));
+        self.budget.only(now, |id| there.contains(id));
         (self.looked, self.look_took) = (Instant::now(), now.elapsed());
     }
 
     /// ORDER: in queue order; a waiter that does not fit blocks those behind it.
-    fn admit(&mut self, now: Instant, engine: &Engine) {
+    fn admit(&mut self, now: Instant) {
+        let engine = &*self.engine;
         for client in self.clients.iter_mut().filter(|client| !client.is_admitted) {
             let Some(id) = &client.id else { continue };
             // A container that is being suspended now finishes that first.
-            if self.room.is_leaving(id) {
+            if self.budget.is_leaving(id) {
                 break;
             }
-            let bytes = self.room.needs(id, || engine.asleep_bytes(id));
-            if !self.room.knows(id) && !self.room.has_room(now, bytes) {
+            let bytes = self.budget.needs(id, || engine.asleep_bytes(id));
+            if !self.budget.knows(id) && !self.budget.has_room(now, bytes) {
                 break;
             }
             client.is_admitted = true;
             client.asker.tell(Answer::Go);
-            self.room.admit(now, id.clone(), may_sleep(engine, id), bytes);
+            self.budget.admit(now, id.clone(), may_sleep(engine, id), bytes);
         }
         for client in
             self.clients.iter_mut().filter(|client| !client.is_admitted && client.id.is_some())
@@ -221,9 +224,11 @@ impl Gate {
         }
     }
 
-    fn choose(&mut self, now: Instant, engine: &Engine) -> Vec<Choice> {
+    /// Chooses the containers that are to give memory.
+    fn choose(&mut self, now: Instant) -> Vec<Choice> {
+        let engine = Rc::clone(&self.engine);
         let first = self.waiting().next().map(|(client, id)| (client.since, id.clone()));
-        let is_over = self.room.taken_bytes() > self.room.room_bytes();
+        let is_over = self.budget.taken_bytes() > self.budget.limit_bytes();
         self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
         let Some((since, id)) = first else {
             // A container has grown, was started, or was awake before the daemon started.
@@ -232,28 +237,67 @@ impl Gate {
                 Some(since) if now - since < PATIENCE => Need::Now,
                 Some(_) => Need::Urgent,
             };
-            return self.room.choose(now, need, 0, self.batch);
+            return self.budget.choose(now, need, 0, self.batch);
         };
         let waits = now - since;
         if waits >= LONG && self.logged_for.as_ref() != Some(&id) {
-            let (taken, all) = (self.room.taken_bytes() >> 20, self.room.room_bytes() >> 20);
+            let (taken, all) = (self.budget.taken_bytes() >> 20, self.budget.limit_bytes() >> 20);
             say(&format!("{} waits for memory: {taken} of {all} MiB are in use", id.short()));
             self.logged_for = Some(id);
         }
-        let needs = |id: &ContainerId| self.room.needs(id, || engine.asleep_bytes(id));
+        let needs = |id: &ContainerId| self.budget.needs(id, || engine.asleep_bytes(id));
         let wanted = self.waiting().take(self.batch).map(|(_, id)| needs(id)).sum();
         let need = if waits >= PATIENCE { Need::Urgent } else { Need::Now };
-        self.room.choose(now, need, wanted, self.batch)
+        self.budget.choose(now, need, wanted, self.batch)
+    }
+}
+
+impl Room for Gate {
+    fn name(&self) -> &'static str {
+        "admission"
     }
 
-    /// The memory budget with its containers.
-    pub(crate) fn room(&mut self) -> &mut Room {
-        &mut self.room
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let clients = self.clients.iter().map(|it| it.asker.as_fd());
+        std::iter::once(self.door.as_fd()).chain(clients).collect()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        if self.is_changed {
+            return Some(self.looked);
+        }
+        let notices = self.waiting().map(|(client, _)| client.notified + TOLD_EVERY);
+        Some(notices.fold(self.next_look().min(self.glanced + GLANCES), Instant::min))
+    }
+
+    /// Admits the wakes that fit, and requests jobs that free memory for those that do not.
+    fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
+        self.is_changed = false;
+        self.receive(now);
+        self.read(now);
+        self.admit(now);
+        let job = |Choice { id, asked, idle }| Job { id, asked, idle, why: Why::Memory };
+        Ok(self.choose(now).into_iter().map(job).map(Notice::Wanted).collect())
+    }
+
+    fn notice(&mut self, now: Instant, notice: &Notice) {
+        match notice {
+            Notice::Events => return,
+            Notice::MaySleep(id, may_sleep) => self.budget.may_sleep(id, *may_sleep),
+            Notice::Wanted(job) => self.budget.leaves(&job.id),
+            Notice::Ended(Done { id, fell, .. }) => match fell {
+                Fell::Asleep { .. } | Fell::Gone => self.budget.left(now, id.clone()),
+                Fell::Swapped { bytes } => self.budget.pushed_out(now, id, *bytes),
+                Fell::Ran | Fell::Drowsy { .. } => self.budget.stays(now, id, false),
+                Fell::Awake { .. } => self.budget.stays(now, id, true),
+            },
+        }
+        self.is_changed = true;
     }
 }
 
 /// Returns whether the container may be suspended: `--sleep-after` is set.
-pub(crate) fn may_sleep(engine: &Engine, id: &ContainerId) -> bool {
+fn may_sleep(engine: &Engine, id: &ContainerId) -> bool {
     engine.config(id).is_ok_and(|config| config.sleep.after().is_some())
 }
 

@@ -1,471 +1,372 @@
-//! The memory budget: the awake containers, how much memory they take, and which of them give
-//! memory when others need it ([`choice`]).
+//! The loop of the daemon, and the rooms that it serves.
 //!
-//! Pure computation: this module reads no file and starts no process.
+//! A *room* is one task of the daemon with state of its own, such as admission control. Rooms share
+//! no state. A room reports by [`Notice`], and the loop delivers each notice to all rooms. A new
+//! room therefore changes neither the loop nor another room.
 //!
-//! **Popularity** is the rate at which a container is used, in uses per second. At each reading the
-//! old value is multiplied by `e^(-t/20 s)`, and one use is added if the container has run since
-//! the last reading. The expected time until the next use is therefore one over the popularity.
+//! ```text
+//! poll all descriptors until the earliest due time
+//! for each room with a readable descriptor or a due time that has passed, earliest first:
+//!     turn -> notices -> every room
+//! ```
 //!
-//! LIMIT: if every container that may sleep already does, or cannot sleep now, one more is admitted
-//! although it does not fit; the next one waits until that one sleeps.
+//! **Failures.** A failed turn is logged, and its room has no further turn for [`RESTS`]. The other
+//! rooms continue. Only a failed poll(2) ends the loop.
+//!
+//! One thread serves all rooms, so a turn must be short: it bounds the delay of every other room.
 
-use std::collections::HashMap;
+use std::error::Error as _;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::cgroup::InUse;
+use dormouse_container::{Asked, Fell, Idle, Why};
 use dormouse_model::ContainerId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-mod choice;
+use crate::error::{Error, Result, step};
+use crate::notify::{self, say};
 
-pub(crate) use choice::{Choice, Need};
+/// Time for which a room is left alone after a failed turn.
+const RESTS: Duration = Duration::from_secs(1);
 
-/// Time after which a use counts 1/e.
-const FADES: Duration = Duration::from_secs(20);
-/// Popularity below which a record is dropped: one use in some hours.
-const POPULARITY_MIN: f64 = 1e-4;
-/// Time for which an active container stays awake at least.
-const TURN: Duration = Duration::from_secs(1);
-/// Waiting time after which a waiter takes precedence over recently woken containers.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
-/// Time before the first retry after a container could not sleep.
-const LEFT_ALONE: Duration = Duration::from_millis(100);
-/// Time before another attempt to push out pages that did not go.
-const KEEPS_PAGES: Duration = Duration::from_secs(60);
-/// LIMIT: how often [`LEFT_ALONE`] doubles.
-const DOUBLINGS_MAX: u32 = 9;
-/// Number of refusals in a row after which no waiter waits for that container.
-const REFUSALS: u32 = 5;
-/// Kernel memory that a container needs in addition to the pages of its checkpoint, in bytes.
-const KERNEL_BYTES: u64 = 512 << 10;
-
-/// Readings and state of a container that is awake.
-#[derive(Debug)]
-struct Awake {
-    bytes: u64,
-    /// The part of `bytes` that could be in swap.
-    for_swap_bytes: u64,
-    /// Bytes that were pushed out and may still be in swap.
-    swapped_bytes: u64,
-    /// No attempt to push its pages out before this time, because the last one failed.
-    keeps_pages_until: Instant,
-    /// Memory reserved for it when it was admitted.
-    reserved_bytes: u64,
-    used_ns: u64,
-    since: Instant,
-    looked: Instant,
-    /// Time of the first reading with the same CPU time as the last one.
-    still_since: Instant,
-    popularity: f64,
-    may_sleep: bool,
-    step: Step,
-    /// Bytes that it is to give while it is leaving.
-    leaving_bytes: u64,
-    refusals: u32,
-    left_alone_until: Instant,
+/// A job for a worker process: suspend a container, or push its pages out.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) id: ContainerId,
+    pub(crate) asked: Asked,
+    /// The idle time required of it; None if it is suspended although it is active.
+    pub(crate) idle: Option<Idle>,
+    pub(crate) why: Why,
 }
 
-/// Progress of a container through its time awake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    Waking,
-    Here,
-    Leaving,
+/// The outcome of a job.
+#[derive(Debug, Clone)]
+pub(crate) struct Done {
+    pub(crate) id: ContainerId,
+    pub(crate) asked: Asked,
+    pub(crate) why: Why,
+    pub(crate) fell: Fell,
 }
 
-/// Record of a container that sleeps.
-#[derive(Debug)]
-struct Past {
-    bytes: u64,
-    popularity: f64,
-    left: Instant,
+/// A change that other rooms may depend on.
+#[derive(Debug, Clone)]
+pub(crate) enum Notice {
+    /// `LIB/events` has new lines.
+    Events,
+    /// The settings of a container were read: it has, or has not, an idle time until sleep.
+    MaySleep(ContainerId, bool),
+    /// A job is to be run.
+    Wanted(Job),
+    /// A job has ended.
+    Ended(Done),
 }
 
-/// The budget.
-#[derive(Debug)]
-pub(crate) struct Room {
-    bytes: u64,
-    /// Free space in swap.
-    swap_bytes: u64,
-    awake: HashMap<ContainerId, Awake>,
-    past: HashMap<ContainerId, Past>,
+/// One task of the daemon.
+pub(crate) trait Room {
+    /// Name in messages.
+    fn name(&self) -> &'static str;
+
+    /// Descriptors to poll for input until the next turn.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Time of the next turn if no descriptor becomes readable. A time in the past is at once.
+    fn due(&self) -> Option<Instant>;
+
+    /// Acts, and returns notices for all rooms. `ready` has a flag for each descriptor of the last
+    /// poll, in the order of [`Room::fds`]; it is empty if the room was not polled.
+    fn turn(&mut self, now: Instant, ready: &[bool]) -> Result<Vec<Notice>>;
+
+    /// Receives a notice, those of its own turn included. ORDER: notices arrive between a poll and
+    /// the turn, so they may append descriptors, and must not remove or reorder them.
+    fn notice(&mut self, _now: Instant, _notice: &Notice) {}
+
+    /// Finishes at the end of the daemon.
+    fn end(self: Box<Self>) {}
 }
 
-/// Returns the popularity after a time without use.
-fn faded(popularity: f64, time: Duration) -> f64 {
-    popularity * (-time.as_secs_f64() / FADES.as_secs_f64()).exp()
+/// A room and its failures.
+struct Served {
+    room: Box<dyn Room>,
+    /// No turn before this time, because the last one failed.
+    rests_until: Option<Instant>,
+    /// The last logged failure.
+    logged: Option<String>,
 }
 
-/// Popularity that one use adds.
-fn use_once() -> f64 {
-    1.0 / FADES.as_secs_f64()
+/// Serves the rooms until `signals` is readable, and ends them.
+pub(crate) fn serve(rooms: Vec<Box<dyn Room>>, signals: BorrowedFd<'_>) -> Result<()> {
+    serve_with(rooms, signals, &mut |line| say(line))
 }
 
-impl Awake {
-    fn is_idle(&self) -> bool {
-        self.still_since < self.looked
-    }
-}
-
-impl Room {
-    /// Returns a budget of so many bytes.
-    pub(crate) fn of(bytes: u64) -> Self {
-        Self { bytes, swap_bytes: 0, awake: HashMap::new(), past: HashMap::new() }
-    }
-
-    /// Sets the free space of swap.
-    pub(crate) fn has_swap(&mut self, bytes: u64) {
-        self.swap_bytes = bytes;
-    }
-
-    /// Memory of the containers that are awake or admitted.
-    pub(crate) fn taken_bytes(&self) -> u64 {
-        self.awake.values().map(|awake| awake.bytes).sum()
-    }
-
-    pub(crate) fn room_bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Part of the budget that is kept free so that wakes do not have to wait.
-    fn reserve_bytes(&self) -> u64 {
-        self.bytes / 16
-    }
-
-    /// Returns whether this amount nearly fills the budget.
-    pub(crate) fn is_tight_with(&self, bytes: u64) -> bool {
-        bytes > self.bytes / 4 * 3
-    }
-
-    /// Returns whether the container is awake or admitted, so that its memory is counted.
-    pub(crate) fn knows(&self, id: &ContainerId) -> bool {
-        self.awake.contains_key(id)
-    }
-
-    /// Returns whether the container is being suspended.
-    pub(crate) fn is_leaving(&self, id: &ContainerId) -> bool {
-        self.awake.get(id).is_some_and(|awake| awake.step == Step::Leaving)
-    }
-
-    /// Returns the memory that a wake needs; `checkpoint_bytes` is called if there is no record of
-    /// it.
-    pub(crate) fn needs(&self, id: &ContainerId, checkpoint_bytes: impl FnOnce() -> u64) -> u64 {
-        match (self.awake.get(id), self.past.get(id)) {
-            (Some(_), _) => 0,
-            (None, Some(past)) => past.bytes,
-            (None, None) => checkpoint_bytes() + KERNEL_BYTES,
-        }
-    }
-
-    /// Returns whether so much more fits, or no container can ever make room for it.
-    pub(crate) fn has_room(&self, now: Instant, bytes: u64) -> bool {
-        let fits = self.taken_bytes().saturating_add(bytes) <= self.bytes;
-        let may_yet = |awake: &Awake| match awake.step {
-            Step::Waking | Step::Leaving => true,
-            Step::Here => {
-                let is_tried = awake.left_alone_until <= now || awake.refusals < REFUSALS;
-                awake.may_sleep && is_tried
-            }
-        };
-        fits || !self.awake.values().any(may_yet)
-    }
-
-    /// Records a container that was admitted or found awake.
-    fn enter(&mut self, now: Instant, id: ContainerId, step: Step, may_sleep: bool, bytes: u64) {
-        let past = self.past.remove(&id);
-        let popularity = past.map_or(0.0, |past| faded(past.popularity, now - past.left));
-        let awake = Awake {
-            bytes,
-            for_swap_bytes: 0,
-            swapped_bytes: 0,
-            keeps_pages_until: now,
-            reserved_bytes: bytes,
-            used_ns: 0,
-            since: now,
-            looked: now,
-            still_since: now,
-            popularity: popularity + use_once(),
-            may_sleep,
-            step,
-            leaving_bytes: 0,
-            refusals: 0,
-            left_alone_until: now,
-        };
-        self.awake.insert(id, awake);
-    }
-
-    /// Admits a wake. A container still recorded as awake has been suspended since the last
-    /// reading.
-    pub(crate) fn admit(&mut self, now: Instant, id: ContainerId, may_sleep: bool, bytes: u64) {
-        match self.awake.get_mut(&id) {
-            None => self.enter(now, id, Step::Waking, may_sleep, bytes),
-            Some(awake) => {
-                (awake.step, awake.since, awake.reserved_bytes) = (Step::Waking, now, awake.bytes);
+fn serve_with(
+    rooms: Vec<Box<dyn Room>>,
+    signals: BorrowedFd<'_>,
+    log: &mut dyn FnMut(&str),
+) -> Result<()> {
+    let serve = |room| Served { room, rests_until: None, logged: None };
+    let mut rooms: Vec<Served> = rooms.into_iter().map(serve).collect();
+    while let Some(ready) = wait(&mut rooms, signals)? {
+        for at in turns(&rooms, &ready, Instant::now()) {
+            let now = Instant::now();
+            match rooms[at].room.turn(now, &ready[at]) {
+                Ok(notices) => {
+                    rooms[at].logged = None;
+                    for notice in &notices {
+                        rooms.iter_mut().for_each(|other| other.room.notice(now, notice));
+                    }
+                }
+                Err(e) => rooms[at].failed(now, &e, log),
             }
         }
     }
+    notify::tell("STOPPING=1");
+    rooms.into_iter().for_each(|served| served.room.end());
+    Ok(())
+}
 
-    /// Records that an admitted wake has completed or failed; the next reading decides which.
-    pub(crate) fn arrived(&mut self, now: Instant, id: &ContainerId) {
-        if let Some(awake) = self.awake.get_mut(id).filter(|awake| awake.step == Step::Waking) {
-            (awake.step, awake.since) = (Step::Here, now);
+impl Served {
+    /// Logs a failure, once while it repeats, and leaves the room alone.
+    fn failed(&mut self, now: Instant, e: &Error, log: &mut dyn FnMut(&str)) {
+        let mut line = format!("{}: {e}", self.room.name());
+        let mut cause = e.source();
+        while let Some(e) = cause {
+            line += &format!(": {e}");
+            cause = e.source();
+        }
+        if self.logged.as_ref() != Some(&line) {
+            log(&line);
+        }
+        (self.logged, self.rests_until) = (Some(line), Some(now + RESTS));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.rests_until.or_else(|| self.room.due())
+    }
+}
+
+/// Waits until a descriptor is readable or a room is due. Returns the flags of each room, and None
+/// if `signals` is readable.
+fn wait(rooms: &mut [Served], signals: BorrowedFd<'_>) -> Result<Option<Vec<Vec<bool>>>> {
+    let now = Instant::now();
+    for served in rooms.iter_mut() {
+        served.rests_until = served.rests_until.filter(|until| *until > now);
+    }
+    let next = rooms.iter().filter_map(Served::due).min();
+    // Rounded up, so that the wait does not return before the due time.
+    let left = next.map(|next| match next.saturating_duration_since(now) {
+        Duration::ZERO => Duration::ZERO,
+        left => left + Duration::from_micros(100),
+    });
+    let left = left.map(|left| Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let polled = |served: &Served| served.rests_until.is_none();
+    let fds: Vec<Vec<BorrowedFd<'_>>> =
+        rooms.iter().map(|it| if polled(it) { it.room.fds() } else { Vec::new() }).collect();
+    let mut all: Vec<PollFd<'_>> = std::iter::once(&signals)
+        .chain(fds.iter().flatten())
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .collect();
+    match poll(&mut all, left.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(e) => return Err(step("wait")(e)),
+    }
+    let mut ready = all.iter().map(|fd| !fd.revents().is_empty());
+    if ready.next() == Some(true) {
+        return Ok(None);
+    }
+    Ok(Some(fds.iter().map(|fds| ready.by_ref().take(fds.len()).collect()).collect()))
+}
+
+/// Returns the rooms that have a turn now, by due time. A readable descriptor counts as due now.
+fn turns(rooms: &[Served], ready: &[Vec<bool>], now: Instant) -> Vec<usize> {
+    let mut turns = Vec::new();
+    for (at, served) in rooms.iter().enumerate().filter(|(_, it)| it.rests_until.is_none()) {
+        let due = served.room.due().filter(|due| *due <= now);
+        let called = ready[at].contains(&true).then_some(now);
+        if let Some(when) = due.or(called) {
+            turns.push((when, at));
         }
     }
-
-    /// Records a reading of an awake container; `may_sleep` is called if the container is new.
-    pub(crate) fn look(
-        &mut self,
-        now: Instant,
-        id: &ContainerId,
-        used_ns: u64,
-        InUse { bytes, for_swap_bytes }: InUse,
-        may_sleep: impl FnOnce() -> bool,
-    ) {
-        let Some(awake) = self.awake.get_mut(id) else {
-            self.enter(now, id.clone(), Step::Here, may_sleep(), bytes);
-            if let Some(awake) = self.awake.get_mut(id) {
-                (awake.used_ns, awake.for_swap_bytes) = (used_ns, for_swap_bytes);
-            }
-            return;
-        };
-        // Pages read back from swap are in memory again; the rest of the growth is new.
-        let more = for_swap_bytes.saturating_sub(awake.for_swap_bytes);
-        awake.swapped_bytes = awake.swapped_bytes.saturating_sub(more);
-        awake.for_swap_bytes = for_swap_bytes;
-        awake.popularity = faded(awake.popularity, now - awake.looked);
-        awake.looked = now;
-        if awake.used_ns != used_ns {
-            (awake.used_ns, awake.still_since) = (used_ns, now);
-            awake.popularity += use_once();
-        }
-        // The memory of a woken container returns page by page, as it is touched.
-        let has_begun = awake.step == Step::Here && now - awake.since >= TURN;
-        awake.bytes = if has_begun { bytes } else { bytes.max(awake.reserved_bytes) };
-    }
-
-    /// Removes all containers but these; the others have ended or sleep.
-    pub(crate) fn only(&mut self, now: Instant, is_there: impl Fn(&ContainerId) -> bool) {
-        let gone = self.awake.iter().filter(|(id, it)| it.step != Step::Waking && !is_there(id));
-        let gone: Vec<ContainerId> = gone.map(|(id, _)| id.clone()).collect();
-        gone.into_iter().for_each(|id| self.left(now, id));
-        self.past.retain(|_, past| faded(past.popularity, now - past.left) >= POPULARITY_MIN);
-    }
-
-    /// Records that a container sleeps or has ended.
-    pub(crate) fn left(&mut self, now: Instant, id: ContainerId) {
-        if let Some(awake) = self.awake.remove(&id) {
-            let popularity = faded(awake.popularity, now - awake.looked);
-            // Swapped pages return as well when the container is restored.
-            let bytes = awake.bytes + awake.swapped_bytes;
-            self.past.insert(id, Past { bytes, popularity, left: now });
-        }
-    }
-
-    /// Records that so many bytes of its pages were pushed out.
-    pub(crate) fn pushed_out(&mut self, now: Instant, id: &ContainerId, bytes: u64) {
-        let Some(awake) = self.awake.get_mut(id) else { return };
-        awake.step = Step::Here;
-        // The container may use no swap, or may have pages that swap does not take.
-        if bytes < awake.for_swap_bytes / 4 {
-            awake.keeps_pages_until = now + KEEPS_PAGES;
-        }
-        awake.for_swap_bytes = awake.for_swap_bytes.saturating_sub(bytes);
-        awake.bytes = awake.bytes.saturating_sub(bytes);
-        awake.reserved_bytes = awake.reserved_bytes.min(awake.bytes);
-        awake.swapped_bytes += bytes;
-        self.swap_bytes = self.swap_bytes.saturating_sub(bytes);
-    }
-
-    /// Records that a container is being suspended.
-    pub(crate) fn leaves(&mut self, id: &ContainerId) {
-        if let Some(awake) = self.awake.get_mut(id).filter(|awake| awake.step != Step::Leaving) {
-            (awake.step, awake.leaving_bytes) = (Step::Leaving, awake.bytes);
-        }
-    }
-
-    /// Records that a container was not suspended: it has run, or cannot sleep.
-    pub(crate) fn stays(&mut self, now: Instant, id: &ContainerId, is_refused: bool) {
-        let Some(awake) = self.awake.get_mut(id) else { return };
-        (awake.step, awake.still_since) = (Step::Here, awake.looked);
-        if is_refused {
-            let alone = LEFT_ALONE * (1 << awake.refusals.min(DOUBLINGS_MAX));
-            awake.left_alone_until = now + alone;
-            awake.refusals += 1;
-        }
-    }
-
-    /// Records a changed configuration.
-    pub(crate) fn may_sleep(&mut self, id: &ContainerId, may_sleep: bool) {
-        if let Some(awake) = self.awake.get_mut(id) {
-            awake.may_sleep = may_sleep;
-        }
-    }
+    turns.sort();
+    turns.into_iter().map(|(_, at)| at).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use dormouse_container::Asked;
+    use std::cell::RefCell;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::rc::Rc;
 
-    use super::choice::{SETTLES, SLEEP};
     use super::*;
 
-    const MB: u64 = 1 << 20;
+    /// Records of the turns, notices and ends of all rooms of a test.
+    type Log = Rc<RefCell<Vec<String>>>;
 
-    fn id(n: u8) -> ContainerId {
-        ContainerId::from_bytes([n; 16])
+    /// A room with a name, a due time, pipes, and one action per turn.
+    struct Fake {
+        name: &'static str,
+        due: Option<Instant>,
+        pipes: Vec<OwnedFd>,
+        log: Log,
+        act: Box<dyn FnMut(&mut Option<Instant>) -> Result<Vec<Notice>>>,
     }
 
-    fn s(n: f64) -> Duration {
-        Duration::from_secs_f64(n)
+    impl Fake {
+        fn new(name: &'static str, log: &Log) -> Self {
+            let (due, pipes, log) = (None, Vec::new(), Rc::clone(log));
+            Self { name, due, pipes, log, act: Box::new(|_| Ok(Vec::new())) }
+        }
+
+        fn due(mut self, due: Instant) -> Self {
+            self.due = Some(due);
+            self
+        }
+
+        /// Runs `act` at each turn; it may set the next due time, which is None before.
+        fn act(
+            mut self,
+            act: impl FnMut(&mut Option<Instant>) -> Result<Vec<Notice>> + 'static,
+        ) -> Box<dyn Room> {
+            self.act = Box::new(act);
+            Box::new(self)
+        }
     }
 
-    /// Memory that consists of pages alone.
-    fn of(bytes: u64) -> InUse {
-        InUse { bytes, for_swap_bytes: bytes }
-    }
+    impl Room for Fake {
+        fn name(&self) -> &'static str {
+            self.name
+        }
 
-    /// Containers of 10 MB, read ten times a second for ten seconds. Number n has run at every
-    /// reading whose number it divides, for the last time some readings ago.
-    fn used_by_rank(room: u64, count: u8) -> (Room, Instant) {
-        let (mut room, mut now) = (Room::of(room), Instant::now());
-        for look in 1..=100u64 {
-            now += s(0.1);
-            for n in 1..=count {
-                let used = look.min(98) / u64::from(n) + 1;
-                room.look(now, &id(n), used, of(10 * MB), || true);
+        fn fds(&self) -> Vec<BorrowedFd<'_>> {
+            self.pipes.iter().map(AsFd::as_fd).collect()
+        }
+
+        fn due(&self) -> Option<Instant> {
+            self.due
+        }
+
+        fn turn(&mut self, now: Instant, ready: &[bool]) -> Result<Vec<Notice>> {
+            assert!(ready.contains(&true) || self.due.is_some_and(|due| due <= now));
+            let flags: String = ready.iter().map(|flag| if *flag { '1' } else { '0' }).collect();
+            self.log.borrow_mut().push(format!("{} {flags}", self.name));
+            self.due = None;
+            (self.act)(&mut self.due)
+        }
+
+        fn notice(&mut self, _now: Instant, notice: &Notice) {
+            if matches!(notice, Notice::Events) {
+                self.log.borrow_mut().push(format!("{} notice", self.name));
             }
         }
-        (room, now)
-    }
 
-    fn ids(chosen: &[Choice]) -> Vec<ContainerId> {
-        chosen.iter().map(|choice| choice.id.clone()).collect()
-    }
-
-    #[test]
-    fn least_popular_containers_sleep_first_and_no_more_than_needed() {
-        let (mut room, now) = used_by_rank(40 * MB, 4);
-        assert!(room.has_room(now, 0) && !room.has_room(now, MB));
-        assert_eq!(ids(&room.choose(now, Need::Now, 5 * MB, 8)), [id(4)]);
-        assert!(room.is_leaving(&id(4)));
-        assert_eq!(ids(&room.choose(now, Need::Now, 5 * MB, 8)), [], "that is enough");
-        assert_eq!(ids(&room.choose(now, Need::Now, 30 * MB, 8)), [id(3), id(2)]);
-        room.left(now, id(4));
-        assert_eq!(room.needs(&id(4), || 0), 10 * MB, "what it had is remembered");
-        assert!(room.has_room(now, 10 * MB));
-        assert_eq!(room.needs(&id(9), || MB), MB + KERNEL_BYTES);
-    }
-
-    #[test]
-    fn of_equally_popular_containers_the_larger_one_sleeps() {
-        let (mut room, mut now) = (Room::of(100 * MB), Instant::now());
-        for look in 0..20 {
-            now += s(0.1);
-            room.look(now, &id(1), look.min(10), of(MB), || true);
-            room.look(now, &id(2), look.min(10), of(50 * MB), || true);
+        fn end(self: Box<Self>) {
+            self.log.borrow_mut().push(format!("{} end", self.name));
         }
-        assert_eq!(ids(&room.choose(now, Need::Now, 60 * MB, 1)), [id(2)]);
+    }
+
+    /// A pipe whose closed write end makes it readable.
+    fn pipe() -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+    }
+
+    /// Serves rooms until one of them drops the write end, and returns what was logged.
+    fn run(signals: &OwnedFd, rooms: Vec<Box<dyn Room>>) -> Vec<String> {
+        let mut lines = Vec::new();
+        serve_with(rooms, signals.as_fd(), &mut |line| lines.push(line.to_owned())).unwrap();
+        lines
+    }
+
+    fn nothing() -> Result<Vec<Notice>> {
+        Ok(Vec::new())
     }
 
     #[test]
-    fn memory_is_freed_ahead_from_idle_containers_only() {
-        let (mut room, now) = used_by_rank(40 * MB, 4);
-        assert_eq!(ids(&room.choose(now, Need::Ahead, 0, 8)), [id(4)], "a sixteenth is kept free");
-        let mut room = Room::of(10 * MB);
-        room.look(now, &id(1), 1, of(10 * MB), || true);
-        room.look(now + s(5.0), &id(1), 2, of(10 * MB), || true);
-        assert_eq!(ids(&room.choose(now + s(5.0), Need::Now, 5 * MB, 8)), [], "it is at work");
-        let chosen = room.choose(now + s(5.0), Need::Urgent, 5 * MB, 8);
-        assert_eq!(ids(&chosen), [id(1)]);
-        assert!(chosen[0].idle.is_none(), "and sleeps all the same");
+    fn rooms_have_turns_in_the_order_of_their_due_times() {
+        let (log, now) = (Log::default(), Instant::now());
+        let (signals, stop) = pipe();
+        let mut stop = Some(stop);
+        let after = |ms| now + Duration::from_millis(ms);
+        let rooms = vec![
+            Fake::new("last", &log).due(after(30)).act(move |_| {
+                stop.take();
+                nothing()
+            }),
+            Fake::new("first", &log).due(after(10)).act(|_| nothing()),
+            Fake::new("never", &log).act(|_| nothing()),
+            Fake::new("second", &log).due(after(20)).act(|_| nothing()),
+        ];
+        run(&signals, rooms);
+        assert!(now.elapsed() >= Duration::from_millis(30), "no room has a turn before its time");
+        let log = log.borrow();
+        assert_eq!(log[..3], ["first ", "second ", "last "]);
+        assert_eq!(log[3..], ["last end", "first end", "never end", "second end"]);
     }
 
     #[test]
-    fn recently_woken_container_keeps_its_turn() {
-        let (mut room, now) = (Room::of(10 * MB), Instant::now());
-        room.admit(now, id(1), true, 10 * MB);
-        assert!(!room.has_room(now, MB));
-        assert_eq!(ids(&room.choose(now + s(9.0), Need::Urgent, MB, 8)), [], "it is on its way");
-        room.arrived(now, &id(1));
-        room.look(now + SETTLES / 4, &id(1), 1, of(MB), || true);
-        assert!(!room.has_room(now, MB), "what it had comes back as it is touched");
-        room.look(now + SETTLES / 2, &id(1), 1, of(MB), || true);
-        assert_eq!(ids(&room.choose(now + SETTLES / 2, Need::Now, 10 * MB, 8)), []);
-        assert_eq!(ids(&room.choose(now + SETTLES, Need::Now, 10 * MB, 8)), [id(1)]);
-        room.stays(now + s(0.3), &id(1), false);
-        room.look(now + s(0.4), &id(1), 2, of(MB), || true);
-        assert_eq!(ids(&room.choose(now + s(0.4), Need::Urgent, 10 * MB, 8)), [], "it works");
-        assert_eq!(ids(&room.choose(now + s(1.1), Need::Urgent, 10 * MB, 8)), [id(1)], "it had it");
+    fn room_receives_a_flag_for_each_of_its_descriptors() {
+        let log = Log::default();
+        let (signals, stop) = pipe();
+        let mut stop = Some(stop);
+        let pipes: Vec<(OwnedFd, OwnedFd)> = (0..4).map(|_| pipe()).collect();
+        let (mut reads, mut writes): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
+        writes.remove(2); // readable: its write end is closed
+        let mut other = Fake::new("other", &log);
+        other.pipes = reads.drain(..1).collect();
+        let mut called = Fake::new("called", &log);
+        called.pipes = reads;
+        let rooms = vec![
+            other.act(|_| nothing()),
+            called.act(move |_| {
+                stop.take();
+                nothing()
+            }),
+        ];
+        run(&signals, rooms);
+        assert_eq!(log.borrow()[..], ["called 010", "other end", "called end"]);
     }
 
     #[test]
-    fn wake_is_admitted_over_budget_if_no_container_may_sleep() {
-        let (mut room, now) = (Room::of(10 * MB), Instant::now());
-        room.look(now, &id(1), 1, of(20 * MB), || false);
-        assert!(room.has_room(now, MB), "there will never be room");
-        room.admit(now, id(2), true, MB);
-        assert!(!room.has_room(now, MB), "the next waits for that one");
-        room.arrived(now, &id(2));
-        assert_eq!(ids(&room.choose(now + s(2.0), Need::Urgent, MB, 8)), [id(2)]);
-        for _ in 0..REFUSALS {
-            assert!(!room.has_room(now + s(2.0), MB), "it may yet");
-            room.stays(now + s(2.0), &id(2), true);
-        }
-        assert!(room.has_room(now + s(2.0), MB), "it cannot sleep now");
-        assert!(!room.has_room(now + s(4.0), MB), "it is tried again");
+    fn failed_room_is_logged_once_and_does_not_stop_the_others() {
+        let (log, begin) = (Log::default(), Instant::now());
+        let (signals, stop) = pipe();
+        let mut stop = Some(stop);
+        let (read, write) = pipe();
+        drop(write);
+        let mut broken = Fake::new("broken", &log); // readable for ever
+        broken.pipes.push(read);
+        let error = || step("read events")(std::io::Error::other("the disk is gone"));
+        let mut left = 100;
+        let sound = Fake::new("sound", &log).due(begin).act(move |due| {
+            left -= 1;
+            *due = (left > 0).then(|| Instant::now() + Duration::from_millis(15));
+            if left == 0 {
+                stop.take();
+            }
+            nothing()
+        });
+        let lines = run(&signals, vec![broken.act(move |_| Err(error())), sound]);
+        assert_eq!(lines, ["broken: cannot read events: the disk is gone"]);
+        let turns = |name: &str| log.borrow().iter().filter(|line| line.starts_with(name)).count();
+        assert_eq!(turns("sound "), 101, "with its end");
+        let (failed, rests) = (turns("broken 1"), begin.elapsed().as_secs() as usize);
+        assert!((2..=1 + rests).contains(&failed), "{failed} turns in {rests} s");
     }
 
     #[test]
-    fn removed_container_takes_no_memory_and_popularity_fades() {
-        let (mut room, now) = used_by_rank(40 * MB, 2);
-        room.only(now, |one| *one == id(1));
-        assert_eq!(room.taken_bytes(), 10 * MB);
-        assert!(room.past.contains_key(&id(2)));
-        room.only(now + s(3600.0), |one| *one == id(1));
-        assert!(room.past.is_empty());
-        // A container that is awake but unused has almost no popularity after a while.
-        room.look(now + s(600.0), &id(1), 99, of(10 * MB), || true);
-        assert!(room.awake[&id(1)].popularity < POPULARITY_MIN + use_once());
-    }
-
-    #[test]
-    fn pages_of_idle_containers_go_to_swap_before_any_container_sleeps() {
-        let (mut room, now) = used_by_rank(40 * MB, 4);
-        room.has_swap(15 * MB);
-        let asked = |chosen: &[Choice]| -> Vec<(ContainerId, Asked)> {
-            chosen.iter().map(|choice| (choice.id.clone(), choice.asked)).collect()
-        };
-        assert_eq!(asked(&room.choose(now, Need::Now, MB, 8)), [(id(4), Asked::PagesOut)]);
-        assert_eq!(asked(&room.choose(now, Need::Now, 9 * MB, 8)), [], "that is enough");
-        room.pushed_out(now, &id(4), 9 * MB);
-        assert!(room.has_room(now, 9 * MB) && !room.has_room(now, 10 * MB));
-        assert!(!room.is_leaving(&id(4)), "it goes on");
-        // Swap is full, so the next one sleeps; little of the first is left in memory.
-        let chosen = room.choose(now, Need::Now, 12 * MB, 8);
-        assert_eq!(asked(&chosen), [(id(3), SLEEP)]);
-        // A suspended container needs its swapped pages as well when it is restored; pages read
-        // back from swap are not counted twice.
-        room.look(now + s(0.1), &id(4), 99, of(4 * MB), || true);
-        room.left(now + s(0.2), id(4));
-        assert_eq!(room.needs(&id(4), || 0), 10 * MB);
-    }
-
-    #[test]
-    fn container_whose_pages_do_not_go_to_swap_sleeps() {
-        let choice = |in_use: InUse| {
-            let (mut room, mut now) = used_by_rank(10 * MB, 1);
-            room.has_swap(100 * MB);
-            now += s(1.0);
-            room.look(now, &id(1), 99, in_use, || true);
-            let chosen = room.choose(now, Need::Now, MB, 1);
-            (room, now, chosen[0].asked)
-        };
-        let locked = InUse { bytes: 10 * MB, for_swap_bytes: MB };
-        assert_eq!(choice(locked).2, SLEEP, "most of it is locked");
-        let (mut room, now, asked) = choice(of(10 * MB));
-        assert_eq!(asked, Asked::PagesOut);
-        room.pushed_out(now, &id(1), MB);
-        let again = room.choose(now, Need::Now, 2 * MB, 1);
-        assert_eq!(again[0].asked, SLEEP, "hardly anything of it went");
+    fn notice_reaches_every_room() {
+        let (log, now) = (Log::default(), Instant::now());
+        let (signals, stop) = pipe();
+        let mut stop = Some(stop);
+        let rooms = vec![
+            Fake::new("sender", &log).due(now).act(|_| Ok(vec![Notice::Events])),
+            Fake::new("other", &log).due(now + Duration::from_millis(1)).act(move |_| {
+                stop.take();
+                nothing()
+            }),
+        ];
+        run(&signals, rooms);
+        assert_eq!(log.borrow()[..4], ["sender ", "sender notice", "other notice", "other "]);
     }
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use dormouse_container::{Asked, Idle, Tier};
 use dormouse_model::ContainerId;
 
-use super::{Awake, Room, Step, TURN};
+use super::{Awake, Budget, Step, TURN};
 
 /// The last resort.
 pub(super) const SLEEP: Asked = Asked::Fall(Tier::Asleep);
@@ -104,7 +104,7 @@ impl Awake {
     }
 }
 
-impl Room {
+impl Budget {
     /// Chooses the containers that are to give memory so that `wanted` more bytes fit (or the
     /// reserve is free); at most `count_max` at once. They are recorded as leaving.
     pub(crate) fn choose(
@@ -114,14 +114,14 @@ impl Room {
         wanted: u64,
         count_max: usize,
     ) -> Vec<Choice> {
-        let room = match need {
+        let budget = match need {
             Need::Ahead => self.bytes - self.reserve_bytes(),
             Need::Now | Need::Urgent => self.bytes,
         };
         let leaving = self.awake.values().filter(|awake| awake.step == Step::Leaving);
         let (count, leaving) =
             leaving.fold((0, 0), |(count, sum), awake| (count + 1, sum + awake.leaving_bytes));
-        let mut excess = self.taken_bytes().saturating_add(wanted).saturating_sub(room + leaving);
+        let mut excess = self.taken_bytes().saturating_add(wanted).saturating_sub(budget + leaving);
         if excess == 0 || count >= count_max {
             return Vec::new();
         }
