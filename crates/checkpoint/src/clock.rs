@@ -10,6 +10,7 @@
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
+use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{namespace, proc};
 use rustix::time::ClockId;
 
@@ -113,12 +114,6 @@ pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>>
         elsewhere(about, now(Offsets::default())?, now_unix_ms())
     };
     Ok((wanted != Offsets::of("self")?).then_some(wanted))
-}
-
-/// The time of day, in milliseconds since the epoch.
-pub(crate) fn now_unix_ms() -> i64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |d| d.as_millis() as i64)
 }
 
 /// The offsets in another boot, where the clocks of the host are `host`.

@@ -24,6 +24,7 @@ mod btf;
 pub mod call;
 pub mod capability;
 pub mod cgroup;
+pub mod clock;
 pub mod cpu;
 pub mod error;
 pub mod landlock;

@@ -5,6 +5,7 @@ use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
+use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{cpu, proc};
 
 /// Properties of a host that do not change: read while all processes still run.
@@ -36,7 +37,7 @@ impl Host {
         Ok(About {
             container: subject.id.clone(),
             name: subject.name.clone(),
-            created_unix_ms: clock::now_unix_ms(),
+            created_unix_ms: now_unix_ms(),
             monotonic_ns: now.monotonic_ns,
             boottime_ns: now.boottime_ns,
             monotonic_offset_ns: offsets.monotonic_ns,
