@@ -41,7 +41,7 @@ pub(crate) fn fetch(
     let progress = progress(quiet);
     let id = pull(engine.images()?, reference, options, &*progress)
         .with_context(|| format!("cannot pull '{reference}'"))?;
-    engine.record("pull", &id, &reference.to_string(), &[]);
+    engine.record(dormouse_api::EventKind::Pull, &id, &reference.to_string(), &[]);
     Ok(id)
 }
 

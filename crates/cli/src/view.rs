@@ -1,135 +1,16 @@
-//! Views of containers for lists, `inspect` and JSON.
+//! Views of containers for lists and `inspect`.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+pub(crate) use dormouse_api::Port;
 use dormouse_container::Listed;
-use dormouse_model::{Config, NetMode, Publish, RootSource, Sleep, State};
-use serde::Serialize;
+use dormouse_model::{Config, Publish, RootSource, Sleep, State};
 
-use crate::option::time::{now_ms, rfc3339, span};
-
-/// A container in `ps --json` and, with more, in `inspect --json`. Fields are only ever added.
-#[derive(Debug, Serialize)]
-pub(crate) struct Summary<'a> {
-    id: &'a str,
-    name: &'a str,
-    /// The image's name, or the directory of `--rootfs`.
-    image: String,
-    /// The image's id; null with `--rootfs`.
-    image_id: Option<&'a str>,
-    /// `created`, `running`, `paused`, `drowsy`, `asleep` or `stopped`.
-    state: &'a str,
-    /// The host's pid of the first process; null when it is not running.
-    pid: Option<u32>,
-    /// The first of its addresses; null if it has none.
-    address: Option<IpAddr>,
-    addresses: &'a [IpAddr],
-    /// `address`, `host` or `none`.
-    network: &'a str,
-    /// Its trust domain; null except in address mode.
-    domain: Option<&'a str>,
-    ports: Vec<Port>,
-    command: &'a [String],
-    labels: &'a BTreeMap<String, String>,
-    created: String,
-    started: Option<String>,
-    finished: Option<String>,
-    /// Since when it is drowsy or asleep; null in other states.
-    asleep: Option<String>,
-    /// Last exit code of its first process; null if there was none or it is unknown.
-    exit_code: Option<i32>,
-    /// The kernel's OOM killer ended a process of its last run.
-    oom_killed: bool,
-}
-
-/// A published port.
-#[derive(Debug, Serialize)]
-pub(crate) struct Port {
-    pub(crate) host_ip: Option<IpAddr>,
-    pub(crate) host_port: u16,
-    pub(crate) container_port: u16,
-    pub(crate) protocol: &'static str,
-}
-
-impl From<&Publish> for Port {
-    fn from(p: &Publish) -> Self {
-        Self {
-            host_ip: p.host_ip,
-            host_port: p.host_port,
-            container_port: p.container_port,
-            protocol: p.protocol.as_str(),
-        }
-    }
-}
-
-impl Port {
-    /// `0.0.0.0:8080`
-    pub(crate) fn host(&self) -> String {
-        match self.host_ip {
-            Some(IpAddr::V6(ip)) => format!("[{ip}]:{}", self.host_port),
-            Some(ip) => format!("{ip}:{}", self.host_port),
-            None => format!("*:{}", self.host_port),
-        }
-    }
-
-    /// `80/tcp`
-    pub(crate) fn container(&self) -> String {
-        format!("{}/{}", self.container_port, self.protocol)
-    }
-}
-
-/// A container in `inspect --json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Inspect<'a> {
-    #[serde(flatten)]
-    pub(crate) summary: Summary<'a>,
-    /// Files of its output.
-    pub(crate) logs: Vec<String>,
-    /// The whole configuration from its creation, as it is stored.
-    pub(crate) config: &'a Config,
-}
-
-impl<'a> Summary<'a> {
-    pub(crate) fn of(c: &'a Listed) -> Self {
-        let ended = c.exit.as_ref().filter(|_| !is_alive(c.state));
-        Self {
-            id: c.id.as_str(),
-            name: c.name.as_str(),
-            image: image(&c.root),
-            image_id: match &c.root {
-                RootSource::Image { id, .. } => Some(id),
-                RootSource::Directory(_) => None,
-            },
-            state: c.state.as_str(),
-            pid: c.pid,
-            address: c.addresses.first().copied(),
-            addresses: &c.addresses,
-            network: match c.net {
-                NetMode::Address { .. } => "address",
-                NetMode::Host => "host",
-                NetMode::None => "none",
-            },
-            domain: match &c.net {
-                NetMode::Address { domain } => Some(domain.as_str()),
-                _ => None,
-            },
-            ports: c.publish.iter().map(Port::from).collect(),
-            command: &c.args,
-            labels: &c.labels,
-            created: rfc3339(c.created_unix_s.saturating_mul(1000)),
-            started: c.started_unix_ms.map(rfc3339),
-            asleep: c.asleep_unix_ms.map(rfc3339),
-            finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
-            exit_code: ended.and_then(|e| e.code),
-            oom_killed: c.exit.as_ref().is_some_and(|e| e.oom_killed),
-        }
-    }
-}
+use crate::option::time::{now_ms, span};
 
 /// Returns whether a container lives: it has processes, or will have them again after an event.
 pub(crate) fn is_alive(state: State) -> bool {
-    matches!(state, State::Running | State::Paused | State::Drowsy | State::Asleep)
+    state.is_alive()
 }
 
 /// `after 90 s without work, drowsy after 30 s`; empty for a container that does neither by itself.

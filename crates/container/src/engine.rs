@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use dormouse_api::{Event, EventKind};
 use dormouse_image::{Image, Store};
 use dormouse_kernel::cgroup::Hierarchy;
 use dormouse_launch::{Calling, Keeper, KeeperStart};
@@ -15,7 +16,7 @@ use dormouse_network::Network;
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
-use crate::event::{self, Event, Follow, now_unix_ms};
+use crate::event::{self, Follow, now_unix_ms};
 use crate::life::{InitRecord, exit_from};
 use crate::name::Names;
 use crate::pending::{Intent, New};
@@ -159,11 +160,17 @@ impl Engine {
     }
 
     /// Records an event; an error in recording is ignored.
-    pub fn record(&self, kind: &str, id: &str, name: &str, attributes: &[(&str, String)]) {
+    pub fn record(
+        &self,
+        kind: impl Into<EventKind>,
+        id: &str,
+        name: &str,
+        attributes: &[(&str, String)],
+    ) {
         let attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
         let event = Event {
             unix_ms: now_unix_ms(),
-            kind: kind.to_owned(),
+            kind: kind.into(),
             id: id.to_owned(),
             name: name.to_owned(),
             attributes,

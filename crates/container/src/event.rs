@@ -4,40 +4,19 @@
 //! O_APPEND, so that lines of several processes never mix. When the file exceeds
 //! [`EVENTS_BYTES_MAX`] it is renamed to `events.1` and a new one begins.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
+use dormouse_api::Event;
+pub(crate) use dormouse_kernel::clock::now_unix_ms;
 
 use crate::disk::FILE_MODE;
 use crate::error::{Error, Result};
 
 /// LIMIT: bytes of events kept; the renamed file doubles this.
 const EVENTS_BYTES_MAX: u64 = 8 << 20;
-
-/// An event of a container or an image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
-    /// Time, in milliseconds since the epoch.
-    pub unix_ms: i64,
-    /// Kind: `create start exec pause unpause kill stop die remove rename update restart sleep
-    /// drowsy wake awake checkpoint restore`, and for images `import pull tag untag`.
-    pub kind: String,
-    /// Id of the container or image.
-    pub id: String,
-    /// Its name at that time.
-    pub name: String,
-    /// Further facts, by kind: `exit_code` of `die`, and its `reason` if the checkpoint was found
-    /// to be damaged; `signal` of `kill`; `reason` of `sleep`, `drowsy` and `wake` (`operator idle
-    /// called timer memory keeper`) and of `awake` (why an idle container does not fall asleep),
-    /// ...
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub attributes: BTreeMap<String, String>,
-}
 
 /// Reader of future events.
 #[derive(Debug)]
@@ -103,11 +82,6 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Milliseconds since the epoch.
-pub(crate) fn now_unix_ms() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as i64)
-}
-
 /// Appends an event.
 pub(crate) fn append(path: &Path, event: &Event) -> Result<()> {
     let mut line = serde_json::to_vec(event)
@@ -128,6 +102,8 @@ pub(crate) fn append(path: &Path, event: &Event) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]

@@ -116,7 +116,7 @@ pub use checkpoint::{Checkpoint, CheckpointOptions, From, Made};
 pub use drowsy::Drowsed;
 pub use engine::{Created, Engine};
 pub use error::{Error, Result};
-pub use event::{Event, Follow};
+pub use event::Follow;
 pub use idle::{Asked, Fell, Idle, Policy, Tier, Why};
 pub use life::{Details, Exit, Logs, Root};
 pub use list::Listed;

@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::panic::resume_unwind;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use dormouse_api::{Port, Summary, rfc3339};
 use dormouse_model::{Config, ContainerId, Name, NetMode, Publish, RootSource, State};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, statat};
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,43 @@ impl From<Details> for Listed {
             started_unix_ms,
             asleep_unix_ms,
             exit,
+        }
+    }
+}
+
+impl Listed {
+    /// Returns the facts as they are shown to programs.
+    pub fn summary(&self) -> Summary<'_> {
+        let ended = self.exit.as_ref().filter(|_| !self.state.is_alive());
+        let (image, image_id) = match &self.root {
+            RootSource::Image { reference, id } => (reference.to_string(), Some(id.as_str())),
+            RootSource::Directory(dir) => (dir.display().to_string(), None),
+        };
+        let (network, domain) = match &self.net {
+            NetMode::Address { domain } => ("address", Some(domain.as_str())),
+            NetMode::Host => ("host", None),
+            NetMode::None => ("none", None),
+        };
+        Summary {
+            id: self.id.as_str(),
+            name: self.name.as_str(),
+            image,
+            image_id,
+            state: self.state.as_str(),
+            pid: self.pid,
+            address: self.addresses.first().copied(),
+            addresses: &self.addresses,
+            network,
+            domain,
+            ports: self.publish.iter().map(Port::from).collect(),
+            command: &self.args,
+            labels: &self.labels,
+            created: rfc3339(self.created_unix_s.saturating_mul(1000)),
+            started: self.started_unix_ms.map(rfc3339),
+            asleep: self.asleep_unix_ms.map(rfc3339),
+            finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
+            exit_code: ended.and_then(|e| e.code),
+            oom_killed: self.exit.as_ref().is_some_and(|e| e.oom_killed),
         }
     }
 }
@@ -300,6 +338,57 @@ mod tests {
 
     fn id(number: u8) -> ContainerId {
         ContainerId::from_bytes([number; 16])
+    }
+
+    #[test]
+    fn summary_is_printed_as_by_earlier_versions() {
+        let mut listed = Listed {
+            id: id(0xab),
+            name: "web".parse().unwrap(),
+            root: RootSource::Image { reference: "alpine:3".parse().unwrap(), id: "cd".into() },
+            created_unix_s: 1_700_000_000,
+            args: vec!["nginx".into(), "-g".into()],
+            net: NetMode::Address { domain: "default".parse().unwrap() },
+            addresses: vec!["10.136.0.3".parse().unwrap(), "fd00::3".parse().unwrap()],
+            publish: vec!["127.0.0.1:8080:80/udp".parse().unwrap()],
+            labels: BTreeMap::from([("k".into(), "v".into())]),
+            state: State::Asleep,
+            pid: None,
+            started_unix_ms: Some(1_700_000_001_002),
+            asleep_unix_ms: Some(1_700_000_003_000),
+            exit: Some(Exit {
+                code: Some(137),
+                signal: Some(9),
+                oom_killed: true,
+                started_unix_ms: 1,
+                finished_unix_ms: 1_600_000_000_000,
+                failures: 0,
+                short_runs: 0,
+                stopped: false,
+            }),
+        };
+        let json = |listed: &Listed| serde_json::to_string(&listed.summary()).unwrap();
+        assert_eq!(
+            json(&listed),
+            concat!(
+                r#"{"id":"abababababababababababababababab","name":"web","#,
+                r#""image":"alpine:3","image_id":"cd","state":"asleep","pid":null,"#,
+                r#""address":"10.136.0.3","addresses":["10.136.0.3","fd00::3"],"network":"address","#,
+                r#""domain":"default","ports":[{"host_ip":"127.0.0.1","host_port":8080,"#,
+                r#""container_port":80,"protocol":"udp"}],"command":["nginx","-g"],"#,
+                r#""labels":{"k":"v"},"created":"2023-11-14T22:13:20.000Z","#,
+                r#""started":"2023-11-14T22:13:21.002Z","finished":null,"#,
+                r#""asleep":"2023-11-14T22:13:23.000Z","exit_code":null,"oom_killed":true}"#,
+            )
+        );
+        (listed.state, listed.asleep_unix_ms) = (State::Stopped, None);
+        (listed.root, listed.net) = (RootSource::Directory("/srv".into()), NetMode::None);
+        let json = json(&listed);
+        assert!(json.contains(r#""image":"/srv","image_id":null,"state":"stopped""#), "{json}");
+        assert!(json.contains(r#""network":"none","domain":null"#), "{json}");
+        assert!(
+            json.contains(r#""finished":"2020-09-13T12:26:40.000Z","asleep":null,"exit_code":137"#)
+        );
     }
 
     /// Returns a file with lines of these numbers.

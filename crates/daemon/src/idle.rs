@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use dormouse_api::EventKind;
 use dormouse_container::{Asked, Engine, Error as EngineError, Fell, Follow, Why};
 use dormouse_kernel::cgroup::CpuTime;
 use dormouse_model::ContainerId;
@@ -282,8 +283,9 @@ impl Room for IdleRoom {
 }
 
 /// Returns whether a container may have begun to run, or has other settings, after such an event.
-fn begins(kind: &str) -> bool {
-    matches!(kind, "start" | "restore" | "wake" | "unpause" | "update" | "restart")
+fn begins(kind: &EventKind) -> bool {
+    use EventKind::{Restart, Restore, Start, Unpause, Update, Wake};
+    matches!(kind, Start | Restore | Wake | Unpause | Update | Restart)
 }
 
 /// Returns an inotify descriptor that becomes readable when the file of events changes.

@@ -42,6 +42,12 @@ impl State {
             Self::Stopped => "stopped",
         }
     }
+
+    /// Returns whether the container lives: it has processes, or will have them again after an
+    /// event.
+    pub fn is_alive(self) -> bool {
+        matches!(self, Self::Running | Self::Paused | Self::Drowsy | Self::Asleep)
+    }
 }
 
 impl fmt::Display for State {

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use dormouse_api::rfc3339;
 use dormouse_checkpoint::format::{Reader, Records, Thing};
 use dormouse_container::{CheckpointOptions, Engine, From, Made};
 use serde_json::json;
 
 use crate::command::Global;
-use crate::option::time::rfc3339;
 use crate::output::{self, Table};
 
 /// Save the processes of a running container, and stop it

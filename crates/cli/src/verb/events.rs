@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dormouse_container::Event;
+use dormouse_api::{Event, rfc3339};
 
 use crate::command::Global;
-use crate::option::time::{moment, now_ms, rfc3339};
+use crate::option::time::{moment, now_ms};
 use crate::output;
 
 /// Show events of containers and images

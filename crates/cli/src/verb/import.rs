@@ -29,7 +29,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let progress = image::progress(args.quiet);
     let id = engine.images()?.import(&args.path, name.as_ref(), &*progress);
     let id = id.with_context(|| format!("cannot import '{}'", args.path.display()))?;
-    engine.record("import", &id, &args.name.unwrap_or_default(), &[]);
+    engine.record(dormouse_api::EventKind::Import, &id, &args.name.unwrap_or_default(), &[]);
     output::line(&id)?;
     Ok(0)
 }

@@ -1,13 +1,12 @@
 //! `dormouse inspect`
 
 use anyhow::{Context, Result};
+use dormouse_api::Inspect;
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
-use serde::Serialize;
 
 use crate::command::Global;
-use crate::view::{self, Inspect, Summary};
-use crate::{fail, output};
+use crate::{fail, output, view};
 
 /// Show everything about containers or images
 #[derive(Debug, clap::Args)]
@@ -21,40 +20,6 @@ pub(crate) struct Args {
     /// Names or ids
     #[arg(required = true, value_name = "CONTAINER|IMAGE")]
     names: Vec<String>,
-}
-
-/// An image in `inspect --json`.
-#[derive(Debug, Serialize)]
-struct ImageView<'a> {
-    id: &'a str,
-    names: Vec<String>,
-    digest: Option<String>,
-    created: Option<&'a str>,
-    size_bytes: u64,
-    layers: Vec<String>,
-    /// The OCI image configuration as it is.
-    config: &'a dyn erased::Json,
-}
-
-/// A value of any type that can be written as JSON.
-mod erased {
-    /// See the module.
-    pub(super) trait Json: std::fmt::Debug {
-        /// Converts to a JSON value; null if that fails.
-        fn value(&self) -> serde_json::Value;
-    }
-
-    impl<T: serde::Serialize + std::fmt::Debug> Json for T {
-        fn value(&self) -> serde_json::Value {
-            serde_json::to_value(self).unwrap_or_default()
-        }
-    }
-
-    impl serde::Serialize for dyn Json + '_ {
-        fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-            serde::Serialize::serialize(&self.value(), s)
-        }
-    }
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -85,7 +50,7 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
     if json {
         let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
         return output::json(&Inspect {
-            summary: Summary::of(&shown),
+            summary: shown.summary(),
             logs: logs.map(|p| p.display().to_string()).collect(),
             config: c,
         });
@@ -131,14 +96,14 @@ fn image(image: &Image, json: bool) -> Result<()> {
     let digest = image.digest.as_ref().map(ToString::to_string);
     let layers: Vec<String> = image.layers.iter().map(|l| l.diff_id.to_string()).collect();
     if json {
-        return output::json(&ImageView {
+        return output::json(&dormouse_api::Image {
             id: &image.id,
             names,
             digest,
             created: image.created.as_deref(),
             size_bytes: image.size_bytes,
             layers,
-            config: &image.config,
+            config: serde_json::to_value(&image.config).unwrap_or_default(),
         });
     }
     let defaults = crate::create::Defaults::of(image);

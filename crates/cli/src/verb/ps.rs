@@ -9,7 +9,7 @@ use crate::command::Global;
 use crate::option::key_value;
 use crate::option::time::{now_ms, span};
 use crate::output::{self, Table, cut};
-use crate::view::{self, Summary, is_alive};
+use crate::view::{self, is_alive};
 
 /// List containers
 #[derive(Debug, clap::Args)]
@@ -93,7 +93,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     // Freed by the end of the program: freeing a hundred thousand entries one by one gains nothing.
     let list = ManuallyDrop::new(list);
     if args.json {
-        output::json_list(&list, |c| Summary::of(c))?;
+        output::json_list(&list, |c| c.summary())?;
         return Ok(0);
     }
     let id = |c: &Listed| match args.no_trunc {

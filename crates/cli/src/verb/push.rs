@@ -43,7 +43,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let progress = image::progress(args.quiet);
     let digest = push(store, &image, &to, &options, &*progress)
         .with_context(|| format!("cannot push '{to}'"))?;
-    engine.record("push", &image.id, &to.to_string(), &[]);
+    engine.record(dormouse_api::EventKind::Push, &image.id, &to.to_string(), &[]);
     output::line(&digest.to_string())?;
     Ok(0)
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use dormouse_api::Stats;
 use dormouse_container::Engine;
-use dormouse_kernel::cgroup::Stats;
+use dormouse_kernel::cgroup;
 use dormouse_model::{ContainerId, State};
-use serde::Serialize;
 
 use crate::command::Global;
 use crate::output::{self, Table, bytes};
@@ -32,32 +32,8 @@ pub(crate) struct Args {
     names: Vec<String>,
 }
 
-/// One container in `stats --json`.
-#[derive(Debug, Serialize)]
-struct Row {
-    id: String,
-    name: String,
-    /// Of one CPU, since the reading before.
-    cpu_percent: f64,
-    cpu_usage_ns: u64,
-    cpu_user_ns: u64,
-    cpu_system_ns: u64,
-    cpu_throttled_ns: u64,
-    memory_bytes: u64,
-    /// Part of it: file cache that is reclaimed first.
-    memory_inactive_file_bytes: u64,
-    memory_peak_bytes: u64,
-    memory_max_bytes: Option<u64>,
-    swap_bytes: u64,
-    pids: u64,
-    pids_max: Option<u64>,
-    io_read_bytes: u64,
-    io_write_bytes: u64,
-    oom_kills: u64,
-}
-
 /// Readings of containers, with their times.
-type Readings = BTreeMap<ContainerId, (Instant, Stats)>;
+type Readings = BTreeMap<ContainerId, (Instant, cgroup::Stats)>;
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
@@ -68,7 +44,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     loop {
         std::thread::sleep(pause);
         let (now, rows) = read(&engine, &args.names)?;
-        let rows: Vec<Row> =
+        let rows: Vec<Stats> =
             rows.into_iter().map(|(id, name)| row(&id, name, before.get(&id), &now[&id])).collect();
         show(&rows, args.json, screen)?;
         if args.no_stream {
@@ -106,38 +82,18 @@ fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId
     Ok((readings, list))
 }
 
+/// Returns what is shown of a container.
 fn row(
     id: &ContainerId,
     name: String,
-    before: Option<&(Instant, Stats)>,
-    (at, s): &(Instant, Stats),
-) -> Row {
-    let share = before.map_or(0.0, |(then, b)| {
-        let passed = at.duration_since(*then).as_nanos().max(1) as f64;
-        s.cpu_usage_ns.saturating_sub(b.cpu_usage_ns) as f64 / passed * 100.0
-    });
-    Row {
-        id: id.to_string(),
-        name,
-        cpu_percent: (share * 100.0).round() / 100.0,
-        cpu_usage_ns: s.cpu_usage_ns,
-        cpu_user_ns: s.cpu_user_ns,
-        cpu_system_ns: s.cpu_system_ns,
-        cpu_throttled_ns: s.cpu_throttled_ns,
-        memory_bytes: s.memory_bytes,
-        memory_inactive_file_bytes: s.memory_inactive_file_bytes,
-        memory_peak_bytes: s.memory_peak_bytes,
-        memory_max_bytes: s.memory_max_bytes,
-        swap_bytes: s.swap_bytes,
-        pids: s.pids,
-        pids_max: s.pids_max,
-        io_read_bytes: s.io_read_bytes,
-        io_write_bytes: s.io_write_bytes,
-        oom_kills: s.oom_kills,
-    }
+    before: Option<&(Instant, cgroup::Stats)>,
+    (at, now): &(Instant, cgroup::Stats),
+) -> Stats {
+    let before = before.map(|(then, before)| (before, at.duration_since(*then)));
+    Stats::of(id.to_string(), name, now, before)
 }
 
-fn show(rows: &[Row], json: bool, screen: bool) -> Result<()> {
+fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
     if json {
         return output::json_line(rows);
     }

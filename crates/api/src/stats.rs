@@ -1,0 +1,119 @@
+//! Readings of the resource use of containers.
+
+use std::time::Duration;
+
+use dormouse_kernel::cgroup;
+use serde::Serialize;
+
+/// One container in `stats --json`.
+#[derive(Debug, Serialize)]
+pub struct Stats {
+    /// Identity of the container.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Percent of one CPU, since the reading before.
+    pub cpu_percent: f64,
+    /// CPU time.
+    pub cpu_usage_ns: u64,
+    /// Part of it in user mode.
+    pub cpu_user_ns: u64,
+    /// Part of it in the kernel.
+    pub cpu_system_ns: u64,
+    /// Time for which processes were stopped by the limit.
+    pub cpu_throttled_ns: u64,
+    /// Memory in use: processes, page cache and kernel memory.
+    pub memory_bytes: u64,
+    /// Part of it: file cache that is reclaimed first.
+    pub memory_inactive_file_bytes: u64,
+    /// The largest memory in use.
+    pub memory_peak_bytes: u64,
+    /// The limit; null if there is none.
+    pub memory_max_bytes: Option<u64>,
+    /// Swap in use.
+    pub swap_bytes: u64,
+    /// Number of tasks.
+    pub pids: u64,
+    /// The limit; null if there is none.
+    pub pids_max: Option<u64>,
+    /// Bytes read from block devices.
+    pub io_read_bytes: u64,
+    /// Bytes written to block devices.
+    pub io_write_bytes: u64,
+    /// Number of processes killed because memory ran out.
+    pub oom_kills: u64,
+}
+
+impl Stats {
+    /// Returns the reading `now` of a container. `before` is an earlier reading and the time since
+    /// then; the CPU share is 0 without one.
+    pub fn of(
+        id: String,
+        name: String,
+        now: &cgroup::Stats,
+        before: Option<(&cgroup::Stats, Duration)>,
+    ) -> Self {
+        let share = before.map_or(0.0, |(before, passed)| {
+            let passed = passed.as_nanos().max(1) as f64;
+            now.cpu_usage_ns.saturating_sub(before.cpu_usage_ns) as f64 / passed * 100.0
+        });
+        Self {
+            id,
+            name,
+            cpu_percent: (share * 100.0).round() / 100.0,
+            cpu_usage_ns: now.cpu_usage_ns,
+            cpu_user_ns: now.cpu_user_ns,
+            cpu_system_ns: now.cpu_system_ns,
+            cpu_throttled_ns: now.cpu_throttled_ns,
+            memory_bytes: now.memory_bytes,
+            memory_inactive_file_bytes: now.memory_inactive_file_bytes,
+            memory_peak_bytes: now.memory_peak_bytes,
+            memory_max_bytes: now.memory_max_bytes,
+            swap_bytes: now.swap_bytes,
+            pids: now.pids,
+            pids_max: now.pids_max,
+            io_read_bytes: now.io_read_bytes,
+            io_write_bytes: now.io_write_bytes,
+            oom_kills: now.oom_kills,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_has_its_fields_in_the_printed_order_and_its_share_rounded() {
+        let before = cgroup::Stats { cpu_usage_ns: 1_000, ..Default::default() };
+        let now = cgroup::Stats {
+            cpu_usage_ns: 1_000 + 123_456,
+            cpu_user_ns: 2,
+            cpu_system_ns: 3,
+            cpu_throttled_periods: 4,
+            cpu_throttled_ns: 5,
+            memory_bytes: 6,
+            memory_inactive_file_bytes: 7,
+            memory_peak_bytes: 8,
+            memory_max_bytes: Some(9),
+            swap_bytes: 10,
+            pids: 11,
+            pids_max: None,
+            io_read_bytes: 12,
+            io_write_bytes: 13,
+            oom_kills: 14,
+        };
+        let passed = Duration::from_millis(1);
+        let stats = Stats::of("ab".into(), "web".into(), &now, Some((&before, passed)));
+        let json = concat!(
+            r#"{"id":"ab","name":"web","cpu_percent":12.35,"cpu_usage_ns":124456,"#,
+            r#""cpu_user_ns":2,"cpu_system_ns":3,"cpu_throttled_ns":5,"memory_bytes":6,"#,
+            r#""memory_inactive_file_bytes":7,"memory_peak_bytes":8,"#,
+            r#""memory_max_bytes":9,"swap_bytes":10,"pids":11,"pids_max":null,"#,
+            r#""io_read_bytes":12,"io_write_bytes":13,"oom_kills":14}"#,
+        );
+        assert_eq!(serde_json::to_string(&stats).unwrap(), json);
+        let first = Stats::of("ab".into(), "web".into(), &now, None);
+        assert_eq!(first.cpu_percent, 0.0);
+    }
+}
