@@ -13,6 +13,7 @@ fn main() {
         let source = format!("src/{name}/{name}.bpf.c");
         println!("cargo:rerun-if-changed={source}");
         println!("cargo:rerun-if-changed=src/{name}/record.h");
+        println!("cargo:rerun-if-changed=src/identity/identity.h");
         let include = format!("-I/usr/include/{arch}-linux-gnu");
         SkeletonBuilder::new()
             .source(&source)

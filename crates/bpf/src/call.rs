@@ -54,6 +54,8 @@ pub struct Map {
     pub name: String,
     /// Its id. The kernel gives one again only after two thousand million others.
     pub id: u32,
+    /// Number of entries that it can hold.
+    pub capacity: u32,
     key_bytes: usize,
     value_bytes: usize,
 }
@@ -75,9 +77,20 @@ impl Map {
             fd,
             name: text(&info.name),
             id: info.id,
+            capacity: info.max_entries,
             key_bytes: info.key_size as usize,
             value_bytes: info.value_size as usize,
         })
+    }
+
+    /// Bytes of a key.
+    pub fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
+    /// Bytes of a value.
+    pub fn value_bytes(&self) -> usize {
+        self.value_bytes
     }
 
     /// The map with this id (Linux 4.13).

@@ -145,7 +145,15 @@ impl Description {
     /// Loads all programs and their maps, to be attached elsewhere and to end when they are
     /// dropped.
     pub fn load_alone(&self) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
-        let loaded = self.load(&[], &|_| true, None)?;
+        self.load_alone_with(&[])
+    }
+
+    /// The same with constants.
+    pub(crate) fn load_alone_with(
+        &self,
+        constants: &[u8],
+    ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
+        let loaded = self.load(constants, &|_| true, None)?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
     }
 
@@ -310,4 +318,28 @@ fn duplicate(fd: BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, BpfError> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|e| {
         dormouse_kernel::CallError::new("fcntl", "F_DUPFD_CLOEXEC".into(), e.raw_os_error()).into()
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Asserts that a hash map takes exactly so many entries, and one more after a removal.
+    #[track_caller]
+    pub(crate) fn assert_full(map: &Map, capacity: u32) {
+        assert_eq!(map.capacity, capacity, "{}", map.name);
+        let key = |n: u32| {
+            let mut key = vec![0; map.key_bytes()];
+            key[..4].copy_from_slice(&n.to_ne_bytes());
+            key
+        };
+        let value = vec![0; map.value_bytes()];
+        for n in 0..capacity {
+            map.set(&key(n), &value).unwrap();
+        }
+        assert_eq!(map.set(&key(capacity), &value).unwrap_err().errno(), libc::E2BIG);
+        map.set(&key(0), &value).unwrap(); // an existing entry can still be changed
+        assert!(map.remove(&key(0)).unwrap());
+        map.set(&key(capacity), &value).unwrap();
+    }
 }

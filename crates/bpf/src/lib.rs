@@ -1,6 +1,6 @@
 //! The BPF programs of Dormouse: one folder per group of programs, with its C code, the record that
-//! C and Rust share, and the loader. Every group has `supported`; the others depend on its
-//! lifetime:
+//! C and Rust share (`record.h`, with the capacity of every map), and the loader. Every group has
+//! `supported`; the others depend on its lifetime:
 //!
 //! - `address` and `abstract_unix` have `attach` and `detach`, and `address` also `find`. They are
 //!   attached to a cgroup (`BPF_PROG_ATTACH` with `BPF_F_ALLOW_MULTI`), and the kernel keeps
@@ -12,6 +12,8 @@
 //!   descriptors.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
+//! [`identity`] is the record by which every group knows a container, and the map that leads to it.
+//!
 //! "Supported" means that the programs were loaded: configuration and version numbers are no proof.
 
 pub mod abstract_unix;
@@ -21,5 +23,7 @@ pub mod embryo;
 mod error;
 pub mod group;
 pub mod handshake;
+pub mod identity;
+mod record;
 
 pub use error::BpfError;

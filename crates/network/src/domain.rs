@@ -268,7 +268,7 @@ impl Network {
         }
         let ready = read_ready(&dir)?.map(|(ready, _)| ready);
         if let (Some(ready), Some(programs)) = (&ready, programs) {
-            if programs.is_used(ready.netns_cookie)? {
+            if programs.identities()?.is_used(ready.netns_cookie)? {
                 return Ok(false);
             }
             programs.close_domain(ready.netns_cookie)?;

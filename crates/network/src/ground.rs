@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use dormouse_bpf::abstract_unix;
-use dormouse_bpf::address::{self, Constants, Members, Programs};
+use dormouse_bpf::address::{self, Constants, Programs};
+use dormouse_bpf::identity::{Identities, Identity};
 use dormouse_kernel::namespace;
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
@@ -34,6 +35,13 @@ pub struct Domain {
     pub(crate) dir: PathBuf,
     #[expect(dead_code, reason = "a shared lock for as long as this exists")]
     pub(crate) hold: File,
+}
+
+impl Domain {
+    /// The identity of the container with this first address.
+    pub(crate) fn identity(&self, address: u32) -> Identity {
+        Identity { address, account: 0, netns: self.ready.netns_cookie }
+    }
 }
 
 /// Networking on one set of directories.
@@ -175,10 +183,10 @@ impl Network {
         Ok(programs)
     }
 
-    /// Returns the map of members, if the programs attached for this domain are still there.
-    pub(crate) fn known_members(&self, ready: &Ready) -> Result<Option<Members>> {
+    /// Returns the identities, if the programs attached for this domain are still there.
+    pub(crate) fn known_members(&self, ready: &Ready) -> Result<Option<Identities>> {
         match self.find_parent()? {
-            Some(cgroup) => Ok(Members::follow(cgroup.as_fd(), ready.trace())?),
+            Some(cgroup) => Ok(address::follow(cgroup.as_fd(), ready.trace())?),
             None => Ok(None),
         }
     }

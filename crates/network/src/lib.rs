@@ -39,7 +39,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use dormouse_bpf::address::{self, Constants, Members, Programs};
+use dormouse_bpf::address::{self, Constants, Programs};
+use dormouse_bpf::identity::Identities;
 use dormouse_bpf::{BpfError, abstract_unix};
 use dormouse_model::{ContainerId, Name, Publish};
 
@@ -243,12 +244,13 @@ impl Network {
         store.set_record(first, record)?;
         drop(store); // ORDER: the lock of the domains comes before that of the table
         let members = self.members(domain, &led.plan)?;
-        if old != cgroup_v2_id && old != 0 && members.index_of(old)? == Some(first) {
+        if old != cgroup_v2_id && old != 0 && members.of(old)?.is_some_and(|it| it.address == first)
+        {
             members.leave(old)?; // of an earlier start that was not cleaned up
         }
         self.add_further(&led)?;
         // ORDER: last: from then on the container may create sockets.
-        members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
+        members.enter(cgroup_v2_id, &domain.identity(first))?;
         Ok(())
     }
 
@@ -266,14 +268,14 @@ impl Network {
         let first = numbers(&plan, addresses)?.first().copied();
         let first = first.ok_or_else(|| Error::NoAddress("one that sleeps".into()))?;
         let members = self.members(domain, &plan)?;
-        Ok(members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?)
+        Ok(members.enter(cgroup_v2_id, &domain.identity(first))?)
     }
 
     /// Ends the effect of [`lend`](Self::lend). The sockets keep their identity.
     pub fn end_lending(&self, cgroup_v2_id: u64) -> Result<()> {
         let Some(store) = self.existing_store()? else { return Ok(()) };
         if let Some(programs) = self.find_programs(&store.plan)? {
-            programs.members()?.leave(cgroup_v2_id)?;
+            programs.identities()?.leave(cgroup_v2_id)?;
         }
         Ok(())
     }
@@ -311,10 +313,10 @@ impl Network {
         Ok(further.iter().try_for_each(|number| programs.add(*number, led.first))?)
     }
 
-    fn members(&self, domain: &Domain, plan: &Plan) -> Result<Members> {
+    fn members(&self, domain: &Domain, plan: &Plan) -> Result<Identities> {
         match self.known_members(&domain.ready)? {
             Some(members) => Ok(members),
-            None => Ok(self.programs(plan)?.members()?),
+            None => Ok(self.programs(plan)?.identities()?),
         }
     }
 
@@ -345,13 +347,13 @@ impl Network {
             Some(members) if holding.numbers.len() == 1 => (Some(members), None),
             _ => {
                 let programs = self.find_programs(&store.plan)?;
-                (programs.as_ref().map(Programs::members).transpose()?, programs)
+                (programs.as_ref().map(Programs::identities).transpose()?, programs)
             }
         };
         // After a reboot the cgroup's id may be another container's.
         if let Some(members) = members
             && record.cgroup != 0
-            && members.index_of(record.cgroup)? == Some(first)
+            && members.of(record.cgroup)?.is_some_and(|it| it.address == first)
         {
             members.leave(record.cgroup)?;
         }

@@ -3,14 +3,24 @@
  * fail with ECONNREFUSED, as for an unbound name, unless the socket was bound by the caller's own
  * container.
  *
+ * Both are attached to the parent cgroup of all containers (BPF_PROG_ATTACH, several per hook), so
+ * they run for every task below it and for no other task of the host. They run in the context of the
+ * calling task, before the kernel looks the name up, with the socket locked or not, depending on its
+ * type. They may not sleep.
+ *
  * No hook reports the owner of a bound name, so the kernel's own table is read: every abstract
  * socket of a stack is in `net->unx.table.buckets[256 + hash]`, with the hash of the name and the
  * type (net/unix/af_unix.c: unix_abstract_hash). A socket keeps a reference to the cgroup it was
- * created in; the ancestor of that at the containers' level identifies the container.
+ * created in, which identifies the container (identity.h).
  *
  * The chain is read without its lock. A socket that moves meanwhile may make the walk miss its end:
- * the walk is bounded and an unclear answer is a refusal. Between this look and the kernel's own, a
- * name can only pass to another container if its owner closes it in those microseconds.
+ * the walk is bounded, and an unclear answer is a refusal. The kernel keeps names unique, so the walk
+ * ends at the first socket with the name. Between this walk and the kernel's own, a name can only
+ * pass to another container if its owner closes it in those microseconds.
+ *
+ * Full chain: new sockets are put in front of older ones, so a container that binds more than
+ * DM_CHAIN_MAX names of one hash hides the older names of all containers of its domain. Each name
+ * costs a socket, a file and a descriptor, some 3 kB of kernel memory charged to its container.
  *
  * LIMIT: names stay common: a name bound by one container cannot be bound by another of its domain
  * (EADDRINUSE), and /proc/net/unix shows it.
@@ -21,12 +31,13 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#define DM_IDENTITY_OF_CGROUPS
+#include "../identity/identity.h"
 #include "record.h"
 
 #define E_CONNREFUSED 111
-#define NAME_MAX 108
-#define BUCKET_MASK 255
-#define CHAIN_MAX 4096
+#define NAME_MAX 108      /* bytes of sun_path */
+#define BUCKET_MASK 255   /* UNIX_HASH_SIZE / 2 - 1: the second half of the table is for abstract names */
 
 const volatile struct dm_unix_config config SEC(".rodata.config") = {};
 
@@ -59,14 +70,6 @@ typedef struct {
 struct sock_common {
 	possible_net_t skc_net;
 	struct hlist_node skc_node;
-};
-struct kernfs_node {
-	__u64 id;
-};
-struct cgroup {
-	int level;
-	struct kernfs_node *kn;
-	struct cgroup *ancestors[];
 };
 struct sock_cgroup_data {
 	struct cgroup *cgroup;
@@ -106,31 +109,27 @@ union name {
 	__u64 words[14];
 };
 
+/* A search for the socket with a name. */
 struct walk {
-	struct hlist_node *node;
-	union name mine;
-	/* Only ever filled with names as long as mine. */
-	union name theirs;
-	__u32 length;
-	__u64 container;
-	__u32 owned;
-	__u32 foreign;
-	__u32 ended;
+	struct hlist_node *node;   /* the next of the chain */
+	union name mine;           /* the name that is looked for */
+	union name theirs;         /* only ever filled with names as long as mine */
+	__u32 length;              /* of both, in bytes */
+	__u64 container;           /* of the calling task */
+	__u32 owned;               /* the name was found, and its socket belongs to this container */
 };
 
+/* Compares the name of one socket of the chain. Returns 1 to end the walk. Nothing here is pinned: a
+ * socket that is freed meanwhile is read as garbage or fails to be read, and its name then differs. */
 static long visit(__u64 i, struct walk *walk)
 {
 	struct hlist_node *node = walk->node;
 	struct sock *sk;
 	struct unix_address *address;
-	struct cgroup *cgroup;
-	__u64 container;
 	int length;
 
-	if (!node) {
-		walk->ended = 1;
+	if (!node)
 		return 1;
-	}
 	sk = (void *)node - bpf_core_field_offset(struct sock, __sk_common.skc_node);
 	walk->node = BPF_CORE_READ(node, next);
 	address = BPF_CORE_READ((struct unix_sock *)sk, addr);
@@ -148,27 +147,16 @@ static long visit(__u64 i, struct walk *walk)
 		if (walk->theirs.words[j] != walk->mine.words[j])
 			return 0;
 	}
-	cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup);
-	container = 0;
-	if (cgroup && BPF_CORE_READ(cgroup, level) >= (int)config.level) {
-		struct cgroup **slot = cgroup->ancestors + config.level;
-		struct cgroup *ancestor = 0;
-
-		bpf_probe_read_kernel(&ancestor, sizeof(ancestor), slot);
-		if (ancestor)
-			container = BPF_CORE_READ(ancestor, kn, id);
-	}
-	if (container == walk->container)
-		walk->owned = 1;
-	else
-		walk->foreign = 1;
-	return 0;
+	walk->owned = dm_container_of(BPF_CORE_READ(sk, sk_cgrp_data.cgroup), config.level) ==
+		      walk->container;
+	return 1;
 }
 
+/* Decides about one connect() or sendto(). Returns 1 to let the kernel go on, 0 to refuse. */
 static __always_inline int judge(void *ctx)
 {
 	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
-	__u64 container = bpf_get_current_ancestor_cgroup_id(config.level);
+	__u64 container = dm_current_container(config.level);
 	struct hlist_head *buckets;
 	struct sockaddr *uaddr;
 	/* On the stack: a task that preempts us must not see or change it. */
@@ -177,6 +165,7 @@ static __always_inline int judge(void *ctx)
 	struct sock *sk;
 	__u32 length, sum = 0, hash;
 
+	/* A task in the parent cgroup itself, such as the keeper: it is none of the containers. */
 	if (!container)
 		return 1;
 	/* Not by direct access: for each access the verifier searches all of the kernel's types. */
@@ -186,9 +175,10 @@ static __always_inline int judge(void *ctx)
 	/* A shorter name is unnamed: the kernel refuses it. The first byte marks an abstract name. */
 	if (length < 3 || length > 2 + NAME_MAX)
 		return 1;
-	length &= 127;
+	length &= 127; /* for the verifier, which does not follow the comparison above through a load */
 	if (length > sizeof(walk->mine.bytes) || bpf_probe_read_kernel(walk->mine.bytes, length, uaddr))
 		return 0;
+	/* A path: the file system decides. */
 	if (walk->mine.bytes[2] != 0)
 		return 1;
 	/* csum_fold(csum_partial(name)): the 16-bit words in ones' complement. The bytes behind the
@@ -198,6 +188,7 @@ static __always_inline int judge(void *ctx)
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	hash = ~sum & 0xffff;
+	/* unix_abstract_hash() */
 	hash ^= hash >> 8;
 	hash ^= BPF_CORE_READ(sk, sk_type);
 	hash &= BUCKET_MASK;
@@ -207,8 +198,9 @@ static __always_inline int judge(void *ctx)
 	bpf_probe_read_kernel(&walk->node, sizeof(walk->node), &buckets[BUCKET_MASK + 1 + hash].first);
 	walk->length = length;
 	walk->container = container;
-	bpf_loop(CHAIN_MAX, visit, walk, 0);
-	if (walk->ended && walk->owned && !walk->foreign)
+	bpf_loop(DM_CHAIN_MAX, visit, walk, 0);
+	/* Otherwise the name is another container's, is not bound, or was not reached. */
+	if (walk->owned)
 		return 1;
 	bpf_set_retval(-E_CONNREFUSED);
 	return 0;

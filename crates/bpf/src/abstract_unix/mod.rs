@@ -6,6 +6,7 @@ use libbpf_rs::libbpf_sys as sys;
 
 use crate::error::BpfError;
 use crate::group::Description;
+use crate::record::{Record, record};
 
 /// The programs and their hooks.
 pub static GROUP: Description = Description {
@@ -20,9 +21,15 @@ pub static GROUP: Description = Description {
     about: "dm_unix_about",
 };
 
-/// `struct dm_unix_config` of record.h: the level of a container's cgroup.
-fn constants(level: u32) -> [u8; 4] {
-    level.to_ne_bytes()
+record! {
+    /// The constants of the programs.
+    struct Config = "dm_unix_config" {
+        level: u32,
+    }
+}
+
+fn constants(level: u32) -> Vec<u8> {
+    Config { level }.to_bytes()
 }
 
 /// Tests whether this kernel loads the programs (Linux 6.7).
@@ -42,8 +49,24 @@ pub fn detach(cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
 
 #[cfg(test)]
 mod tests {
+    use crate::record::tests::assert_same;
+
+    use super::*;
+
+    record! {
+        struct About = "dm_unix_about" {
+            version: u64,
+        }
+    }
+
+    #[test]
+    fn records_have_the_layout_of_the_header() {
+        assert_same::<Config>(GROUP.object);
+        assert_same::<About>(GROUP.object);
+    }
+
     #[test]
     fn root_kernel_takes_the_programs() {
-        super::supported().unwrap();
+        supported().unwrap();
     }
 }

@@ -3,6 +3,10 @@
 #ifndef DORMOUSE_ABSTRACT_UNIX_RECORD_H
 #define DORMOUSE_ABSTRACT_UNIX_RECORD_H
 
+/* LIMIT: sockets of one chain that are compared; names behind them are refused. */
+#define DM_CHAIN_MAX 4096
+
+/* Known before the programs are loaded: the verifier folds it into the code. */
 struct dm_unix_config {
 	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
 };

@@ -23,6 +23,17 @@
  *   unless a socket is bound to exactly that address. Packets keep their addresses, nothing is
  *   translated.
  *
+ * Hooks: all programs but the last are attached to the parent cgroup (BPF_PROG_ATTACH, several per
+ * hook). Those of system calls run in the context of the calling task and before the kernel acts;
+ * those of packets run in softirq, for the cgroup that the socket was created in. A program of a
+ * cgroup returns 1 to let the kernel go on and 0 to refuse. The kernel runs them for every task and
+ * socket below the parent cgroup: each program therefore first looks for the identity and does
+ * nothing without one. No program may sleep.
+ *
+ * Trust: a container controls all arguments of its calls and all bytes of its packets. It controls
+ * neither its cgroup nor the storage of a socket. Every value from a call or packet is compared with
+ * the identity before it is used.
+ *
  * LIMIT: a UDP or TCP socket that is bound to `::` for both families cannot be *connected* to an
  * IPv6 address afterwards. 127.0.0.0/26 keeps its 64 addresses apart, the rest of 127/8 is one
  * more. Multicast and broadcast do not reach containers.
@@ -34,6 +45,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_core_read.h>
+#include "../identity/identity.h"
 #include "record.h"
 
 #define AF_INET 2
@@ -57,33 +69,35 @@
 
 const volatile struct dm_config config SEC(".rodata.config") = {};
 
+/* Cgroup id -> identity. Earlier versions attached programs with the same map; a newer build takes it
+ * over, so its sizes are fixed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144); /* LIMIT: one per address of the largest pool, else E2BIG */
+	__uint(max_entries, DM_CONTAINERS_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
-	__type(value, struct dm_member);
+	__type(value, struct dm_identity);
 } dm_members SEC(".maps");
 
-/* index of an added address -> index of the container's first one */
+/* Index of an added address -> index of the container's first one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144); /* LIMIT: as above */
+	__uint(max_entries, DM_EXTRA_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, __u32);
 } dm_extra SEC(".maps");
 
-/* Cookies of the domains' stacks: below our cgroup only members create sockets there.
- * LIMIT: 4,096 domains; an insertion into a full map fails with E2BIG. */
+/* Cookies of the domains' stacks: below our cgroup only members create sockets there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, DM_DOMAINS_MAX);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
 	__type(value, __u32);
 } dm_domains SEC(".maps");
 
+/* The identity of a socket. BPF_F_CLONE: an accepted connection inherits it from its listener. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
@@ -91,6 +105,7 @@ struct {
 	__type(value, struct dm_socket);
 } dm_sockets SEC(".maps");
 
+/* The version of the group, written last (group.rs). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -98,6 +113,7 @@ struct {
 	__type(value, struct dm_about);
 } dm_about SEC(".maps");
 
+/* struct sockaddr_in and sockaddr_in6, for bpf_bind(). */
 struct sockaddr;
 struct address4 {
 	__u16 family;
@@ -125,13 +141,16 @@ struct bpf_sock_addr_kern {
 } __attribute__((preserve_access_index));
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
+/* Third word of an IPv4 address mapped into IPv6: ::ffff:0:0/96. */
 #define MAPPED bpf_htonl(0xffff)
 
+/* 127.0.0.0/8 */
 static __always_inline int is_loop4(__be32 a)
 {
 	return (a & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
 }
 
+/* The IPv4 address with this index. */
 static __always_inline __be32 own4(__u32 index)
 {
 	return bpf_htonl(config.pool4 + index);
@@ -147,11 +166,14 @@ static __always_inline __be32 own_loop4(__u32 index, __be32 asked)
 	return bpf_htonl(0x7f000000 | index << 6 | (a < 63 ? a : 63));
 }
 
+/* The reverse: the loopback address that a program of the container sees. */
 static __always_inline __be32 plain_loop4(__be32 a)
 {
 	return bpf_htonl(0x7f000000 | (bpf_ntohl(a) & 63));
 }
 
+/* Whether a loopback address is one of the container's 64. Index 0 is no container's: 127.0.0.0/26 is
+ * the range that programs use. */
 static __always_inline int owns_loop4(__u32 index, __be32 a)
 {
 	return is_loop4(a) && (bpf_ntohl(a) & 0xffffff) >> 6 == index;
@@ -164,7 +186,7 @@ static __always_inline int owns_number(__u32 index, __u32 number)
 
 	if (number == index)
 		return 1;
-	if (number >= config.pool_count)
+	if (number >= config.pool_count) /* spares the lookup for foreign addresses */
 		return 0;
 	owner = bpf_map_lookup_elem(&dm_extra, &number);
 	return owner && *owner == index;
@@ -182,6 +204,7 @@ static __always_inline int is_domain_number(__u32 number)
 	return number < config.pool_count && (number & (config.chunk - 1)) == 2;
 }
 
+/* PREFIX::/96: the IPv6 address of any container. */
 static __always_inline int is_public6(const __u32 *a)
 {
 	return a[0] == config.public6[0] && a[1] == config.public6[1] && a[2] == config.public6[2];
@@ -218,6 +241,7 @@ static __always_inline int owns6(__u32 index, const __u32 *a)
 	return is_public6(a) && owns_number(index, bpf_ntohl(a[3]));
 }
 
+/* The identity of a socket; 0 for a socket of no container, which the programs leave alone. */
 static __always_inline struct dm_socket *self(struct bpf_sock *sk)
 {
 	return sk ? bpf_sk_storage_get(&dm_sockets, sk, 0, 0) : 0;
@@ -240,15 +264,17 @@ static __always_inline int is_ping(struct bpf_sock *sk)
 
 /* ---- birth ---- */
 
+/* socket(2) with AF_INET or AF_INET6, before the socket is used; not for accepted connections. Here
+ * alone the identity comes from the task. */
 SEC("cgroup/sock_create")
 int dm_sock_create(struct bpf_sock *ctx)
 {
-	__u64 cgroup = bpf_get_current_ancestor_cgroup_id(config.level);
+	__u64 cgroup = dm_current_container(config.level);
 	__u64 netns = bpf_get_netns_cookie(ctx);
-	struct dm_member *member = bpf_map_lookup_elem(&dm_members, &cgroup);
+	struct dm_identity *identity = bpf_map_lookup_elem(&dm_members, &cgroup);
 	struct dm_socket *socket;
 
-	if (!member || member->netns != netns) {
+	if (!identity || identity->netns != netns) {
 		/* Another stack: the host's (--net host) or a nested one. In a domain's stack it is a process
 		 * whose container has left: no network for it. */
 		if (!bpf_map_lookup_elem(&dm_domains, &netns))
@@ -256,11 +282,12 @@ int dm_sock_create(struct bpf_sock *ctx)
 		bpf_set_retval(-E_PERM);
 		return 0;
 	}
+	/* A raw socket reads and writes the addresses of other containers. */
 	if (ctx->type == SOCK_RAW) {
 		bpf_set_retval(-E_PERM);
 		return 0;
 	}
-	/* MPTCP, SCTP, UDP-Lite have their own ways of binding; programs fall back to TCP and UDP. */
+	/* MPTCP, SCTP and UDP-Lite bind on paths without these hooks; programs fall back to TCP and UDP. */
 	if (!(ctx->type == SOCK_STREAM && ctx->protocol == IP_TCP) &&
 	    !(ctx->type == SOCK_DGRAM &&
 	      (ctx->protocol == IP_UDP || ctx->protocol == IP_ICMP || ctx->protocol == IP_ICMP6))) {
@@ -268,11 +295,12 @@ int dm_sock_create(struct bpf_sock *ctx)
 		return 0;
 	}
 	socket = bpf_sk_storage_get(&dm_sockets, ctx, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	/* No memory: a socket without an identity would not be confined. */
 	if (!socket) {
 		bpf_set_retval(-E_PERM);
 		return 0;
 	}
-	socket->index = member->index;
+	socket->index = identity->address;
 	return 1;
 }
 
@@ -284,6 +312,9 @@ static __always_inline int refuse_bind(void)
 	return 0;
 }
 
+/* bind(2) of an AF_INET socket. The kernel binds the address that is left in ctx. It has not compared it
+ * with the stack's own addresses yet, and the whole pool is among those: here alone is decided whose
+ * an address is. */
 SEC("cgroup/bind4")
 int dm_bind4(struct bpf_sock_addr *ctx)
 {
@@ -307,6 +338,7 @@ int dm_bind4(struct bpf_sock_addr *ctx)
 	return owns4(socket->index, asked) ? 1 : refuse_bind();
 }
 
+/* bind(2) of an AF_INET6 socket, mapped IPv4 addresses included. */
 SEC("cgroup/bind6")
 int dm_bind6(struct bpf_sock_addr *ctx)
 {
@@ -355,12 +387,14 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 
 /* ---- destination and source addresses ---- */
 
+/* Whether a socket has no address yet. */
 static __always_inline int is_unbound(struct bpf_sock *sk)
 {
 	return sk->src_ip4 == 0 && sk->src_ip6[0] == 0 && sk->src_ip6[1] == 0 &&
 	       sk->src_ip6[2] == 0 && sk->src_ip6[3] == 0;
 }
 
+/* connect(2) of an AF_INET socket, before the kernel chooses route, source and port. */
 SEC("cgroup/connect4")
 int dm_connect4(struct bpf_sock_addr *ctx)
 {
@@ -370,10 +404,10 @@ int dm_connect4(struct bpf_sock_addr *ctx)
 
 	if (!socket)
 		return 1;
-	if (to == 0)
+	if (to == 0) /* the kernel takes "any" for the loopback address */
 		to = bpf_htonl(0x7f000001);
 	if (is_loop4(to)) {
-		if (is_ping(ctx->sk))
+		if (is_ping(ctx->sk)) /* the domain's own loopback answers pings */
 			return 1;
 		to = own_loop4(socket->index, to);
 		from.address = own_loop4(socket->index, bpf_htonl(0x7f000001));
@@ -388,6 +422,7 @@ int dm_connect4(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+/* connect(2) of an AF_INET6 socket, to mapped IPv4 addresses as well. */
 SEC("cgroup/connect6")
 int dm_connect6(struct bpf_sock_addr *ctx)
 {
@@ -429,6 +464,7 @@ static __always_inline int is_to_peer(struct bpf_sock_addr *ctx)
 	return ctx->user_family == 0;
 }
 
+/* sendto(2) and sendmsg(2) of a UDP socket with an address or control data. */
 SEC("cgroup/sendmsg4")
 int dm_sendmsg4(struct bpf_sock_addr *ctx)
 {
@@ -454,6 +490,7 @@ int dm_sendmsg4(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+/* The same of an AF_INET6 socket. */
 SEC("cgroup/sendmsg6")
 int dm_sendmsg6(struct bpf_sock_addr *ctx)
 {
@@ -480,6 +517,8 @@ int dm_sendmsg6(struct bpf_sock_addr *ctx)
 
 /* ---- names reported to programs ---- */
 
+/* Replaces a private loopback address in the result of a call by the usual one. No decision depends on
+ * these programs: they only hide where a container's loopback is. */
 static __always_inline void report4(struct bpf_sock_addr *ctx)
 {
 	struct dm_socket *socket = self(ctx->sk);
@@ -604,6 +643,8 @@ static __always_inline int passes(struct __sk_buff *skb, int incoming)
 
 	if (!sk)
 		return 1;
+	/* 0 for a connection that is not complete, or waits in TIME_WAIT: no data of its packets reaches a
+	 * program. */
 	sk = bpf_sk_fullsock(sk);
 	socket = self(sk);
 	if (!socket)
@@ -635,12 +676,14 @@ static __always_inline int passes(struct __sk_buff *skb, int incoming)
 	       (is_public6(ours) && is_domain_number(bpf_ntohl(ours[3])));
 }
 
+/* A packet that was delivered to a socket, before it is queued. */
 SEC("cgroup_skb/ingress")
 int dm_ingress(struct __sk_buff *skb)
 {
 	return passes(skb, 1);
 }
 
+/* A packet of a socket, behind the routing decision. */
 SEC("cgroup_skb/egress")
 int dm_egress(struct __sk_buff *skb)
 {
@@ -649,13 +692,7 @@ int dm_egress(struct __sk_buff *skb)
 
 /* ---- a packet for another address of a socket bound to "any" ---- */
 
-struct packet {
-	__u32 index;               /* the container it is for */
-	struct bpf_sock_tuple to;  /* as it was sent */
-	int is6;
-	int udp;
-};
-
+/* The socket that a normal lookup finds for a packet sent to `to`. The caller releases it. */
 static __always_inline struct bpf_sock *find(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6,
 					      int udp)
 {
@@ -703,6 +740,9 @@ static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tupl
 #define PASS -1 /* TCX_NEXT */
 #define DROP 2  /* TCX_DROP */
 
+/* Every packet that comes in on a device of a domain (loopback, uplink), before the lookup of its
+ * socket. The program does not drop packets of containers: dm_ingress decides about the socket that
+ * the packet is assigned to. All offsets are compared with the end of the linear data. */
 SEC("tcx/ingress")
 int dm_steer(struct __sk_buff *skb)
 {

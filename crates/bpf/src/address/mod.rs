@@ -8,6 +8,8 @@ use libbpf_rs::libbpf_sys as sys;
 use crate::call::{self, Map};
 use crate::error::BpfError;
 use crate::group::{Attached, Description};
+use crate::identity::{self, Identities};
+use crate::record::{Record, record};
 
 pub use crate::group::Trace;
 
@@ -33,12 +35,18 @@ pub static GROUP: Description = Description {
         ("dm_egress", sys::BPF_CGROUP_INET_EGRESS),
     ],
     anchor: "dm_sock_create",
-    maps: &["dm_members", "dm_extra", "dm_domains", "dm_sockets", "dm_about"],
+    maps: &[identity::MAP, EXTRA, DOMAINS, SOCKETS, "dm_about"],
     about: "dm_about",
 };
 
-/// The map of containers by their cgroups.
-const MEMBERS: &str = "dm_members";
+const EXTRA: &str = "dm_extra";
+const DOMAINS: &str = "dm_domains";
+const SOCKETS: &str = "dm_sockets";
+
+/// LIMIT: added addresses: the rest of the largest pool.
+pub const EXTRA_MAX: u32 = 1 << 18;
+/// LIMIT: domains.
+pub const DOMAINS_MAX: u32 = 4096;
 
 /// The program attached to a domain's devices.
 pub const STEER: &str = "dm_steer";
@@ -58,19 +66,34 @@ pub struct Constants {
     pub prefix6: [u8; 6],
 }
 
+record! {
+    /// The constants as the programs have them; IPv6 words are in network byte order.
+    struct Config = "dm_config" {
+        level: u32,
+        pool4: u32,
+        pool_count: u32,
+        chunk: u32,
+        public6: [u32; 3],
+        loop6: [u32; 3],
+    }
+}
+
 impl Constants {
     fn to_bytes(self) -> Vec<u8> {
-        let p = self.prefix6;
-        let half = |subnet: [u8; 2]| [p[0], p[1], p[2], p[3], p[4], p[5], subnet[0], subnet[1]];
-        let mut bytes = Vec::new();
-        for word in [self.level, u32::from(self.pool), self.pool_count, self.chunk] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        bytes.extend(half([0, 0]));
-        bytes.extend([0; 4]);
-        bytes.extend(half([0xff, 0xff]));
-        bytes.extend([0; 4]);
-        bytes
+        let [a, b, c, d, e, f] = self.prefix6;
+        // The first 96 bits of the addresses of one /64 below the prefix.
+        let words = |high, low| {
+            [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, high, low]), 0]
+        };
+        let config = Config {
+            level: self.level,
+            pool4: u32::from(self.pool),
+            pool_count: self.pool_count,
+            chunk: self.chunk,
+            public6: words(0, 0),
+            loop6: words(0xff, 0xff),
+        };
+        config.to_bytes()
     }
 }
 
@@ -121,48 +144,34 @@ impl Programs {
 
     /// Returns the ids by which the map of members is found.
     pub fn trace(&self) -> Result<Trace, BpfError> {
-        let missing = || BpfError::Missing { object: GROUP.name, name: MEMBERS.into() };
-        self.attached.trace(MEMBERS).ok_or_else(missing)
+        let missing = || BpfError::Missing { object: GROUP.name, name: identity::MAP.into() };
+        self.attached.trace(identity::MAP).ok_or_else(missing)
     }
 
-    /// Returns the map of the containers' cgroups.
-    pub fn members(&self) -> Result<Members, BpfError> {
-        Ok(Members(Map::by_id(self.map(MEMBERS)?.id)?))
-    }
-
-    /// Returns whether a container is in the stack with this cookie.
-    pub fn is_used(&self, netns: u64) -> Result<bool, BpfError> {
-        let members = self.map(MEMBERS)?;
-        let mut key = None;
-        while let Some(next) = members.next_key(key.as_deref())? {
-            if let Some(value) = members.get(&next)?
-                && value.get(8..16) == Some(&netns.to_ne_bytes()[..])
-            {
-                return Ok(true);
-            }
-            key = Some(next);
-        }
-        Ok(false)
+    /// Returns the identities of the containers.
+    pub fn identities(&self) -> Result<Identities, BpfError> {
+        Identities::by_id(self.map(identity::MAP)?.id)
     }
 
     /// Adds an address for the container with the first address `owner`. E2BIG if the map is full.
     pub fn add(&self, index: u32, owner: u32) -> Result<(), BpfError> {
-        Ok(self.map("dm_extra")?.set(&index.to_ne_bytes(), &owner.to_ne_bytes())?)
+        Ok(self.map(EXTRA)?.set(&index.to_ne_bytes(), &owner.to_ne_bytes())?)
     }
 
     /// Removes an added address; `false` if no container had it.
     pub fn remove(&self, index: u32) -> Result<bool, BpfError> {
-        Ok(self.map("dm_extra")?.remove(&index.to_ne_bytes())?)
+        Ok(self.map(EXTRA)?.remove(&index.to_ne_bytes())?)
     }
 
-    /// From now on only members create sockets in this stack, among processes below the cgroup.
+    /// From now on only members create sockets in this stack, among processes below the cgroup. E2BIG
+    /// if the map is full.
     pub fn open_domain(&self, netns: u64) -> Result<(), BpfError> {
-        Ok(self.map("dm_domains")?.set(&netns.to_ne_bytes(), &1u32.to_ne_bytes())?)
+        Ok(self.map(DOMAINS)?.set(&netns.to_ne_bytes(), &1u32.to_ne_bytes())?)
     }
 
     /// Removes a stack.
     pub fn close_domain(&self, netns: u64) -> Result<bool, BpfError> {
-        Ok(self.map("dm_domains")?.remove(&netns.to_ne_bytes())?)
+        Ok(self.map(DOMAINS)?.remove(&netns.to_ne_bytes())?)
     }
 
     /// Attaches [`STEER`] to devices of the calling thread's network namespace.
@@ -183,53 +192,52 @@ impl Programs {
     }
 }
 
-/// The map of the containers' cgroups: the only one that a start and an end change.
-#[derive(Debug)]
-pub struct Members(Map);
-
-impl Members {
-    /// Returns the map found before, if its programs are still attached to the cgroup.
-    pub fn follow(cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Self>, BpfError> {
-        Ok(GROUP.follow(cgroup, trace)?.map(Self))
-    }
-
-    /// Makes processes below this cgroup members: the container whose first address is `index`, in
-    /// the stack with this cookie. E2BIG if the map is full.
-    pub fn enter(&self, cgroup_id: u64, index: u32, netns: u64) -> Result<(), BpfError> {
-        let mut member = Vec::with_capacity(16);
-        member.extend(index.to_ne_bytes());
-        member.extend([0; 4]);
-        member.extend(netns.to_ne_bytes());
-        Ok(self.0.set(&cgroup_id.to_ne_bytes(), &member)?)
-    }
-
-    /// Ends the membership of processes below this cgroup; `false` if there was none. Sockets keep
-    /// their identity.
-    pub fn leave(&self, cgroup_id: u64) -> Result<bool, BpfError> {
-        Ok(self.0.remove(&cgroup_id.to_ne_bytes())?)
-    }
-
-    /// The container's first address behind a cgroup.
-    pub fn index_of(&self, cgroup_id: u64) -> Result<Option<u32>, BpfError> {
-        let value = self.0.get(&cgroup_id.to_ne_bytes())?;
-        Ok(value.and_then(|v| v.first_chunk().map(|b| u32::from_ne_bytes(*b))))
-    }
+/// Returns the identities found before, if their programs are still attached to the cgroup.
+pub fn follow(cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Identities>, BpfError> {
+    Ok(GROUP.follow(cgroup, trace)?.map(Identities::new))
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::group::tests::assert_full;
+    use crate::record::tests::assert_same;
+
     use super::*;
 
-    #[test]
-    fn constants_have_the_layout_of_the_record() {
-        let constants = Constants {
+    record! {
+        struct Socket = "dm_socket" {
+            index: u32,
+            any: u32,
+            named4: u32,
+        }
+    }
+
+    record! {
+        struct About = "dm_about" {
+            version: u64,
+        }
+    }
+
+    fn constants() -> Constants {
+        Constants {
             level: 2,
             pool: Ipv4Addr::new(10, 136, 0, 0),
             pool_count: 1 << 18,
             chunk: 1024,
             prefix6: [0xfd, 1, 2, 3, 4, 5],
-        };
-        let bytes = constants.to_bytes();
+        }
+    }
+
+    #[test]
+    fn records_have_the_layout_of_the_header() {
+        assert_same::<Config>(GROUP.object);
+        assert_same::<Socket>(GROUP.object);
+        assert_same::<About>(GROUP.object);
+    }
+
+    #[test]
+    fn constants_have_the_layout_of_the_record() {
+        let bytes = constants().to_bytes();
         assert_eq!(bytes.len(), 40);
         assert_eq!(bytes[4..8], 0x0a88_0000u32.to_ne_bytes());
         assert_eq!(bytes[16..28], [0xfd, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]);
@@ -238,13 +246,15 @@ mod tests {
 
     #[test]
     fn root_kernel_takes_the_programs() {
-        let constants = Constants {
-            level: 2,
-            pool: Ipv4Addr::new(10, 136, 0, 0),
-            pool_count: 1 << 18,
-            chunk: 1024,
-            prefix6: [0xfd, 1, 2, 3, 4, 5],
-        };
-        supported(constants).unwrap();
+        supported(constants()).unwrap();
+    }
+
+    #[test]
+    fn root_full_maps_refuse_one_more_entry_and_take_it_after_a_removal() {
+        let maps = GROUP.load_alone_with(&constants().to_bytes()).unwrap().0;
+        let map = |name: &str| maps.iter().find(|map| map.name == name).unwrap();
+        assert_full(map(identity::MAP), identity::CONTAINERS_MAX);
+        assert_full(map(EXTRA), EXTRA_MAX);
+        assert_full(map(DOMAINS), DOMAINS_MAX);
     }
 }

@@ -6,6 +6,15 @@
 #ifndef DORMOUSE_ADDRESS_RECORD_H
 #define DORMOUSE_ADDRESS_RECORD_H
 
+/* Capacities of the maps. When a map is full, an insertion by the loader fails with E2BIG: then
+ * dm_members (identity.h) refuses the start of a container, dm_extra a further address, and
+ * dm_domains a domain. dm_sockets has no capacity of its own: it is part of the sockets' memory, and
+ * when that cannot be had the socket is refused with EPERM. */
+/* LIMIT: added addresses: the rest of the largest pool. */
+#define DM_EXTRA_MAX 262144
+/* LIMIT: domains. */
+#define DM_DOMAINS_MAX 4096
+
 /* Known before the programs are loaded: the verifier folds it into the code. */
 struct dm_config {
 	__u32 level;       /* of a container's cgroup below the root of the v2 hierarchy */
@@ -16,25 +25,18 @@ struct dm_config {
 	__u32 loop6[3];    /* the same of the private loopback addresses */
 };
 
-/* dm_members: cgroup id -> the container */
-struct dm_member {
-	__u32 index;       /* of its first address: what it is called on the packet path */
-	__u32 reserved;
-	__u64 netns;       /* cookie of the domain's stack: elsewhere its processes are strangers */
-};
-
-/* dm_sockets: what is kept with a socket, and inherited by the connections it accepts. */
+/* dm_sockets: kept with a socket, and inherited by the connections it accepts. */
 struct dm_socket {
-	__u32 index;       /* the container that made it */
-	__u32 any;         /* it asked for any address: DM_ANY_* */
-	__u32 named4;      /* the loopback address it asked for, network byte order; 0 is none */
+	__u32 index;       /* address of the container that created it */
+	__u32 any;         /* it was bound to any address: DM_ANY_* */
+	__u32 named4;      /* the loopback address it was bound to, network byte order; 0 is none */
 };
 
 #define DM_ANY_4 1         /* 0.0.0.0 */
 #define DM_ANY_6 2         /* ::, IPv6 only */
 #define DM_ANY_BOTH 3      /* ::, both */
 
-/* dm_about: which build is attached, so that a newer one replaces it. */
+/* dm_about: the version of the attached programs, so that a newer build replaces them. */
 struct dm_about {
 	__u64 version;
 };

@@ -17,6 +17,16 @@
  * contents are searched for (dm_embryo_find), below the addresses of other kernel objects, at the
  * offset of its physical address from each possible start of the mapping.
  *
+ * Hooks: the three programs are iterators over the open files of one process (iter/task_file, bounded
+ * to it by the link). They run when the loader reads the iterator, in its context, once per open file,
+ * with a reference to that file and to nothing else. They are attached to nothing, run for no other
+ * process, and end with the loader's descriptors. They change no memory but the maps.
+ *
+ * Assumptions: the loader has CAP_BPF and CAP_PERFMON; the examined processes are stopped, but their
+ * peers are not, so a queue may change at any moment. All addresses come from the kernel's memory and
+ * may be outdated: each is read with a helper that fails on an unmapped address, each length is
+ * compared with the buffer, and each loop has a bound.
+ *
  * KERNEL(6.9): the pages of a packet (netmem); iterators over the files of one task are of 6.1. */
 #include <linux/types.h>
 #include <stdbool.h>
@@ -29,12 +39,12 @@
 #define FAMILY_UNIX 1
 #define STATE_LISTEN 10
 #define PAGE_SHIFT 12
-#define FILES_MAX 253 /* of one message (SCM_MAX_FD) */
-#define WAITING_MAX 65536
-#define WANTED_MAX 4096
-#define BEGINS_AT 30 /* the memory that is mapped begins at a multiple of this power of two */
-#define BEGINNINGS_MAX 65536
+#define MESSAGE_FILES_MAX 253 /* SCM_MAX_FD of the kernel */
+#define WAITING_MAX 65536 /* LIMIT: connections of one queue: as many as somaxconn allows */
+#define BEGINS_AT 30 /* the direct mapping begins at a multiple of this power of two */
+#define BEGINNINGS_MAX 65536 /* LIMIT: tries: 64 TB below the address of a kernel object */
 
+/* The request and the result. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -42,6 +52,7 @@ struct {
 	__type(value, struct dm_embryo);
 } dm_embryo SEC(".maps");
 
+/* The data of the connection. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, DM_PIECES_MAX);
@@ -49,6 +60,7 @@ struct {
 	__type(value, struct dm_embryo_piece);
 } dm_embryo_piece SEC(".maps");
 
+/* The page by which others are found. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -59,10 +71,13 @@ struct {
 /* Addresses of open files to find the holders of. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, WANTED_MAX);
+	__uint(max_entries, DM_FILES_MAX);
 	__type(key, __u64);
 	__type(value, __u32);
 } dm_embryo_file SEC(".maps");
+
+/* Only for the object's BTF, with which a test compares the loader's records. */
+struct dm_embryo_holder *dm_embryo_holder_type __attribute__((unused));
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct seq_file;
@@ -167,7 +182,7 @@ struct page {
 };
 struct scm_fp_list {
 	short count;
-	struct file *fp[FILES_MAX];
+	struct file *fp[MESSAGE_FILES_MAX];
 };
 struct unix_skb_parms {
 	struct pid *pid;
@@ -177,7 +192,7 @@ struct unix_skb_parms {
 };
 #pragma clang attribute pop
 
-/* A position in a queue. */
+/* A position in a queue. The queue is a ring: its head has the same links as a packet. */
 struct place {
 	__u64 head, packet;
 	__u32 left;
@@ -197,7 +212,7 @@ static long next_place(__u64 n, struct place *at)
 	return 0;
 }
 
-/* The connection that waits at a place. */
+/* The connection that waits at a place; NULL if the queue is shorter. */
 static struct unix_sock *waiting_at(struct sock *listener, __u32 place)
 {
 	struct place at = {.left = place};
@@ -212,7 +227,8 @@ static struct unix_sock *waiting_at(struct sock *listener, __u32 place)
 	return (struct unix_sock *)BPF_CORE_READ(packet, sk);
 }
 
-/* The number of a process in the pid namespace of the reader, or 0. */
+/* The number of a process in the pid namespace of the reader, or 0. A struct pid has one number for
+ * each level of namespaces, so the reader's level selects it if the namespace there is the same. */
 static __u32 number_of(struct pid *pid)
 {
 	struct task_struct *self = (struct task_struct *)bpf_get_current_task();
@@ -237,7 +253,8 @@ struct walk {
 	__u64 page, address; /* a page that is known */
 };
 
-/* The address of the page with this description. */
+/* The address of the page with this description: as far from the known page as the descriptions are
+ * from each other. */
 static __u64 address_of(const struct walk *walk, __u64 page)
 {
 	__u32 size = bpf_core_type_size(struct page);
@@ -247,6 +264,7 @@ static __u64 address_of(const struct walk *walk, __u64 page)
 	return walk->address + ((page - walk->page) / size << PAGE_SHIFT);
 }
 
+/* Goes on to the next part of the packet, or to the next packet. */
 static void next_part(struct walk *walk, __u32 last)
 {
 	walk->at = 0;
@@ -257,7 +275,8 @@ static void next_part(struct walk *walk, __u32 last)
 	walk->packet = after(walk->packet);
 }
 
-/* Copies the next piece. */
+/* Copies the next piece. Returns 1 to end: at the end of the queue, or if something was not as expected
+ * (`broken`). */
 static long next_piece(__u64 n, struct walk *walk)
 {
 	struct sk_buff *packet = (struct sk_buff *)walk->packet;
@@ -283,7 +302,7 @@ static long next_piece(__u64 n, struct walk *walk)
 		}
 		from = (__u64)list + bpf_core_field_offset(struct scm_fp_list, fp);
 		length = BPF_CORE_READ(list, count) * 8;
-		if (length > FILES_MAX * 8)
+		if (length > MESSAGE_FILES_MAX * 8)
 			goto broken;
 	} else if (walk->part == 1) {
 		from = (__u64)BPF_CORE_READ(packet, data);
@@ -312,7 +331,7 @@ static long next_piece(__u64 n, struct walk *walk)
 		return 0;
 	}
 	piece = bpf_map_lookup_elem(&dm_embryo_piece, &key);
-	if (!piece)
+	if (!piece) /* DM_PIECES_MAX */
 		goto broken;
 	piece->message = walk->message;
 	piece->bytes = bytes;
@@ -353,6 +372,7 @@ static void read_peer(struct dm_embryo *result, struct unix_sock *embryo)
 					       bpf_core_field_offset(struct group_info, gid)));
 }
 
+/* Reads one pending connection into the maps. */
 SEC("iter/task_file")
 int dm_embryo_read(struct bpf_iter__task_file *context)
 {
@@ -390,10 +410,11 @@ int dm_embryo_read(struct bpf_iter__task_file *context)
 		walk.page = known->page;
 		walk.address = known->address;
 	}
-	/* Some parts are empty. */
+	/* Some parts are empty and give no piece: four steps for each piece suffice. */
 	bpf_loop(DM_PIECES_MAX * 4, next_piece, &walk, 0);
 	result->pieces = walk.pieces;
 	result->whole = !walk.broken && walk.packet == walk.head;
+	/* Last: the connection was in the queue all the time, so what was read is its own. */
 	result->found = waiting_at(listener, result->place) == embryo &&
 		       BPF_CORE_READ(embryo, peer) == client;
 	return 0;
@@ -405,6 +426,7 @@ struct search {
 	struct dm_embryo_page *page;
 };
 
+/* Tries one possible start of the direct mapping. An address that is not mapped fails to be read. */
 static long next_beginning(__u64 n, struct search *search)
 {
 	__u64 address = (((search->below >> BEGINS_AT) - n) << BEGINS_AT) +
@@ -420,6 +442,7 @@ static long next_beginning(__u64 n, struct search *search)
 	return 1;
 }
 
+/* Finds address and description of the page that the loader has filled. */
 SEC("iter/task_file")
 int dm_embryo_find(struct bpf_iter__task_file *context)
 {
@@ -442,6 +465,7 @@ int dm_embryo_find(struct bpf_iter__task_file *context)
 	return 0;
 }
 
+/* Writes an entry for each open file of the process that is in dm_embryo_file. */
 SEC("iter/task_file")
 int dm_embryo_holders(struct bpf_iter__task_file *context)
 {

@@ -9,6 +9,7 @@ use dormouse_kernel::CallError;
 use crate::call::{Map, Program};
 use crate::error::BpfError;
 use crate::group::{Description, is_named};
+use crate::record::{Field, Record, record};
 
 static GROUP: Description = Description {
     name: "embryo",
@@ -27,22 +28,71 @@ const PIECES: &str = "dm_embryo_piece";
 const PAGE: &str = "dm_embryo_page";
 const FILES: &str = "dm_embryo_file";
 
-/// Bytes of `struct dm_embryo`, of `struct dm_embryo_piece` without its data, of `struct
-/// dm_embryo_page`, and of `struct dm_embryo_holder` (record.h).
-const ASKED_BYTES: usize = 56 + 4 * GROUPS_MAX;
-const PIECE_HEAD_BYTES: usize = 32;
-const PAGE_RECORD_BYTES: usize = 64;
-const HOLDER_BYTES: usize = 16;
-
-/// Bytes of a page, and of the pattern at its start that is searched for.
+/// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
-const CONTENT_BYTES: usize = 32;
-
 /// Supplementary groups that are reported.
 const GROUPS_MAX: usize = 256;
+/// Bytes of one piece.
+const PIECE_BYTES: usize = 4096;
 
 /// LIMIT: open files in one search for holders.
 pub const FILES_MAX: usize = 4096;
+
+record! {
+    /// The request, and the result.
+    struct Asked = "dm_embryo" {
+        fd: u32,
+        place: u32,
+        found: u32,
+        whole: u32,
+        urgent: u32,
+        pieces: u32,
+        client: u64,
+        named: u32,
+        pid: u32,
+        uid: u32,
+        gid: u32,
+        groups: u32,
+        reserved: u32,
+        group: [u32; GROUPS_MAX],
+    }
+}
+
+record! {
+    /// A part of a message.
+    struct Piece = "dm_embryo_piece" {
+        message: u32,
+        bytes: u32,
+        files: u32,
+        pid: u32,
+        uid: u32,
+        gid: u32,
+        known: u32,
+        reserved: u32,
+        data: [u8; PIECE_BYTES],
+    }
+}
+
+record! {
+    /// A page with known description and address.
+    struct Page = "dm_embryo_page" {
+        page: u64,
+        address: u64,
+        frame: u64,
+        content: [u64; 4],
+        fd: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    /// A holder of an open file.
+    struct Holder = "dm_embryo_holder" {
+        file: u64,
+        fd: u32,
+        reserved: u32,
+    }
+}
 
 /// A pending connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,49 +171,42 @@ impl Embryos {
         place: u32,
     ) -> Result<Option<Embryo>, CallError> {
         let key = 0u32.to_ne_bytes();
-        let mut asked = [0; ASKED_BYTES];
-        asked[..4].copy_from_slice(&(listener.as_raw_fd() as u32).to_ne_bytes());
-        asked[4..8].copy_from_slice(&place.to_ne_bytes());
-        self.asked.set(&key, &asked)?;
+        let asked = Asked { fd: listener.as_raw_fd() as u32, place, ..Asked::zero() };
+        self.asked.set(&key, &asked.to_bytes())?;
         run(&self.read, std::process::id())?;
-        let answer = self.asked.get(&key)?.unwrap_or_default();
-        let number = |n: usize| word(&answer, n * 4);
-        if number(2) == 0 {
+        let found = Asked::from_bytes(&self.asked.get(&key)?.unwrap_or_default());
+        if found.found == 0 {
             return Ok(None);
         }
-        let client = u64::from(number(6)) | u64::from(number(7)) << 32;
-        let messages = match number(3) {
+        let messages = match found.whole {
             0 => None,
-            _ => Some(self.messages(number(5))?),
+            _ => Some(self.messages(found.pieces)?),
         };
-        let count = number(12) as usize;
         Ok(Some(Embryo {
-            client,
-            named: number(8) != 0,
-            by: [9, 10, 11].map(number),
-            groups: (count <= GROUPS_MAX).then(|| (0..count).map(|n| number(14 + n)).collect()),
+            client: found.client,
+            named: found.named != 0,
+            by: [found.pid, found.uid, found.gid],
+            groups: found.group.get(..found.groups as usize).map(<[u32]>::to_vec),
             messages,
-            urgent: number(4) != 0,
+            urgent: found.urgent != 0,
         }))
     }
 
     fn messages(&self, pieces: u32) -> Result<Vec<Message>, CallError> {
         let mut all: Vec<Message> = Vec::new();
         for n in 0..pieces {
-            let piece = self.pieces.get(&n.to_ne_bytes())?.unwrap_or_default();
-            let number = |n: usize| word(&piece, n * 4);
-            let data = piece.get(PIECE_HEAD_BYTES..).unwrap_or_default();
-            let data = data.get(..number(1) as usize).unwrap_or_default();
-            if number(0) as usize >= all.len() {
+            let piece = Piece::from_bytes(&self.pieces.get(&n.to_ne_bytes())?.unwrap_or_default());
+            let data = piece.data.get(..piece.bytes as usize).unwrap_or_default();
+            if piece.message as usize >= all.len() {
                 all.push(Message::default());
             }
             let Some(message) = all.last_mut() else { continue };
-            if number(2) == 0 {
+            if piece.files == 0 {
                 message.data.extend_from_slice(data);
             } else {
-                message.files.extend(data.chunks_exact(8).map(long));
+                message.files.extend(data.chunks_exact(8).map(u64::get));
             }
-            message.sender = (number(6) != 0).then(|| [3, 4, 5].map(number));
+            message.sender = (piece.known != 0).then_some([piece.pid, piece.uid, piece.gid]);
         }
         Ok(all)
     }
@@ -181,7 +224,8 @@ impl Embryos {
             self.files.remove(&file.to_ne_bytes())?;
         }
         let holders = found?;
-        Ok(holders.chunks_exact(HOLDER_BYTES).map(|one| (long(one), word(one, 8))).collect())
+        let holders = holders.chunks_exact(size_of::<Holder>()).map(Holder::from_bytes);
+        Ok(holders.map(|holder| (holder.file, holder.fd)).collect())
     }
 }
 
@@ -192,17 +236,14 @@ fn find_page(map: &Map, program: &Program) -> Result<(), CallError> {
     };
     let file = rustix::fs::memfd_create("dormouse-page", rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(failed("a page"))?;
-    let mut content = [0; CONTENT_BYTES];
+    let mut content = [0; size_of::<[u64; 4]>()];
     rustix::rand::getrandom(&mut content, rustix::rand::GetRandomFlags::empty())
         .map_err(failed("what a page begins with"))?;
     rustix::io::write(&file, &content).map_err(failed("what a page begins with"))?;
     let frame = frame_of(file.as_fd()).map_err(failed("where a page is"))?;
-    let mut record = [0; PAGE_RECORD_BYTES];
-    record[16..24].copy_from_slice(&frame.to_ne_bytes());
-    record[24..24 + CONTENT_BYTES].copy_from_slice(&content);
-    record[56..60].copy_from_slice(&(file.as_raw_fd() as u32).to_ne_bytes());
-    let key = 0u32.to_ne_bytes();
-    map.set(&key, &record)?;
+    let fd = file.as_raw_fd() as u32;
+    let record = Page { frame, content: Field::get(&content), fd, ..Page::zero() };
+    map.set(&0u32.to_ne_bytes(), &record.to_bytes())?;
     run(program, std::process::id()).map(drop)
 }
 
@@ -239,22 +280,53 @@ fn run(program: &Program, pid: u32) -> Result<Vec<u8>, CallError> {
     Ok(output)
 }
 
-/// The four bytes at a place; 0 beyond the end.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    let four = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    four.map_or(0, |four| u32::from_ne_bytes(*four))
-}
-
-fn long(bytes: &[u8]) -> u64 {
-    bytes.first_chunk().map_or(0, |eight| u64::from_ne_bytes(*eight))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::os::unix::net::{UnixListener, UnixStream};
 
+    use crate::group::tests::assert_full;
+    use crate::record::tests::assert_same;
+
     use super::*;
+
+    #[test]
+    fn records_have_the_layout_of_the_header() {
+        assert_same::<Asked>(GROUP.object);
+        assert_same::<Piece>(GROUP.object);
+        assert_same::<Page>(GROUP.object);
+        assert_same::<Holder>(GROUP.object);
+    }
+
+    #[test]
+    fn root_search_takes_as_many_files_as_its_limit() {
+        let Ok(embryos) = Embryos::load().inspect_err(|e| eprintln!("SKIPPED: {e}")) else {
+            return;
+        };
+        assert_full(&embryos.files, FILES_MAX as u32);
+    }
+
+    #[test]
+    fn root_connection_with_as_many_pieces_as_the_limit_is_read_and_one_more_is_not() {
+        let Ok(mut embryos) = Embryos::load().inspect_err(|e| eprintln!("SKIPPED: {e}")) else {
+            return;
+        };
+        let pieces = embryos.pieces.capacity;
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        // A packet of one byte costs as much of the send buffer as one of some hundred.
+        rustix::net::sockopt::set_socket_send_buffer_size_force(&client, 64 << 20).unwrap();
+        for _ in 0..pieces {
+            client.write_all(b"x").unwrap();
+        }
+        let found = embryos.read(listener.as_fd(), 0).unwrap().unwrap();
+        assert_eq!(found.messages.map(|messages| messages.len()), Some(pieces as usize));
+        client.write_all(b"x").unwrap();
+        let found = embryos.read(listener.as_fd(), 0).unwrap().unwrap();
+        assert_eq!(found.messages, None);
+    }
 
     #[test]
     fn root_pending_connections_are_read_in_place() {

@@ -6,6 +6,12 @@
  * sides from the segment. The program is attached to the loopback device, where only the engine
  * sends packets with its mark, for as long as that takes.
  *
+ * Hook: ingress of the loopback device of one network namespace (TCX), by a link that the engine
+ * holds. The program runs in softirq for every packet of that device, also for those of containers,
+ * and lets every packet without the mark pass untouched. A mark needs CAP_NET_ADMIN over the
+ * namespace, so no container sends one. It may not sleep, and reads the packet between `data` and
+ * `data_end` alone.
+ *
  * KERNEL(6.9): bpf_sk_assign_tcp_reqsk. */
 #include <linux/types.h>
 #include <stddef.h>
@@ -20,6 +26,7 @@
 #include <bpf/bpf_helpers.h>
 #include "record.h"
 
+/* The options for the next packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -27,6 +34,7 @@ struct {
 	__type(value, struct dm_handshake);
 } dm_handshake SEC(".maps");
 
+/* As in include/net/tcp.h; the size is passed along, and the kernel refuses another one. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct bpf_tcp_req_attrs {
 	__u32 rcv_tsval;
@@ -55,7 +63,8 @@ static int only_acknowledges(const struct tcphdr *tcp)
 	return tcp->ack && !tcp->syn && !tcp->fin && !tcp->rst && !tcp->psh;
 }
 
-/* The head of TCP behind one of IP without options; the engine writes none. */
+/* The TCP header behind an IP header without options; the engine writes none. NULL if the packet is
+ * anything else, or its headers are not in the linear data. */
 static struct tcphdr *tcp_of(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -77,6 +86,7 @@ static struct tcphdr *tcp_of(struct __sk_buff *skb)
 	return NULL;
 }
 
+/* Returns TC_ACT_UNSPEC to let the packet pass on, TC_ACT_SHOT to drop it. */
 SEC("tcx/ingress")
 int dm_handshake_in(struct __sk_buff *skb)
 {
@@ -103,9 +113,11 @@ int dm_handshake_in(struct __sk_buff *skb)
 		at.ipv4.dport = agreed->port;
 		size = sizeof at.ipv4;
 	}
+	/* A reference that every path below releases. */
 	found = bpf_skc_lookup_tcp(skb, &at, size, BPF_F_CURRENT_NETNS, 0);
 	if (!found)
 		return TC_ACT_SHOT; /* or it would be answered with a reset */
+	/* Another state: the connection exists already, and the segment is a repetition for it. */
 	if (found->state == BPF_TCP_LISTEN) {
 		struct sock *listener = (struct sock *)bpf_skc_to_tcp_sock(found);
 		struct bpf_tcp_req_attrs attrs = {

@@ -8,6 +8,7 @@ use dormouse_kernel::CallError;
 use crate::call::{self, Map};
 use crate::error::BpfError;
 use crate::group::Description;
+use crate::record::{Field, Record, record};
 
 static GROUP: Description = Description {
     name: "handshake",
@@ -46,31 +47,47 @@ pub struct Agreed {
     pub timestamp: Option<u32>,
 }
 
+record! {
+    /// The options as the program has them; address and port are in network byte order.
+    struct Options = "dm_handshake" {
+        mark: u32,
+        timestamp: u32,
+        segment_bytes: u16,
+        scale_sent: u8,
+        scale_received: u8,
+        scales: u8,
+        selective: u8,
+        timestamps: u8,
+        v6: u8,
+        address: [u32; 4],
+        port: u16,
+        reserved: u16,
+    }
+}
+
 impl Agreed {
-    /// `struct dm_handshake` of record.h.
-    fn record(&self) -> [u8; 36] {
+    fn options(&self) -> Options {
         let least = if self.is_v6 { SEGMENTS_MIN_BYTES.1 } else { SEGMENTS_MIN_BYTES.0 };
-        let (sent, received) = self.scales.unwrap_or_default();
-        let mut record = [0; 36];
-        record[..4].copy_from_slice(&self.mark.to_ne_bytes());
-        record[4..8].copy_from_slice(&self.timestamp.unwrap_or(0).to_ne_bytes());
-        record[8..10].copy_from_slice(&self.segment_bytes.max(least).to_ne_bytes());
-        record[10..15].copy_from_slice(&[
-            sent,
-            received,
-            self.scales.is_some().into(),
-            self.selective.into(),
-            self.timestamp.is_some().into(),
-        ]);
-        match self.listener.ip().to_canonical() {
-            IpAddr::V4(ip) => record[16..20].copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => {
-                record[15] = 1;
-                record[16..32].copy_from_slice(&ip.octets());
-            }
+        let (scale_sent, scale_received) = self.scales.unwrap_or_default();
+        // A mapped address is found by IPv4.
+        let (v6, address) = match self.listener.ip().to_canonical() {
+            IpAddr::V4(ip) => (0, Field::get(&ip.octets())),
+            IpAddr::V6(ip) => (1, Field::get(&ip.octets())),
+        };
+        Options {
+            mark: self.mark,
+            timestamp: self.timestamp.unwrap_or(0),
+            segment_bytes: self.segment_bytes.max(least),
+            scale_sent,
+            scale_received,
+            scales: self.scales.is_some().into(),
+            selective: self.selective.into(),
+            timestamps: self.timestamp.is_some().into(),
+            v6,
+            address,
+            port: self.listener.port().to_be(),
+            reserved: 0,
         }
-        record[32..34].copy_from_slice(&self.listener.port().to_be_bytes());
-        record
     }
 }
 
@@ -100,13 +117,18 @@ impl Handshakes {
 
     /// Sets the options for the last segment that is sent next.
     pub fn agree(&self, agreed: &Agreed) -> Result<(), CallError> {
-        self.agreed.set(&0u32.to_ne_bytes(), &agreed.record())
+        self.agreed.set(&0u32.to_ne_bytes(), &agreed.options().to_bytes())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn record_has_the_layout_of_the_header() {
+        crate::record::tests::assert_same::<Options>(GROUP.object);
+    }
 
     #[test]
     fn root_kernel_takes_the_program() {
@@ -125,7 +147,7 @@ mod tests {
             timestamp: Some(2),
         };
         let [low, high] = 1220u16.to_ne_bytes();
-        let record = agreed.record();
+        let record = agreed.options().to_bytes();
         assert_eq!(record[..16], [1, 0, 0, 0, 2, 0, 0, 0, low, high, 3, 4, 1, 0, 1, 0]);
         assert_eq!((&record[16..20], &record[32..]), (&[1, 2, 3, 4][..], &[0, 5, 0, 0][..]));
     }
