@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Output, wait_until};
+use dormouse_testkit::{Host, Output, image, wait_until};
 
 const SERVE: &[&str] = &["httpd", "-f", "-p", "80", "-h", "/www"];
 
@@ -249,4 +249,40 @@ fn container_fills_only_its_part_of_the_connection_table() {
     let answer = host.dm(&["exec", "other", "probe", "udp-ask", Host::ADDRESS, "60000", "word"]);
     assert_eq!(answer.ok(), "word");
     echo.join().expect("no panic");
+}
+
+/// Runs a probe that takes so many objects and keeps them.
+fn hold(host: &Host, name: &str, probe: &[&str], count: &str) {
+    host.dm(&[&["run", "-d", "--name", name, "busybox", "probe"], probe].concat()).ok();
+    let has_all = || host.dm(&["logs", name]).ok().trim() == count;
+    assert!(wait_until(Duration::from_secs(60), has_all), "{}", host.dm(&["logs", name]));
+}
+
+#[test]
+fn vm_connections_have_ports_while_another_container_holds_them_all() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &[]);
+    host.dm(&["run", "-d", "--name", "client", "busybox", "sleep", "1000"]).ok();
+    let answers = || fetch_inside(&host, "client", "http://web/").status == 0;
+    assert!(wait_until(Duration::from_secs(10), answers), "the server is ready");
+    hold(&host, "greedy", &["hold-ports", "32768", "60999"], "28232");
+    for _ in 0..10 {
+        let page = fetch_inside(&host, "client", "http://web/");
+        assert_eq!(page.ok(), "hello from a container");
+    }
+}
+
+#[test]
+fn vm_own_abstract_names_are_reached_behind_thousands_of_others() {
+    let host = Host::with_busybox();
+    host.import(&image::busybox_with_attack(), "attack");
+    let run = ["run", "-d", "--name", "victim", "attack", "attack", "abstract-listen", "name"];
+    host.dm(&run).ok();
+    host.wait_inside("victim", "until grep -q @name /proc/net/unix; do sleep 0.1; done");
+    let connect =
+        |container: &str| host.dm(&["exec", container, "attack", "abstract-connect", "name"]);
+    assert!(connect("victim").to_string().contains("broken: connected"), "the name is its own");
+    hold(&host, "greedy", &["crowd", "name", "5000"], "5000");
+    assert!(connect("victim").to_string().contains("broken: connected"), "{}", connect("victim"));
+    assert!(connect("greedy").to_string().contains("stopped"), "{}", connect("greedy"));
 }

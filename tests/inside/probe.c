@@ -12,6 +12,10 @@
  * udp-echo ADDRESS PORT     sends every datagram back
  * udp-ask NAME PORT WORD    sends a datagram and prints the answer
  * udp-ports NAME COUNT      sends a datagram to each of so many ports, from 1024 on
+ * hold-ports FROM TO        binds a TCP socket to each of these ports, in as many processes as the limit
+ *                           of open files requires, prints the number, and keeps them
+ * crowd NAME COUNT          binds so many abstract unix names that have the hash of another one, prints
+ *                           the number, and keeps them
  * bind ADDRESS PORT         binds a TCP socket there and reports it
  * ping NAME                 an echo request and its answer, by the unprivileged socket
  * waits MS CALL...          waits so long by each of these calls at once, and prints the durations
@@ -41,6 +45,7 @@
 #include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sem.h>
 #include <sys/sendfile.h>
@@ -511,16 +516,116 @@ static int udp_ports(char **args)
 	return 0;
 }
 
+/* Allows as many open files as the hard limit does. Returns their number. */
+static int allow_files(void)
+{
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files))
+		return 0;
+	files.rlim_cur = files.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &files);
+	return files.rlim_max > 65536 ? 65536 : (int)files.rlim_max;
+}
+
+/* Prints the number of objects that are held and keeps them. */
+static int keep(int held)
+{
+	printf("%d\n", held);
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
+/* Binds a TCP socket to each port from `from` to `to`. Returns their number. */
+static int bind_range(int from, int to)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET };
+	int held = 0;
+
+	for (int port = from; port <= to; port++) {
+		at.sin_port = htons(port);
+		held += !bind(socket(AF_INET, SOCK_STREAM, 0), (void *)&at, sizeof(at));
+	}
+	return held;
+}
+
+static int hold_ports(char **args)
+{
+	int to = atoi(args[1]), each = allow_files() - 16, held = 0, ready[2];
+
+	if (each <= 0 || pipe(ready))
+		return fail("prepare");
+	for (int from = atoi(args[0]); from <= to; from += each) {
+		int last = from + each - 1 < to ? from + each - 1 : to, part;
+
+		if (fork() == 0) {
+			part = bind_range(from, last);
+			(void)!write(ready[1], &part, sizeof(part));
+			for (;;)
+				pause();
+		}
+		if (read(ready[0], &part, sizeof(part)) != sizeof(part))
+			return fail("read");
+		held += part;
+	}
+	return keep(held);
+}
+
+/* The place of an abstract name in the kernel's table: unix_abstract_hash(). */
+static unsigned name_place(const struct sockaddr_un *name, socklen_t length)
+{
+	unsigned sum = 0, hash;
+	uint16_t word;
+
+	/* The bytes behind the name are zero. */
+	for (socklen_t i = 0; i < length; i += 2) {
+		memcpy(&word, (const char *)name + i, sizeof(word));
+		sum += word;
+	}
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	hash = ~sum & 0xffff;
+	return (hash ^ hash >> 8) & 255;
+}
+
+static socklen_t abstract_name(struct sockaddr_un *name, const char *text)
+{
+	memset(name, 0, sizeof(*name));
+	name->sun_family = AF_UNIX;
+	strncpy(name->sun_path + 1, text, sizeof(name->sun_path) - 2);
+	return sizeof(sa_family_t) + 1 + strlen(text);
+}
+
+static int crowd(char **args)
+{
+	struct sockaddr_un name;
+	unsigned place = name_place(&name, abstract_name(&name, args[0]));
+	int wanted = atoi(args[1]), held = 0;
+	char text[32];
+
+	allow_files();
+	for (unsigned i = 0; held < wanted; i++) {
+		socklen_t length;
+
+		snprintf(text, sizeof(text), "crowd%u", i);
+		length = abstract_name(&name, text);
+		if (name_place(&name, length) != place)
+			continue;
+		if (bind(socket(AF_UNIX, SOCK_STREAM, 0), (void *)&name, length))
+			return fail("bind");
+		held++;
+	}
+	return keep(held);
+}
+
 /* Opens inotify instances up to the limit and keeps them. */
 static int take_inotify(char **args)
 {
 	int wanted = atoi(args[0]), taken = 0;
 	while (taken < wanted && inotify_init() >= 0)
 		taken++;
-	printf("%d\n", taken);
-	fflush(stdout);
-	for (;;)
-		pause();
+	return keep(taken);
 }
 
 int main(int argc, char **argv)
@@ -535,7 +640,8 @@ int main(int argc, char **argv)
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
 		      { "send", 3, send_again },
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
-		      { "udp-ports", 2, udp_ports } };
+		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
+		      { "crowd", 2, crowd } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -567,6 +567,80 @@ fn root_abstract_names_of_others_appear_unbound() {
     }
 }
 
+#[test]
+fn root_own_abstract_names_are_reached_behind_thousands_of_others() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+    let at = a.agent.make("socket u stream");
+    assert_eq!(a.agent.ask(&format!("bind {at} @name")), "ok");
+    assert_eq!(a.agent.ask(&format!("listen {at}")), "ok");
+    assert_eq!(b.agent.ask("crowd 6000 @name"), "6000");
+    let connect = |agent: &mut Agent| {
+        let socket = agent.make("socket u stream");
+        agent.ask(&format!("connect {socket} @name"))
+    };
+    assert_eq!(connect(&mut a.agent), "ok");
+    assert_eq!(connect(&mut b.agent), "ECONNREFUSED");
+}
+
+/// Ports from which the kernel chooses, and those that the programs choose from when all of these
+/// are bound.
+const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+const RESERVE: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+
+#[test]
+fn root_connections_have_ports_while_another_container_holds_them_all() {
+    for family in [4, 6] {
+        let mut host = Host::new(&[]);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let mut server = host.container(&domain);
+        let address = |container: &Container, port: u16| match family {
+            4 => format!("{}:{port}", container.v4()),
+            _ => format!("{}:{port}", container.v6()),
+        };
+        let at = address(&server, 80);
+        let listening = listener(&mut server.agent, family, &at);
+        let mut connect_from = |agent: &mut Agent, bound: Option<&str>| -> u16 {
+            let socket = agent.make(&format!("socket {family} stream"));
+            if let Some(bound) = bound {
+                assert_eq!(agent.ask(&format!("bind-address {socket} {bound}")), "ok");
+            }
+            assert_eq!(agent.ask(&format!("connect {socket} {at}")), "ok", "{bound:?}");
+            let accepted = server.agent.ask(&format!("accept {listening}"));
+            let name = agent.ask(&format!("sockname {socket}"));
+            assert_eq!(accepted.split(' ').nth(1), Some(name.as_str()));
+            name.rsplit(':').next().unwrap().parse().unwrap()
+        };
+        assert!(PORTS.contains(&connect_from(&mut b.agent, None)));
+        // By bind(2) at its own address, and by listen(2) alone.
+        let ip = a.addresses[usize::from(family == 6)];
+        // In parts, because of the limit of open files. The last ports are held by listen(2) alone.
+        for (parts, rest) in [
+            ([(32_768, 46_883), (46_884, 60_999)], "0"),
+            ([(32_768, 46_883), (46_884, 60_899)], "100"),
+        ] {
+            let hold = |(from, to): (u16, u16)| {
+                let mut thief = host.agent(Some(&a.cgroup), &domain.name);
+                let held = thief.ask(&format!("hold {family} {ip} {from} {to}"));
+                assert_eq!(held, (to - from + 1).to_string());
+                thief
+            };
+            let mut thieves = parts.map(hold);
+            assert_eq!(thieves[0].ask(&format!("hold-any {family} {rest}")), rest);
+            let own = address(&b, 0);
+            for bound in [None, Some(own.as_str())].into_iter().cycle().take(40) {
+                let port = connect_from(&mut b.agent, bound);
+                assert!(RESERVE.contains(&port), "{port}");
+            }
+            assert!(RESERVE.contains(&connect_from(&mut a.agent, None)), "the container itself");
+            drop(thieves);
+            assert!(PORTS.contains(&connect_from(&mut b.agent, None)), "the ports are free again");
+        }
+    }
+}
+
 /// A network beyond the host: a namespace behind a veth pair, with 203.0.113.1 (the host's end) and
 /// 203.0.113.2 (its own), 2001:db8::1 and ::2.
 fn world(host: &Host) -> PathBuf {

@@ -4,7 +4,7 @@
 #define DORMOUSE_ABSTRACT_UNIX_RECORD_H
 
 /* LIMIT: sockets of one chain that are compared; names behind them are refused. */
-#define DM_CHAIN_MAX 4096
+#define DM_CHAIN_MAX 65536
 
 /* Known before the programs are loaded: the verifier folds it into the code. */
 struct dm_unix_config {

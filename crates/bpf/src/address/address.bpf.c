@@ -11,7 +11,9 @@
  * - bind: "any" becomes the container's own address, loopback its private loopback, its own
  *   addresses pass, all others do not exist (EADDRNOTAVAIL). `::` without IPV6_V6ONLY becomes the
  *   mapped IPv4 address, because most connections use IPv4.
- * - connect and sendto: loopback leads to the private loopback, and the source becomes its own.
+ * - connect and sendto: loopback leads to the private loopback, and the source becomes its own. If
+ *   other containers have bound the ports that the kernel chooses from, a connection has one of a
+ *   reserve (record.h).
  * - getsockname, getpeername, recvfrom: the private loopback reads as 127.0.0.0/26 or ::1 again,
  *   and "any" as any.
  * - ingress and egress: a packet reaches a socket only if it is addressed to that container, and
@@ -129,16 +131,54 @@ struct address6 {
 	__u32 scope;
 };
 
-/* One bit of struct sock that no helper returns. */
+/* Parts of the kernel's own structs that no helper returns: one bit of a socket, and the table of
+ * bound TCP ports of its stack. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct hlist_node {
+	struct hlist_node *next;
+};
+struct hlist_head {
+	struct hlist_node *first;
+};
+struct net;
+typedef struct {
+	struct net *net;
+} possible_net_t;
+struct inet_bind_bucket {
+	possible_net_t ib_net;
+	unsigned short port;
+	signed char fastreuse;
+	signed char fastreuseport;
+	struct hlist_node node;
+};
+struct inet_bind_hashbucket {
+	struct hlist_head chain;
+};
+struct inet_hashinfo {
+	struct inet_bind_hashbucket *bhash;
+	unsigned int bhash_size;
+};
+struct inet_timewait_death_row {
+	struct inet_hashinfo *hashinfo;
+};
+struct netns_ipv4 {
+	struct inet_timewait_death_row tcp_death_row;
+};
+struct net {
+	__u32 hash_mix;
+	struct netns_ipv4 ipv4;
+};
 struct sock_common {
+	possible_net_t skc_net;
 	unsigned char skc_ipv6only : 1;
-} __attribute__((preserve_access_index));
+};
 struct sock {
 	struct sock_common __sk_common;
-} __attribute__((preserve_access_index));
+};
 struct bpf_sock_addr_kern {
 	struct sock *sk;
-} __attribute__((preserve_access_index));
+};
+#pragma clang attribute pop
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
 /* Third word of an IPv4 address mapped into IPv6: ::ffff:0:0/96. */
@@ -387,6 +427,79 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 
 /* ---- destination and source addresses ---- */
 
+/* Whether any socket of the stack has bound a TCP port, in which case the kernel gives it to no
+ * connection. The table is read without its lock: the answer is a hint, and a wrong one costs a port
+ * of the reserve or a refusal that the kernel would give anyway. */
+static __always_inline int is_bound(struct net *net, __u32 port)
+{
+	struct inet_hashinfo *table = BPF_CORE_READ(net, ipv4.tcp_death_row.hashinfo);
+	struct inet_bind_hashbucket *buckets = BPF_CORE_READ(table, bhash);
+	/* inet_bhashfn(), net_hash_mix() */
+	__u32 hash = (port + BPF_CORE_READ(net, hash_mix)) & (BPF_CORE_READ(table, bhash_size) - 1);
+	/* A bucket is larger than the part that is declared here. */
+	__u64 bucket = (__u64)buckets + hash * bpf_core_type_size(struct inet_bind_hashbucket);
+	struct hlist_node *node = BPF_CORE_READ((struct inet_bind_hashbucket *)bucket, chain.first);
+
+	/* Ports of all stacks share the table, one entry per stack and port. A longer chain counts as
+	 * not bound. */
+	for (int i = 0; i < 8 && node; i++) {
+		struct inet_bind_bucket *entry =
+			(void *)node - bpf_core_field_offset(struct inet_bind_bucket, node);
+
+		if (BPF_CORE_READ(entry, port) == port && BPF_CORE_READ(entry, ib_net.net) == net)
+			return BPF_CORE_READ(entry, fastreuse) >= 0 ||
+			       BPF_CORE_READ(entry, fastreuseport) >= 0;
+		node = BPF_CORE_READ(node, next);
+	}
+	return 0;
+}
+
+/* Whether nearly all ports that the kernel would choose from are bound. */
+static __noinline int is_full(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+	struct sock *sk = BPF_CORE_READ(kern, sk);
+	struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
+
+	for (int i = 0; i < DM_PORT_SAMPLES; i++) {
+		__u32 random = bpf_get_prandom_u32() % (DM_PORT_MAX - DM_PORT_MIN + 1);
+
+		if (!is_bound(net, DM_PORT_MIN + random))
+			return 0;
+	}
+	return 1;
+}
+
+/* Whether a socket has no port yet and gets one in connect(2) from a range that is full. */
+static __always_inline int needs_reserve(struct bpf_sock_addr *ctx)
+{
+	return ctx->type == SOCK_STREAM && ctx->sk->src_port == 0 && is_full(ctx);
+}
+
+static __always_inline __be16 reserve_port(void)
+{
+	__u32 random = bpf_get_prandom_u32() % (DM_RESERVE_MAX - DM_RESERVE_MIN + 1);
+
+	return bpf_htons(DM_RESERVE_MIN + random);
+}
+
+/* Binds a socket to `from`, with a port of the reserve if it needs one. bpf_bind() fails if a socket of
+ * the same container has the port, and for a UDP socket that was disconnected and has kept its port;
+ * the kernel, and for packets the egress program, then decides. */
+#define BIND_SOURCE(ctx, from, is_unbound)                                                         \
+	do {                                                                                       \
+		int _done = 0;                                                                     \
+		if (needs_reserve(ctx)) {                                                          \
+			for (int _i = 0; _i < DM_RESERVE_TRIES && !_done; _i++) {                  \
+				(from).port = reserve_port();                                      \
+				_done = !bpf_bind(ctx, (struct sockaddr *)&(from), sizeof(from));  \
+			}                                                                          \
+			(from).port = 0;                                                           \
+		}                                                                                  \
+		if (!_done && (is_unbound))                                                        \
+			bpf_bind(ctx, (struct sockaddr *)&(from), sizeof(from));                   \
+	} while (0)
+
 /* Whether a socket has no address yet. */
 static __always_inline int is_unbound(struct bpf_sock *sk)
 {
@@ -415,10 +528,10 @@ int dm_connect4(struct bpf_sock_addr *ctx)
 	} else {
 		from.address = own4(socket->index);
 	}
-	/* Fails only for a UDP socket that was disconnected and has kept its port; the egress program then
-	 * decides about its packets. */
-	if (ctx->sk->src_ip4 == 0)
-		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	/* An address without a port (IP_BIND_ADDRESS_NO_PORT) stays. */
+	if (ctx->sk->src_ip4)
+		from.address = ctx->sk->src_ip4;
+	BIND_SOURCE(ctx, from, ctx->sk->src_ip4 == 0);
 	return 1;
 }
 
@@ -453,8 +566,10 @@ int dm_connect6(struct bpf_sock_addr *ctx)
 		WRITE6(from.address, config.public6[0], config.public6[1], config.public6[2],
 		       bpf_htonl(socket->index));
 	}
-	if (is_unbound(ctx->sk))
-		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	if (!is_unbound(ctx->sk))
+		WRITE6(from.address, ctx->sk->src_ip6[0], ctx->sk->src_ip6[1], ctx->sk->src_ip6[2],
+		       ctx->sk->src_ip6[3]);
+	BIND_SOURCE(ctx, from, is_unbound(ctx->sk));
 	return 1;
 }
 

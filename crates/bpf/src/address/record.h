@@ -15,6 +15,21 @@
 /* LIMIT: domains. */
 #define DM_DOMAINS_MAX 4096
 
+/* Ports from which connections get one when the others are bound. The kernel gives a socket a port of
+ * ip_local_port_range, and skips ports that any socket of the stack has bound, whatever the address
+ * of that socket. A container that binds them all would therefore stop the connections of the others.
+ * The reserve lies outside of that range, so listen(2) without bind(2) takes none of it, and a socket
+ * bound to an address of another container does not block it. */
+#define DM_PORT_MIN 32768
+#define DM_PORT_MAX 60999
+#define DM_RESERVE_MIN 61000
+#define DM_RESERVE_MAX 65535
+/* Ports of the range that are tried, at random: if all are bound, the range counts as full. */
+#define DM_PORT_SAMPLES 8
+/* Ports of the reserve that are tried for one connection: a port that another connection of the same
+ * container has, or had within the last minute (TIME_WAIT), is refused by bpf_bind(). */
+#define DM_RESERVE_TRIES 16
+
 /* Known before the programs are loaded: the verifier folds it into the code. */
 struct dm_config {
 	__u32 level;       /* of a container's cgroup below the root of the v2 hierarchy */

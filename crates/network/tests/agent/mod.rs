@@ -95,6 +95,11 @@ pub fn run() {
         println!("{MARK}{text}");
         std::io::stdout().flush().unwrap();
     };
+    // Tests of bounds hold tens of thousands of sockets.
+    let files = rustix::process::Resource::Nofile;
+    let mut limit = rustix::process::getrlimit(files);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(files, limit).unwrap();
     say("ready");
     let mut sockets: Vec<Option<OwnedFd>> = Vec::new();
     for line in std::io::stdin().lines() {
@@ -142,11 +147,71 @@ fn show(address: SocketAddrAny) -> String {
     }
 }
 
+fn family(word: &str) -> AddressFamily {
+    match word {
+        "4" => AddressFamily::INET,
+        "6" => AddressFamily::INET6,
+        _ => AddressFamily::UNIX,
+    }
+}
+
+fn stream(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+fn hold(family: AddressFamily, ip: IpAddr, range: &[&str]) -> Result<Vec<OwnedFd>, Errno> {
+    let [from, to] = [0, 1].map(|n| range[n].parse::<u16>().unwrap());
+    let bound = |port| {
+        let fd = stream(family)?;
+        rustix::net::bind(&fd, &SocketAddr::new(ip, port))?;
+        Ok(fd)
+    };
+    (from..=to).map(bound).collect()
+}
+
+fn hold_any(family: AddressFamily, count: usize) -> Result<Vec<OwnedFd>, Errno> {
+    let listening = |_| {
+        let fd = stream(family)?;
+        rustix::net::listen(&fd, 1)?;
+        Ok(fd)
+    };
+    (0..count).map(listening).collect()
+}
+
+/// The place of an abstract name in the kernel's table: unix_abstract_hash().
+fn place(name: &str) -> u32 {
+    let mut bytes = AddressFamily::UNIX.as_raw().to_ne_bytes().to_vec();
+    bytes.push(0);
+    bytes.extend(name.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(2), 0);
+    let word = |pair: &[u8]| u32::from(u16::from_ne_bytes([pair[0], pair[1]]));
+    let mut sum: u32 = bytes.chunks_exact(2).map(word).sum();
+    for _ in 0..2 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    let hash = !sum & 0xffff;
+    (hash ^ hash >> 8) & 255
+}
+
+fn crowd(count: usize, name: &str) -> Result<Vec<OwnedFd>, Errno> {
+    let others = (0u32..).map(|n| format!("crowd{n}")).filter(|other| place(other) == place(name));
+    let bound = |other: String| {
+        let fd = stream(AddressFamily::UNIX)?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(other.as_bytes())?)?;
+        Ok(fd)
+    };
+    others.take(count).map(bound).collect()
+}
+
 /// ```text
 /// socket 4|6|u stream|dgram|raw|seqpacket|mptcp   -> number     v6only N
 /// bind N ADDRESS    connect N ADDRESS    listen N   -> ok        close N
 /// accept N -> number PEER      sockname N     peername N
+/// bind-address N IP:0   -> ok, without a port (IP_BIND_ADDRESS_NO_PORT)
 /// send N ADDRESS TEXT          receive N -> FROM TEXT     echo N ADDRESS -> FROM
+/// hold 4|6 IP FROM TO -> number: binds a stream socket of its own to each port of a range
+/// hold-any 4|6 NUMBER -> number: has so many sockets listen that were not bound
+/// crowd NUMBER @NAME -> number: binds so many stream sockets to other names of the same hash
 /// forge N ADDRESS IP: a datagram to ADDRESS with the source IP (IP_PKTINFO, IPV6_PKTINFO)
 /// ```
 /// An ADDRESS is `IP:PORT` or `@NAME`. Nothing waits longer than half a second.
@@ -160,11 +225,7 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
         Ok(sockets.len() - 1)
     };
     if words[0] == "socket" {
-        let family = match words[1] {
-            "4" => AddressFamily::INET,
-            "6" => AddressFamily::INET6,
-            _ => AddressFamily::UNIX,
-        };
+        let family = family(words[1]);
         let (kind, protocol) = match words[2] {
             "stream" => (SocketType::STREAM, None),
             "mptcp" => (SocketType::STREAM, rustix::net::ipproto::MPTCP.into()),
@@ -176,6 +237,17 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
         let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?;
         return Ok(keep(fd, sockets)?.to_string());
     }
+    let many: Option<Vec<OwnedFd>> = match words[0] {
+        "hold" => Some(hold(family(words[1]), words[2].parse().unwrap(), &words[3..])?),
+        "hold-any" => Some(hold_any(family(words[1]), words[2].parse().unwrap())?),
+        "crowd" => Some(crowd(words[1].parse().unwrap(), &words[2][1..])?),
+        _ => None,
+    };
+    if let Some(many) = many {
+        let count = many.len();
+        sockets.extend(many.into_iter().map(Some));
+        return Ok(count.to_string());
+    }
     let number: usize = words[1].parse().unwrap();
     if words[0] == "close" {
         sockets[number] = None;
@@ -185,6 +257,12 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
     match words[0] {
         "v6only" => sockopt::set_ipv6_v6only(fd, true)?,
         "bind" if words[2].starts_with(['@', '/']) => rustix::net::bind(fd, &unix(words[2])?)?,
+        // Without a port, which connect(2) chooses.
+        "bind-address" => {
+            use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
+            setsockopt(fd, IpBindAddressNoPort, &true).unwrap();
+            rustix::net::bind(fd, &words[2].parse::<SocketAddr>().unwrap())?;
+        }
         "bind" => rustix::net::bind(fd, &words[2].parse::<SocketAddr>().unwrap())?,
         "connect" if words[2].starts_with(['@', '/']) => {
             rustix::net::connect(fd, &unix(words[2])?)?;
