@@ -36,8 +36,9 @@
 #include "record.h"
 
 #define E_CONNREFUSED 111
-#define NAME_MAX 108      /* bytes of sun_path */
-#define BUCKET_MASK 255   /* UNIX_HASH_SIZE / 2 - 1: the second half of the table is for abstract names */
+#define NAME_MAX 108 /* bytes of sun_path */
+/* UNIX_HASH_SIZE / 2 - 1: the second half of the table is for abstract names. */
+#define BUCKET_MASK 255
 
 const volatile struct dm_unix_config config SEC(".rodata.config") = {};
 
@@ -111,12 +112,12 @@ union name {
 
 /* A search for the socket with a name. */
 struct walk {
-	struct hlist_node *node;   /* the next of the chain */
-	union name mine;           /* the name that is looked for */
-	union name theirs;         /* only ever filled with names as long as mine */
-	__u32 length;              /* of both, in bytes */
-	__u64 container;           /* of the calling task */
-	__u32 owned;               /* the name was found, and its socket belongs to this container */
+	struct hlist_node *node; /* the next of the chain */
+	union name mine; /* the name that is looked for */
+	union name theirs; /* only ever filled with names as long as mine */
+	__u32 length; /* of both, in bytes */
+	__u64 container; /* of the calling task */
+	__u32 owned; /* the name was found, and its socket belongs to this container */
 };
 
 /* Compares the name of one socket of the chain. Returns 1 to end the walk. Nothing here is pinned: a
@@ -175,8 +176,10 @@ static __always_inline int judge(void *ctx)
 	/* A shorter name is unnamed: the kernel refuses it. The first byte marks an abstract name. */
 	if (length < 3 || length > 2 + NAME_MAX)
 		return 1;
-	length &= 127; /* for the verifier, which does not follow the comparison above through a load */
-	if (length > sizeof(walk->mine.bytes) || bpf_probe_read_kernel(walk->mine.bytes, length, uaddr))
+	/* For the verifier, which does not follow the comparison above through a load. */
+	length &= 127;
+	if (length > sizeof(walk->mine.bytes) ||
+	    bpf_probe_read_kernel(walk->mine.bytes, length, uaddr))
 		return 0;
 	/* A path: the file system decides. */
 	if (walk->mine.bytes[2] != 0)
@@ -195,7 +198,8 @@ static __always_inline int judge(void *ctx)
 
 	net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
 	buckets = BPF_CORE_READ(net, unx.table.buckets);
-	bpf_probe_read_kernel(&walk->node, sizeof(walk->node), &buckets[BUCKET_MASK + 1 + hash].first);
+	bpf_probe_read_kernel(&walk->node, sizeof(walk->node),
+			      &buckets[BUCKET_MASK + 1 + hash].first);
 	walk->length = length;
 	walk->container = container;
 	bpf_loop(DM_CHAIN_MAX, visit, walk, 0);

@@ -292,8 +292,7 @@ static __always_inline int is_ping(struct bpf_sock *sk)
 	return sk->protocol == IP_ICMP || sk->protocol == IP_ICMP6;
 }
 
-#define READ6(a, field)                                                                            \
-	__u32 a[4] = { (field)[0], (field)[1], (field)[2], (field)[3] }
+#define READ6(a, field) __u32 a[4] = { (field)[0], (field)[1], (field)[2], (field)[3] }
 #define WRITE6(field, w0, w1, w2, w3)                                                              \
 	do {                                                                                       \
 		(field)[0] = (w0);                                                                 \
@@ -396,8 +395,8 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 
 		if (BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only)) {
 			socket->any = DM_ANY_6;
-			WRITE6(ctx->user_ip6, config.public6[0], config.public6[1], config.public6[2],
-			       bpf_htonl(socket->index));
+			WRITE6(ctx->user_ip6, config.public6[0], config.public6[1],
+			       config.public6[2], bpf_htonl(socket->index));
 		} else {
 			socket->any = DM_ANY_BOTH;
 			WRITE6(ctx->user_ip6, 0, 0, MAPPED, own4(socket->index));
@@ -808,8 +807,8 @@ int dm_egress(struct __sk_buff *skb)
 /* ---- a packet for another address of a socket bound to "any" ---- */
 
 /* The socket that a normal lookup finds for a packet sent to `to`. The caller releases it. */
-static __always_inline struct bpf_sock *find(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6,
-					      int udp)
+static __always_inline struct bpf_sock *find(struct __sk_buff *skb, struct bpf_sock_tuple *to,
+					     int is6, int udp)
 {
 	__u32 size = is6 ? sizeof(to->ipv6) : sizeof(to->ipv4);
 
@@ -837,8 +836,8 @@ static __always_inline int lead(struct __sk_buff *skb, struct bpf_sock_tuple *to
 }
 
 /* Whether a normal lookup finds a socket of the container. */
-static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6, int udp,
-				     __u32 index)
+static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6,
+				     int udp, __u32 index)
 {
 	struct bpf_sock *sk = find(skb, to, is6, udp);
 	struct dm_socket *socket;
@@ -853,7 +852,7 @@ static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tupl
 }
 
 #define PASS -1 /* TCX_NEXT */
-#define DROP 2  /* TCX_DROP */
+#define DROP 2 /* TCX_DROP */
 
 /* Every packet that comes in on a device of a domain (loopback, uplink), before the lookup of its
  * socket. The program does not drop packets of containers: dm_ingress decides about the socket that

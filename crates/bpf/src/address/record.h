@@ -32,24 +32,24 @@
 
 /* Known before the programs are loaded: the verifier folds it into the code. */
 struct dm_config {
-	__u32 level;       /* of a container's cgroup below the root of the v2 hierarchy */
-	__u32 pool4;       /* first IPv4 address of the pool, host byte order */
-	__u32 pool_count;  /* how many addresses the pool has */
-	__u32 chunk;       /* addresses per chunk, a power of two; number 2 of a chunk is a domain's own */
-	__u32 public6[3];  /* first 96 bits of the IPv6 addresses, network byte order */
-	__u32 loop6[3];    /* the same of the private loopback addresses */
+	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
+	__u32 pool4; /* first IPv4 address of the pool, host byte order */
+	__u32 pool_count; /* how many addresses the pool has */
+	__u32 chunk; /* addresses per chunk, a power of two; number 2 of a chunk is a domain's own */
+	__u32 public6[3]; /* first 96 bits of the IPv6 addresses, network byte order */
+	__u32 loop6[3]; /* the same of the private loopback addresses */
 };
 
 /* dm_sockets: kept with a socket, and inherited by the connections it accepts. */
 struct dm_socket {
-	__u32 index;       /* address of the container that created it */
-	__u32 any;         /* it was bound to any address: DM_ANY_* */
-	__u32 named4;      /* the loopback address it was bound to, network byte order; 0 is none */
+	__u32 index; /* address of the container that created it */
+	__u32 any; /* it was bound to any address: DM_ANY_* */
+	__u32 named4; /* the loopback address it was bound to, network byte order; 0 is none */
 };
 
-#define DM_ANY_4 1         /* 0.0.0.0 */
-#define DM_ANY_6 2         /* ::, IPv6 only */
-#define DM_ANY_BOTH 3      /* ::, both */
+#define DM_ANY_4 1 /* 0.0.0.0 */
+#define DM_ANY_6 2 /* ::, IPv6 only */
+#define DM_ANY_BOTH 3 /* ::, both */
 
 /* dm_about: the version of the attached programs, so that a newer build replaces them. */
 struct dm_about {

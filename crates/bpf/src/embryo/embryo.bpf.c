@@ -215,7 +215,7 @@ static long next_place(__u64 n, struct place *at)
 /* The connection that waits at a place; NULL if the queue is shorter. */
 static struct unix_sock *waiting_at(struct sock *listener, __u32 place)
 {
-	struct place at = {.left = place};
+	struct place at = { .left = place };
 	struct sk_buff *packet;
 
 	at.head = (__u64)listener + bpf_core_field_offset(struct sock, sk_receive_queue);
@@ -237,7 +237,8 @@ static __u32 number_of(struct pid *pid)
 	__u64 at = bpf_core_field_offset(struct pid, numbers) + level * size;
 	struct upid *here = (void *)((__u64)own + at), *there = (void *)((__u64)pid + at);
 
-	if (BPF_CORE_READ(pid, level) < level || BPF_CORE_READ(here, ns) != BPF_CORE_READ(there, ns))
+	if (BPF_CORE_READ(pid, level) < level ||
+	    BPF_CORE_READ(here, ns) != BPF_CORE_READ(there, ns))
 		return 0;
 	return BPF_CORE_READ(there, nr);
 }
@@ -310,9 +311,10 @@ static long next_piece(__u64 n, struct walk *walk)
 		if (BPF_CORE_READ(shared, frag_list))
 			goto broken;
 	} else {
-		struct skb_frag *part = (void *)((__u64)shared +
-						 bpf_core_field_offset(struct skb_shared_info, frags) +
-						 (walk->part - 2) * bpf_core_type_size(struct skb_frag));
+		struct skb_frag *part =
+			(void *)((__u64)shared +
+				 bpf_core_field_offset(struct skb_shared_info, frags) +
+				 (walk->part - 2) * bpf_core_type_size(struct skb_frag));
 		__u64 page = BPF_CORE_READ(part, netmem);
 
 		if (!walk->address || page & 1) /* memory of a device */
@@ -367,9 +369,9 @@ static void read_peer(struct dm_embryo *result, struct unix_sock *embryo)
 	result->gid = BPF_CORE_READ(cred, egid.val);
 	result->groups = bytes / sizeof(kgid_t);
 	if (bytes <= sizeof result->group)
-		bpf_probe_read_kernel(result->group, bytes,
-				      (void *)((__u64)groups +
-					       bpf_core_field_offset(struct group_info, gid)));
+		bpf_probe_read_kernel(
+			result->group, bytes,
+			(void *)((__u64)groups + bpf_core_field_offset(struct group_info, gid)));
 }
 
 /* Reads one pending connection into the maps. */
@@ -416,7 +418,7 @@ int dm_embryo_read(struct bpf_iter__task_file *context)
 	result->whole = !walk.broken && walk.packet == walk.head;
 	/* Last: the connection was in the queue all the time, so what was read is its own. */
 	result->found = waiting_at(listener, result->place) == embryo &&
-		       BPF_CORE_READ(embryo, peer) == client;
+			BPF_CORE_READ(embryo, peer) == client;
 	return 0;
 }
 
@@ -470,7 +472,7 @@ SEC("iter/task_file")
 int dm_embryo_holders(struct bpf_iter__task_file *context)
 {
 	__u64 address = (__u64)context->file;
-	struct dm_embryo_holder holder = {.file = address, .fd = context->fd};
+	struct dm_embryo_holder holder = { .file = address, .fd = context->fd };
 
 	if (address && bpf_map_lookup_elem(&dm_embryo_file, &address))
 		bpf_seq_write(context->meta->seq, &holder, sizeof holder);

@@ -17,9 +17,9 @@
 
 /* Programs of earlier versions write 0 to `account`, and ignore it. Only add at the end. */
 struct dm_identity {
-	__u32 address;     /* index of its first address in the pool */
-	__u32 account;     /* the tenant that it belongs to; 0 is none */
-	__u64 netns;       /* cookie of its domain's stack: in other stacks it has no address */
+	__u32 address; /* index of its first address in the pool */
+	__u32 account; /* the tenant that it belongs to; 0 is none */
+	__u64 netns; /* cookie of its domain's stack: in other stacks it has no address */
 };
 
 /* The cgroup id of the container that the current task is in; 0 outside of all containers. `level` is
@@ -52,7 +52,8 @@ static __always_inline __u64 dm_container_of(struct cgroup *cgroup, __u32 level)
 	if (!cgroup || BPF_CORE_READ(cgroup, level) < (int)level)
 		return 0;
 	/* `ancestors` has level + 1 entries, checked above. */
-	if (bpf_probe_read_kernel(&ancestor, sizeof(ancestor), cgroup->ancestors + level) || !ancestor)
+	if (bpf_probe_read_kernel(&ancestor, sizeof(ancestor), cgroup->ancestors + level) ||
+	    !ancestor)
 		return 0;
 	return BPF_CORE_READ(ancestor, kn, id);
 }
