@@ -24,23 +24,29 @@
 //! was read: nothing is protected then. KERNEL(6.7): before, everything is copied while all are
 //! stopped.
 
-use super::cgroup::Thawed;
-use super::memory::{self, Batch, Files, Known};
-use super::tree::{self, Seen};
-use super::{Subject, process, thread};
+use std::collections::HashMap;
+use std::fs;
+use std::ops::Range;
+use std::time::Duration;
+
+use dormouse_kernel::call::{self, Scan};
+use dormouse_kernel::{Errno, pidfd, proc};
+use rustix::fd::{AsFd, OwnedFd};
+
+use super::calls::give_back;
+use super::mapping::mappings;
+use super::pages::{Batch, Files, Known, own_pages};
+use super::seen::Seen;
+use super::stop::stop_tree;
+use super::subject::Subject;
+use super::thaw::Thawed;
+use super::wait::{Blocks, go_on};
 use crate::error::{Error, Result};
 use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
 use crate::inject::gadget;
 use crate::inject::remote::Remote;
 use crate::look::descriptor::numbers;
 use crate::vdso;
-use dormouse_kernel::call::{self, Scan};
-use dormouse_kernel::{Errno, pidfd, proc};
-use rustix::fd::{AsFd, OwnedFd};
-use std::collections::HashMap;
-use std::fs;
-use std::ops::Range;
-use std::time::Duration;
 
 /// Below this amount of private memory, copying costs less than a second stop.
 const LARGE_BYTES: u64 = 16 << 20;
@@ -75,7 +81,7 @@ pub(crate) struct Copied {
 pub(super) fn copy(
     subject: &Subject,
     tree: &[Seen],
-    blocks: &thread::Blocks,
+    blocks: &Blocks,
     known: &mut Known,
     writer: &mut Writer,
 ) -> Result<Option<Ahead>> {
@@ -105,21 +111,17 @@ pub(super) fn copy(
 }
 
 /// Calls `act` for each process while all are stopped; returns how long they were stopped.
-fn for_a_moment(
-    subject: &Subject,
-    blocks: &thread::Blocks,
-    mut act: impl FnMut(Seen),
-) -> Result<Duration> {
-    let (processes, held) = tree::stop_for_a_moment(subject, blocks)?;
-    let began = held.began();
+fn for_a_moment(subject: &Subject, blocks: &Blocks, mut act: impl FnMut(Seen)) -> Result<Duration> {
+    let (processes, seized) = stop_tree(subject, blocks)?;
+    let began = seized.began();
     let thawed = Thawed::thaw(subject, processes.first())?;
     for seen in processes.into_iter().filter(|seen| !seen.is_zombie) {
         for tid in &seen.tids {
-            thread::go_on(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
+            go_on(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
         }
         act(seen);
     }
-    drop((thawed, held));
+    drop((thawed, seized));
     Ok(began.elapsed())
 }
 
@@ -138,7 +140,7 @@ fn is_large(seen: &Seen) -> bool {
 fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     let pid = seen.pid;
     let text = proc::whole_text(format!("/proc/{pid}/maps")).map_err(|_| Errno::SRCH)?;
-    let all = memory::mappings(&text).into_iter();
+    let all = mappings(&text).into_iter();
     let large = all.filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
     let large: Vec<Range<u64>> = large.map(|m| m.start..m.end).collect();
     let object = vdso::of_process(pid);
@@ -152,7 +154,7 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
         remote.call(libc::SYS_close, [number])?;
         copy.map_err(|e| Errno::from_raw_os_error(e.errno()))
     });
-    process::give_back(seen, pid, remote)?;
+    give_back(seen, pid, remote)?;
     let notes = made?;
     call::userfault_note_writes(notes.as_fd())?;
     // Areas that are registered with a userfaultfd of the process itself are left out.
@@ -192,9 +194,8 @@ impl Copied {
     /// Protects the recorded areas of a running process; returns the ranges of their pages.
     fn protect(&self) -> Vec<Range<u64>> {
         // An area that was unmapped meanwhile has no pages to copy ahead.
-        let found = |area: &Range<u64>| {
-            memory::own_pages(&self.files.pagemap, Scan::Protect, area.start, area.end)
-        };
+        let found =
+            |area: &Range<u64>| own_pages(&self.files.pagemap, Scan::Protect, area.start, area.end);
         let all = self.noted.iter().flat_map(|area| found(area).unwrap_or_default());
         all.map(|run| run.start..run.end).collect()
     }

@@ -2,27 +2,24 @@
 //! shows the group of any process by its path from that root (cgroup_namespaces(7)), from outside
 //! by its whole path. Any process below the root is therefore enough to find it.
 
-use super::object::{Survey, Why};
-use super::process::Apart as Links;
-use super::tree::{Seen, link_of_first};
-use crate::format::{CgroupNamespace, Thing};
-use crate::look::cgroup::Own;
+use std::os::fd::{AsFd, OwnedFd};
+
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{pidfd, proc};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
 
-/// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be
-/// saved.
-#[derive(Debug, Default)]
-pub(crate) struct Apart(HashMap<String, Result<usize, Why>>);
+use super::known::namespace::Links;
+use super::refusal::Reason;
+use super::seen::{Seen, link_of_first};
+use super::survey::Survey;
+use crate::format::{CgroupNamespace, Thing};
+use crate::look::cgroup::Own;
 
 /// The object of the namespace of a process.
-pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>, Why> {
+pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>, Reason> {
     let Some(link) = &links.cgroup else { return Ok(None) };
-    match survey.cgroup_namespaces.0.get(link) {
+    match survey.cgroup_namespaces.by_link.get(link) {
         Some(Ok(object)) => Ok(Some(*object)),
         Some(Err(why)) => Err(format!("it is in a cgroup namespace of its own {why}")),
         None => Err(survey.passing("it has made a cgroup namespace just now".into())),
@@ -36,19 +33,19 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
         // The process may have exited meanwhile: nothing is stopped yet.
         let is_another = |link: &&str| Some(*link) != container.as_deref();
         let Some(link) = seen.link("cgroup").filter(is_another) else { continue };
-        if survey.cgroup_namespaces.0.contains_key(link) {
+        if survey.cgroup_namespaces.by_link.contains_key(link) {
             continue;
         }
         let opened = |seen: &Seen| pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Cgroup).ok();
         let Some(namespace) = opened(seen) else { continue };
         let root = root(survey.own_cgroup.as_ref(), tree, &namespace);
         let found = root.map(|root| survey.add(Thing::CgroupNamespace(CgroupNamespace { root })));
-        survey.cgroup_namespaces.0.insert(link.to_owned(), found);
+        survey.cgroup_namespaces.by_link.insert(link.to_owned(), found);
     }
 }
 
 /// The group at the root of a namespace, by its path below the container's own.
-fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String, Why> {
+fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String, Reason> {
     let pids: Vec<u32> = tree.iter().filter(|seen| !seen.is_zombie).map(|seen| seen.pid).collect();
     let groups = || -> Vec<String> {
         let text = |pid: &u32| proc::whole_text(format!("/proc/{pid}/cgroup"));
@@ -64,15 +61,15 @@ fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String,
         inside.join().unwrap_or(Err(Errno::IO))
     });
     let inside = inside.map_err(|e| format!("that cannot be inspected: {e}"))?;
-    let told = groups().iter().zip(&inside).find_map(|(out, inside)| root_by(own, out, inside));
-    told.unwrap_or_else(|| {
+    let found = groups().iter().zip(&inside).find_map(|(out, inside)| root_by(own, out, inside));
+    found.unwrap_or_else(|| {
         Err("with no process below its root, which may be gone: that is not saved yet".into())
     })
 }
 
 /// The same by the groups of one process, as seen from outside and inside; `None` if the process is
 /// not below the root.
-fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<String, Why>> {
+fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<String, Reason>> {
     const VERSION_2: &str = "0::/";
     let others: Vec<&str> = inside.lines().filter(|line| !line.starts_with(VERSION_2)).collect();
     let below = inside.lines().find_map(|line| line.strip_prefix(VERSION_2));

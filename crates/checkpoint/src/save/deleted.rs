@@ -1,13 +1,16 @@
 //! Files and directories without a name: contents are read through a copy of an open descriptor.
 
-use super::object::{Survey, Why};
-use super::tree::Seen;
-use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
-use crate::look::file::{self, mount_of};
-use rustix::fs::{FileType, Stat};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
+
+use rustix::fs::{FileType, Stat};
+
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::Survey;
+use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
+use crate::look::file::{self, mount_of};
 
 /// Mode bits by which a file gives privileges to a process that executes it.
 const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
@@ -29,7 +32,7 @@ pub(crate) fn object(
     link: &str,
     stat: &Stat,
     open: BorrowedFd<'_>,
-) -> Result<usize, Why> {
+) -> Result<usize, Reason> {
     let identity = (stat.st_dev, stat.st_ino);
     if let Some(index) = survey.deleted.get(&identity) {
         return Ok(*index);
@@ -87,7 +90,7 @@ fn memory_file(
     name: &str,
     stat: &Stat,
     open: BorrowedFd<'_>,
-) -> Result<usize, Why> {
+) -> Result<usize, Reason> {
     const HUGETLBFS: u64 = 0x958_458f6;
     let path = format!("/proc/self/fd/{}", open.as_raw_fd());
     let failed = |e: std::io::Error| format!("the memory '{name}', which cannot be read: {e}");
@@ -112,7 +115,7 @@ fn memory_file(
 }
 
 /// A directory of the same file system: the parent, or the first ancestor that still exists.
-pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
+pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Reason> {
     let mount = mount_of(open).ok();
     for above in Path::new(name).ancestors().skip(1) {
         let Some(path) = above.to_str() else { continue };
@@ -128,7 +131,7 @@ pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<Str
 
 /// Attributes of class `user`. The kernel interprets the others, and they cannot be set from
 /// inside.
-pub(super) fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
+pub(super) fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Reason> {
     let failed = |e: rustix::io::Errno| format!("{name}: {e}");
     let mut names = vec![0u8; 64 << 10];
     let length = match rustix::fs::flistxattr(file, &mut names[..]) {

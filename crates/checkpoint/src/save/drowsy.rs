@@ -16,20 +16,27 @@
 //! LIMIT: a file that is only registered with an io_uring, or is in flight (SCM_RIGHTS), is not
 //! found. A signal from outside the container waits until the container is woken.
 
-use super::thread::Blocks;
-use super::tree::{self, Seen};
-use super::{HeldFile, Wakes, due, process, thread};
-use crate::error::{Error, Result};
-use crate::format::Cause;
-use crate::look::descriptor::{numbers, ready};
-use dormouse_kernel::{Errno, call, pidfd};
-use rustix::event::{PollFlags, epoll};
-use rustix::fs::{FileType, OFlags};
-use rustix::net::{SocketType, sockopt};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
+
+use dormouse_kernel::{Errno, call, pidfd};
+use rustix::event::{PollFlags, epoll};
+use rustix::fs::{FileType, OFlags};
+use rustix::net::{SocketType, sockopt};
+
+use super::due;
+use super::held::{HeldFile, Wakes};
+use super::restart::waits_by;
+use super::seen::Seen;
+use super::stop::{Seized, stop_group};
+use super::timer::next_timer_ns;
+use super::tree::look_at_all;
+use super::wait::{Blocks, go_on, waits_ns};
+use crate::error::{Error, Result};
+use crate::format::Cause;
+use crate::look::descriptor::{numbers, ready};
 
 /// A container with all threads stopped. The drop resumes them, unless they are frozen by then.
 #[derive(Debug)]
@@ -38,7 +45,7 @@ pub struct Still {
     /// Files that were ready before and that no thread waited for.
     stale: HashSet<Key>,
     blocks: Blocks,
-    held: tree::Held,
+    seized: Seized,
 }
 
 /// Events that may wake the container.
@@ -101,7 +108,7 @@ const ANONYMOUS: [(&str, Kind); 6] = [
 ];
 
 /// Character devices that report events: terminals; tun, fuse and others of the misc driver.
-fn tells(device: u64) -> bool {
+fn reports_events(device: u64) -> bool {
     matches!(rustix::fs::major(device), 4 | 5 | 10 | 136..=143)
 }
 
@@ -118,7 +125,7 @@ fn kind_of(link: &str, path: &str) -> Option<Kind> {
     let stat = rustix::fs::stat(path).ok()?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Fifo => Some(Kind::Pipe),
-        FileType::CharacterDevice if tells(stat.st_rdev) => Some(Kind::Device),
+        FileType::CharacterDevice if reports_events(stat.st_rdev) => Some(Kind::Device),
         _ => None,
     }
 }
@@ -139,7 +146,7 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
                 return Err(Error::of(step, seen.pid)(Errno::from_raw_os_error(e.errno())));
             }
         };
-        if (kind == Kind::Device || kind.is_event()) && !is_told_of(&copy) {
+        if (kind == Kind::Device || kind.is_event()) && !is_pollable(&copy) {
             continue;
         }
         let failed = Error::of("inspect a descriptor", seen.pid);
@@ -163,7 +170,7 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
 }
 
 /// Whether epoll(7) accepts the file; most devices do not support it.
-fn is_told_of(file: &OwnedFd) -> bool {
+fn is_pollable(file: &OwnedFd) -> bool {
     let added = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|set| {
         let data = epoll::EventData::new_u64(0);
         epoll::add(&set, file, data, epoll::EventFlags::IN)
@@ -182,7 +189,7 @@ fn is_over(key: Key, ready: PollFlags) -> bool {
 ///
 /// Errors: [`Error::Refused`] names a process that is blocked on disk I/O; all processes resume.
 pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
-    let before = tree::look_at_all(pids())?;
+    let before = look_at_all(pids())?;
     let mut stale = HashSet::new();
     for seen in &before {
         let over = sources(seen)?.into_iter().filter(|source| is_over(source.key, source.ready));
@@ -190,14 +197,14 @@ pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
     }
     // ORDER: slow steps that can be done before the stop are done here.
     let blocks = Blocks::for_waiting(&before);
-    let (processes, held) = tree::stop_group(pids, &blocks)?;
-    Ok(Still { processes, stale, blocks, held })
+    let (processes, seized) = stop_group(pids, &blocks)?;
+    Ok(Still { processes, stale, blocks, seized })
 }
 
 impl Still {
     /// Determines the events that may wake the container.
     pub fn read(&mut self) -> Result<Calls> {
-        let mut is_busy = self.held.have_worked;
+        let mut is_busy = self.seized.have_worked;
         let mut next_ns = None;
         let mut waiting = Vec::new();
         let mut sooner = |ns: Option<u64>| next_ns = next_ns.into_iter().chain(ns).min();
@@ -206,20 +213,20 @@ impl Still {
             for tid in &seen.tids {
                 // A thread that exits meanwhile waits for nothing.
                 let failed = Error::of("read the registers", *tid);
-                let Some(registers) = gone(thread::go_on(seen, *tid)).map_err(failed)? else {
+                let Some(registers) = gone(go_on(seen, *tid)).map_err(failed)? else {
                     continue;
                 };
-                is_busy |= seen.stopped.is_none() && !thread::waits_by(&registers);
+                is_busy |= seen.stopped.is_none() && !waits_by(&registers);
                 if seen.stopped.is_none() {
                     waiting.push((seen, *tid, registers));
                 }
                 let failed = Error::of("read the time of a call", *tid);
-                sooner(gone(thread::waits_ns(seen, *tid, &self.blocks)).map_err(failed)?.flatten());
+                sooner(gone(waits_ns(seen, *tid, &self.blocks)).map_err(failed)?.flatten());
             }
             let is_own = seen.tids.contains(&seen.pid) && is_64_bit(seen.pid);
             if is_own {
                 let failed = Error::of("read the timers", seen.pid);
-                sooner(gone(process::next_timer_ns(seen)).map_err(failed)?.flatten());
+                sooner(gone(next_timer_ns(seen)).map_err(failed)?.flatten());
             }
         }
         let mut found = HashMap::new();

@@ -12,12 +12,14 @@
 //! LIMIT: splice(2), which may wait for bytes as well as for space; io_uring; 32-bit code; a
 //! signalfd(2), which reports the signals of the calling process.
 
-use super::tree::Seen;
-use crate::look::descriptor::ready;
+use std::os::fd::OwnedFd;
+
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::pidfd;
 use rustix::event::PollFlags;
-use std::os::fd::OwnedFd;
+
+use super::seen::Seen;
+use crate::look::descriptor::ready;
 
 /// LIMIT: only the first entries of a poll(2) or select(2) are tested.
 const FILES_MAX: u64 = 1024;

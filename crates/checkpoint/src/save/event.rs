@@ -2,7 +2,9 @@
 
 use dormouse_kernel::call;
 
-use super::object::{Open, Survey, Why};
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::Survey;
 use crate::format::{Epoll, EpollItem, Event, SignalFd, Thing};
 
 fn is(open: &Open<'_>, name: &str) -> bool {
@@ -21,11 +23,11 @@ pub(crate) fn is_epoll(open: &Open<'_>) -> bool {
     is(open, "eventpoll")
 }
 
-fn missing(name: &str) -> Why {
+fn missing(name: &str) -> Reason {
     format!("an {name} with an incomplete fdinfo")
 }
 
-pub(crate) fn event(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn event(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let count = open.field("eventfd-count");
     let count = count.and_then(|c| u64::from_str_radix(c, 16).ok());
     let count = count.ok_or_else(|| missing("eventfd"))?;
@@ -34,13 +36,13 @@ pub(crate) fn event(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     Ok(Thing::Event(Event { count, semaphore, flags: open.flags() }))
 }
 
-pub(crate) fn signal(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn signal(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let mask = open.field("sigmask").and_then(|m| u64::from_str_radix(m, 16).ok());
     let mask = mask.ok_or_else(|| missing("signalfd"))?;
     Ok(Thing::Signal(SignalFd { mask, flags: open.flags() }))
 }
 
-pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let mut items: Vec<EpollItem> = Vec::new();
     for line in open.info.lines().filter(|line| line.starts_with("tfd:")) {
         let mut item = item(line).ok_or_else(|| missing("epoll"))?;

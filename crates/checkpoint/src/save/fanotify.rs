@@ -3,12 +3,16 @@
 //! Root of a user namespace may mark files and directories, and receive names and handles with the
 //! events. KERNEL(5.13): before, no process in a container could.
 
+use std::collections::HashMap;
+
+use rustix::fs::FileType;
+
 use super::inotify;
-use super::object::{Open, Survey, Why};
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::Survey;
 use crate::format::{Fanotify, Mark, Thing};
 use crate::look::file;
-use rustix::fs::FileType;
-use std::collections::HashMap;
 
 pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[fanotify]"
@@ -23,7 +27,7 @@ struct Told {
     ignored: u64,
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
         return Err("a fanotify with unread events, which are not saved".into());
     }
@@ -59,7 +63,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         Ok(Mark { path, flags: told.flags, mask, ignored })
     };
     // The kernel lists the latest mark first.
-    let marks = told.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Why>>()?;
+    let marks = told.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Reason>>()?;
     let waits = if open.flags() & libc::O_NONBLOCK as u32 == 0 { 0 } else { libc::FAN_NONBLOCK };
     let flags = flags as u32 & !(libc::FAN_NONBLOCK | libc::FAN_CLOEXEC) | waits;
     Ok(Thing::Fanotify(Fanotify { flags, event_flags: event_flags as u32, marks }))

@@ -1,13 +1,18 @@
 //! Files and directories with a name, devices without state, and files of the engine.
 
-use super::object::{Open, Survey, Why};
-use super::tree::Seen;
-use super::{Subject, deleted, lock};
-use crate::format::{Device, External, File, LockKind, PROGRAMS, Thing};
-use crate::look::file::{lookup, modified_ns};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+
+use super::open::Open;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::subject::Subject;
+use super::survey::Survey;
+use super::{deleted, lock};
+use crate::format::{Device, External, File, LockKind, PROGRAMS, Thing};
+use crate::look::file::{lookup, modified_ns};
 
 /// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -30,7 +35,7 @@ pub(crate) fn is_device(open: &Open<'_>) -> bool {
     file_type(&open.stat) == FileType::CharacterDevice && open.link.starts_with('/')
 }
 
-pub(crate) fn device(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn device(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     device_of(&open.stat, open.flags())
         .ok_or_else(|| format!("the device '{}', which is not saved yet", open.link))
 }
@@ -47,7 +52,7 @@ pub(crate) fn is_file(open: &Open<'_>) -> bool {
     open.link.starts_with('/') && (is_place || known.contains(&file_type(&open.stat)))
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let mut locks = lock::of(&open.info)?;
     locks.retain(|lock| lock.kind != LockKind::Process);
     let mut flags =
@@ -70,7 +75,7 @@ fn found(
     link: &str,
     stat: &Stat,
     open: BorrowedFd<'_>,
-) -> Result<File, Why> {
+) -> Result<File, Reason> {
     if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
@@ -108,7 +113,7 @@ fn check_process_file(
     link: &str,
     stat: &Stat,
     open: BorrowedFd<'_>,
-) -> Result<(), Why> {
+) -> Result<(), Reason> {
     const PROCFS: u64 = 0x9fa0;
     if !rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS) {
         return Ok(());
@@ -139,7 +144,7 @@ fn check_process_file(
 const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
 
 /// Whether a file is found by its name, below the root of a process.
-pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Why> {
+pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Reason> {
     let there = lookup(pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
@@ -154,7 +159,7 @@ fn is_deleted(link: &str, stat: &Stat) -> bool {
 }
 
 /// The root of a process, if it differs from the container's (chroot(2)).
-pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, Why> {
+pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, Reason> {
     let place = format!("/proc/{}/root", seen.pid);
     let link = fs::read_link(&place).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
@@ -170,12 +175,16 @@ pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, W
 }
 
 /// The working directory of a process.
-pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
+pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Reason> {
     directory_of(survey, seen, seen.pid)
 }
 
 /// The working directory of a thread.
-pub(crate) fn directory_of(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<usize, Why> {
+pub(crate) fn directory_of(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    tid: u32,
+) -> Result<usize, Reason> {
     let at = |name: &str| format!("/proc/{}/task/{tid}/{name}", seen.pid);
     let link = fs::read_link(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
@@ -204,7 +213,7 @@ pub(crate) fn mapped(
     link: &str,
     place: &str,
     writes: bool,
-) -> Result<usize, Why> {
+) -> Result<usize, Reason> {
     let flags = (if writes { libc::O_RDWR } else { libc::O_RDONLY }) as u32;
     let open = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let open = open.map_err(|e| format!("it cannot be inspected: {e}"))?;

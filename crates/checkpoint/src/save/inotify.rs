@@ -3,14 +3,18 @@
 //!
 //! LIMIT: [`ENTRIES_MAX`] directory entries are read.
 
-use super::object::{Open, Survey, Why};
-use crate::format::{Inotify, Thing, Watch};
-use crate::look::{file, mountinfo};
-use dormouse_kernel::proc;
 use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
+
+use dormouse_kernel::proc;
+
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::Survey;
+use crate::format::{Inotify, Thing, Watch};
+use crate::look::{file, mountinfo};
 
 /// LIMIT: directory entries that are read to find the names of one inotify.
 const ENTRIES_MAX: usize = 500_000;
@@ -30,7 +34,7 @@ struct Told {
     of: (u64, u64),
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
         let why = "an inotify with unread events, which are not saved";
         return Err(survey.passing(why.into()));
@@ -56,7 +60,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         })
     };
     let held = !told.is_empty() && told.iter().all(|told| survey.is_volume(told.of.0));
-    let watches = told.into_iter().map(watch).collect::<Result<Vec<Watch>, Why>>()?;
+    let watches = told.into_iter().map(watch).collect::<Result<Vec<Watch>, Reason>>()?;
     Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches, held }))
 }
 

@@ -1,46 +1,16 @@
 //! IPC namespaces: the contents of each are found as in the container's own, through the tables of
 //! one of its processes.
 
-use super::object::{Survey, Why};
-use super::tree::Seen;
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{Errno, proc, process};
+
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::Survey;
 use super::{mqueue, system_v};
 use crate::error::Result as Outcome;
 use crate::format::{Ipc, Thing};
 use crate::look::ipc::{Tables, inside};
-use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::{Errno, proc, process};
-use std::collections::HashMap;
-
-/// All IPC namespaces but the container's own.
-#[derive(Debug, Default)]
-pub(crate) struct Apart {
-    /// By their links in procfs; or why one cannot be saved.
-    by_link: HashMap<String, Result<usize, Why>>,
-    /// By the devices of their message queue file systems.
-    by_device: HashMap<u64, usize>,
-}
-
-impl Apart {
-    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
-    /// stopped.
-    pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
-        let why = |why: &Why| format!("it is in an IPC namespace of its own {why}");
-        Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
-    }
-
-    /// The object of the namespace of a process; `None` for the container's own.
-    pub(super) fn of_process(&self, seen: &Seen) -> Option<usize> {
-        if self.by_link.is_empty() {
-            return None;
-        }
-        self.by_link.get(seen.link("ipc")?)?.as_ref().ok().copied()
-    }
-
-    /// The object of the namespace whose message queues are on a device.
-    pub(super) fn of_queues(&self, device: u64) -> Option<usize> {
-        self.by_device.get(&device).copied()
-    }
-}
 
 /// Finds all namespaces, with their contents.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
@@ -61,7 +31,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 }
 
 /// Adds the namespace of a process and returns its number, unless the process has exited.
-fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Why>>> {
+fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Reason>>> {
     let Some(tables) = system_v::tables(seen)? else { return Ok(None) };
     let failed = |e: Errno| format!("that cannot be inspected: {e}");
     let known = limits(&tables).and_then(|changed| {

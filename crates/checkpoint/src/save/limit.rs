@@ -1,20 +1,22 @@
 //! Time limits of calls that restart after their thread was stopped: the remaining time.
 //!
-//! [`super::thread`] handles calls whose limit is kept inside the kernel. Of the others, some have
+//! [`super::wait`] handles calls whose limit is kept inside the kernel. Of the others, some have
 //! the remaining time written to memory by the kernel when they are interrupted, and some use an
 //! absolute time. The rest would wait for the whole time again: their end is determined before they
-//! are interrupted ([`super::thread::Asleep`]). LIMIT: where the kernel does not show it, the time
+//! are interrupted ([`super::wait::Asleep`]). LIMIT: where the kernel does not show it, the time
 //! waited is taken to be at least the time for which the whole container has been idle.
 
-use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
-use super::tree::Seen;
+use std::time::Duration;
+
+use dormouse_kernel::call::Registers;
+use rustix::time::ClockId;
+
+use super::restart::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
+use super::seen::Seen;
 use crate::clock::{self, Offsets};
 use crate::format::TimeLimit;
 use crate::look::in_call::InCall;
 use crate::look::task::time_at;
-use dormouse_kernel::call::Registers;
-use rustix::time::ClockId;
-use std::time::Duration;
 
 /// The time of a clock of a process; `None` if the number names no clock of time.
 fn now_ns(pid: u32, clock: u64) -> Option<u64> {

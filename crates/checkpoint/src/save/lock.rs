@@ -5,11 +5,12 @@ use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
 
-use super::object::{Open, Why};
+use super::open::Open;
+use super::refusal::Reason;
 use crate::format::{Lease, Lock, LockKind, Notice};
 
 /// Reads the lines `lock:` of an fdinfo.
-pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Why> {
+pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
     let lines = info.lines().filter_map(|line| line.strip_prefix("lock:"));
     lines.filter(|line| !is_lease(line)).map(one).collect()
 }
@@ -19,7 +20,7 @@ fn is_lease(line: &str) -> bool {
 }
 
 /// The lease of an open file, and the process that is signalled when it is broken.
-pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
+pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
     let mut lines = open.info.lines().filter_map(|line| line.strip_prefix("lock:"));
     let Some(line) = lines.find(|line| is_lease(line)) else { return Ok(None) };
     let writes = access(line)?;
@@ -40,7 +41,7 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
 }
 
 /// The task that an open file notifies, except by a lease.
-pub(crate) fn notice(open: &Open<'_>) -> Result<Option<Notice>, Why> {
+pub(crate) fn notice(open: &Open<'_>) -> Result<Option<Notice>, Reason> {
     let flags = open.flags();
     if flags & libc::O_PATH as u32 != 0 || lease(open)?.is_some() {
         return Ok(None);
@@ -58,7 +59,7 @@ pub(crate) fn notice(open: &Open<'_>) -> Result<Option<Notice>, Why> {
 }
 
 /// Parses `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`; returns whether it is a write lease.
-fn access(line: &str) -> Result<bool, Why> {
+fn access(line: &str) -> Result<bool, Reason> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     match words.get(2..4) {
         Some(["ACTIVE", "READ"]) => Ok(false),
@@ -68,7 +69,7 @@ fn access(line: &str) -> Result<bool, Why> {
 }
 
 /// Reads `1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF`.
-fn one(line: &str) -> Result<Lock, Why> {
+fn one(line: &str) -> Result<Lock, Reason> {
     let unknown = || format!("a lock that is not known ({})", line.trim());
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let [_, kind, how, access, _, _, start, end] = words[..] else { return Err(unknown()) };

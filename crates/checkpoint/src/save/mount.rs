@@ -7,71 +7,23 @@
 //! before. A tmpfs without such a source is saved with its contents, and a procfs is mounted anew.
 //! Everything else is refused.
 
-use super::object::{Survey, Why};
-use super::tmpfs;
-use super::tree::Seen;
-use crate::error::Refusal;
-use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
-use crate::look::file::{self, mount_of};
-use crate::look::mountinfo::{Row, below, rows};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+
 use dormouse_kernel::call::{self, CloneFlags};
 use dormouse_kernel::{mount as kernel_mount, pidfd, process};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
-use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// All mount namespaces; of the container's own, the mounts that its processes have added.
-#[derive(Debug, Default)]
-pub(crate) struct Apart {
-    /// By their links in procfs; or why one cannot be saved.
-    by_link: HashMap<String, Result<usize, Why>>,
-    all: Vec<Namespace>,
-    /// The index of the namespace of a mount, by the mount's id.
-    of_mounts: HashMap<u64, usize>,
-}
-
-#[derive(Debug)]
-struct Namespace {
-    /// A process whose root is the namespace's.
-    witness: u32,
-    object: usize,
-    rows: Vec<Row>,
-    /// The row of each mount of the record.
-    order: Vec<usize>,
-}
-
-impl Apart {
-    /// Whether there is only the container's own, without added mounts.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
-    /// stopped.
-    pub(crate) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
-        let why = |why: &Why| format!("it is in a mount namespace of its own with {why}");
-        let found = self.by_link.get(link)?.as_ref();
-        Some(found.map(|n| self.all[*n].object).map_err(why))
-    }
-
-    /// The process from whose root names in a namespace are found, and the object; `None` if the
-    /// open file is on a mount of the container's own.
-    pub(crate) fn of_file(&self, open: BorrowedFd<'_>) -> Option<(u32, usize)> {
-        if self.is_empty() {
-            return None;
-        }
-        let of = &self.all[*self.of_mounts.get(&mount_of(open).ok()?)?];
-        Some((of.witness, of.object))
-    }
-
-    /// The process that is used as root for the paths of a process.
-    pub(crate) fn witness(&self, seen: &Seen) -> u32 {
-        let found = || self.by_link.get(seen.link("mnt")?)?.as_ref().ok();
-        let found = if self.is_empty() { None } else { found() };
-        found.map_or(seen.first, |n| self.all[*n].witness)
-    }
-}
+use super::known::mount::MountNamespace;
+use super::refusal::{self, Reason};
+use super::seen::Seen;
+use super::subject::Places;
+use super::survey::Survey;
+use super::tmpfs;
+use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
+use crate::look::file::{self, mount_of};
+use crate::look::mountinfo::{Row, below, rows};
 
 /// Finds all namespaces, and refuses those that cannot be saved.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
@@ -79,8 +31,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(base) = Base::of(first.pid, survey.subject.mounts.as_ref()) else { return };
     // ORDER: other namespaces may use these mounts as sources.
     if let Err(why) = own(survey, &base, first) {
-        let (pid, process, what) = (0, String::new(), String::new());
-        survey.found.refusals.push(Refusal { pid, process, what, why });
+        survey.found.refusals.push(refusal::of_object(why));
     }
     let container = first.link("mnt");
     let mut groups: Vec<(&str, Vec<&Seen>)> = Vec::new();
@@ -101,7 +52,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
 }
 
 /// Adds the mount namespace of some processes; returns its number.
-fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize, Why> {
+fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize, Reason> {
     // mountinfo shows only the mounts below the root of the process.
     let is_at_the_top = |seen: &&&Seen| {
         let root = fs::read_link(format!("/proc/{}/root", seen.pid));
@@ -115,12 +66,12 @@ fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize,
     survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts, own: false });
     let number = survey.mounts.all.len();
     survey.mounts.of_mounts.extend(rows.iter().map(|row| (row.id, number)));
-    survey.mounts.all.push(Namespace { witness: witness.pid, object, rows, order });
+    survey.mounts.all.push(MountNamespace { witness: witness.pid, object, rows, order });
     Ok(number)
 }
 
 /// Adds the mounts that processes have added to the container's own namespace, if any.
-fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
+fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Reason> {
     if base.rows.iter().all(|row| base.is_made_anew(row)) {
         return Ok(());
     }
@@ -159,19 +110,8 @@ fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
     let rows = base.rows.clone();
     let number = survey.mounts.all.len();
     survey.mounts.of_mounts.extend(order.iter().map(|n| (rows[*n].id, number)));
-    survey.mounts.all.push(Namespace { witness: first.pid, object, rows, order });
+    survey.mounts.all.push(MountNamespace { witness: first.pid, object, rows, order });
     Ok(())
-}
-
-/// Places in the container's own namespace where the engine mounts something.
-#[derive(Debug, Clone, Default)]
-pub struct Places {
-    /// Mount points of the configuration.
-    pub configured: Vec<String>,
-    /// Those of them below which mounts of the host may be included.
-    pub trees: Vec<String>,
-    /// Mount points of devpts that the engine may have added since, and mounts again when needed.
-    pub terminals: String,
 }
 
 /// The mounts of the container's own namespace.
@@ -279,7 +219,7 @@ fn join(above: &str, below: &str) -> String {
 
 /// The rows of a namespace in the order in which they can be mounted: each after its parent, and a
 /// covered mount before the one that covers it.
-fn in_order(rows: &[Row]) -> Result<Vec<usize>, Why> {
+fn in_order(rows: &[Row]) -> Result<Vec<usize>, Reason> {
     let ids: HashSet<u64> = rows.iter().map(|row| row.id).collect();
     let mut children: HashMap<u64, Vec<usize>> = HashMap::new();
     let mut tops = Vec::new();
@@ -309,7 +249,7 @@ fn namespace(
     witness: &Seen,
     object: usize,
     rows: &[Row],
-) -> Result<(Vec<Mount>, Vec<usize>), Why> {
+) -> Result<(Vec<Mount>, Vec<usize>), Reason> {
     let order = in_order(rows)?;
     let mut mounts: Vec<Mount> = Vec::new();
     for (n, row) in order.iter().map(|n| &rows[*n]).enumerate() {
@@ -346,7 +286,7 @@ fn source(
     (object, rows): (usize, &[Row]),
     (order, mounts): (&[usize], &[Mount]),
     row: &Row,
-) -> Result<MountSource, Why> {
+) -> Result<MountSource, Reason> {
     let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
     // The mount itself, unless it is covered.
     let open = file::lookup(witness.pid, &row.place).ok();

@@ -7,15 +7,19 @@
 //!
 //! LIMIT: if this program is killed in between (some 10 us), the messages are lost.
 
-use super::object::{Found, Open, Survey, Why};
-use super::tree::Seen;
-use crate::error::{Error, Refusal, Result as Outcome};
-use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
-use crate::look::ipc::Tables;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
 use dormouse_kernel::mqueue;
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use super::open::Open;
+use super::refusal::{self, Reason};
+use super::seen::Seen;
+use super::survey::{Found, Survey};
+use crate::error::{Error, Result as Outcome};
+use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
+use crate::look::ipc::Tables;
 
 /// Finds the queues that have a name.
 pub(super) fn find(
@@ -28,8 +32,7 @@ pub(super) fn find(
     let opened = opened.map_err(Error::of("open the message queues", seen.pid))?;
     for (name, queue) in opened {
         if let Err(why) = add(survey, seen, Some(name), (queue, namespace)) {
-            let (pid, process, what) = (0, String::new(), String::new());
-            survey.found.refusals.push(Refusal { pid, process, what, why });
+            survey.found.refusals.push(refusal::of_object(why));
         }
     }
     Ok(())
@@ -60,7 +63,7 @@ pub(super) fn is_queue(open: &Open<'_>) -> bool {
         && rustix::fs::fstatfs(&open.copy).is_ok_and(is_there)
 }
 
-pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a message queue: {e}");
     let flags = open.flags() & (libc::O_ACCMODE | libc::O_NONBLOCK) as u32;
     let identity = (open.stat.st_dev, open.stat.st_ino);
@@ -86,7 +89,7 @@ fn add(
     seen: &Seen,
     name: Option<String>,
     (queue, namespace): (OwnedFd, Option<usize>),
-) -> Result<usize, Why> {
+) -> Result<usize, Reason> {
     let called = match &name {
         Some(name) => format!("the message queue '/{name}'"),
         None => "a message queue that was removed".to_owned(),

@@ -1,75 +1,19 @@
 //! Network namespaces: the contents of each, by [`crate::net`]; and the namespace of a socket, by
 //! the number that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::call::Namespace;
 use dormouse_kernel::pidfd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::object::{Survey, Why};
-use super::tree::Seen;
+use super::known::net::cookie;
+use super::seen::Seen;
+use super::survey::Survey;
 use crate::error::Refusal;
 use crate::format::{Elsewhere, Net, Thing};
 use crate::{net, stack};
-
-const SO_NETNS_COOKIE: i32 = 71;
-
-/// All network namespaces but the container's own.
-#[derive(Debug, Default)]
-pub(crate) struct Apart {
-    /// By their links in procfs; or why one cannot be saved.
-    by_link: HashMap<String, Result<usize, Why>>,
-    /// By the kernel's numbers of the namespaces.
-    by_cookie: HashMap<u64, usize>,
-    /// The number of the container's own.
-    own: Option<u64>,
-    /// Descriptors of the namespaces.
-    open: Vec<OwnedFd>,
-}
-
-impl Apart {
-    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
-    /// stopped.
-    pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
-        let why = |why: &Why| format!("it is in a network namespace of its own {why}");
-        Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
-    }
-
-    /// All namespaces that can be saved.
-    pub(super) fn open(&self) -> &[OwnedFd] {
-        &self.open
-    }
-
-    /// The object of the namespace of a socket; `None` for the container's own.
-    pub(super) fn of_socket(&self, socket: &OwnedFd) -> Result<Option<usize>, Why> {
-        if self.by_link.is_empty() {
-            return Ok(None);
-        }
-        let found = cookie(socket).map_err(|e| format!("a socket: {e}"))?;
-        if self.own == Some(found) {
-            return Ok(None);
-        }
-        match self.by_cookie.get(&found) {
-            Some(object) => Ok(Some(*object)),
-            // An accepted connection is in the namespace of the client, which may be outside.
-            None if is_unix(socket) => Ok(None),
-            None => Err("a socket of a network namespace that is not saved".into()),
-        }
-    }
-}
-
-fn is_unix(socket: &OwnedFd) -> bool {
-    rustix::net::sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
-}
-
-fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
-    let mut bytes = [0; 8];
-    call::socket_option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
-}
 
 /// The number of the namespace of the calling thread.
 fn cookie_here() -> Result<u64, Errno> {

@@ -8,16 +8,19 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, getpeername, getsockname, recv, sockopt};
 
-use super::object::{Open, Why};
+use super::open::Open;
 use super::option;
+use super::refusal::Reason;
 use crate::format::{Netlink, Thing};
 
 const SOL_NETLINK: i32 = 270;
+
 const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
+
 /// LIMIT: bytes of a list of groups. The kernel has a few dozen, and generic families their own.
 const GROUPS_BYTES_MAX: usize = 512;
 
-pub(super) fn save(open: &Open<'_>) -> Result<Thing, Why> {
+pub(super) fn save(open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a netlink socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     let protocol = sockopt::socket_protocol(&open.copy).map_err(failed)?;

@@ -1,12 +1,14 @@
 //! Socket options: those that differ from their values on a new socket of the same kind.
 
-use super::object::Why;
-use crate::format::{Bytes, OPTIONS, SocketOption};
-use crate::repair::BUFFER_LOCK;
+use std::os::fd::{AsFd, BorrowedFd};
+
 use dormouse_kernel::call;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
-use std::os::fd::{AsFd, BorrowedFd};
+
+use super::refusal::Reason;
+use crate::format::{Bytes, OPTIONS, SocketOption};
+use crate::repair::BUFFER_LOCK;
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be.
 pub(super) fn read(
@@ -14,7 +16,7 @@ pub(super) fn read(
     domain: AddressFamily,
     kind: SocketType,
     protocol: Option<Protocol>,
-) -> Result<Vec<SocketOption>, Why> {
+) -> Result<Vec<SocketOption>, Reason> {
     let failed = |e: Errno| format!("a socket with unreadable options: {e}");
     let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
     let new = new.map_err(failed)?;

@@ -1,6 +1,8 @@
 //! Descriptors of processes: fdinfo identifies the process, by all the ids that it has.
 
-use super::object::{Open, Survey, Why};
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::Survey;
 use crate::format::{PidFd, Thing};
 
 /// Flags that pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9).
@@ -10,7 +12,7 @@ pub(crate) fn is_pidfd(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[pidfd]" || open.link.starts_with("pidfd:[")
 }
 
-pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     // Ids in namespaces that the process is not in are missing, or are 0.
     let ids = open.field("NSpid").unwrap_or_default().split_ascii_whitespace();
     let depth = open.process.fields.pids().len();

@@ -7,31 +7,21 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::SpliceFlags;
 
-use super::object::{Found, Open, Survey, Why};
+use super::known::stream::PipeEnds;
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::{Found, Survey};
 use super::{deleted, file};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
 use crate::look::file::tmpfs_at;
-
-/// The ends of one pipe that were seen.
-#[derive(Debug, Default)]
-pub(crate) struct Ends {
-    pipe: usize,
-    /// A copy of an end that can read, and of one that can only write.
-    reader: Option<OwnedFd>,
-    writer: Option<OwnedFd>,
-    has_writer: bool,
-    has_name: bool,
-    /// For the message: a process that has an end of it.
-    first: Option<Refusal>,
-}
 
 pub(crate) fn is_pipe(open: &Open<'_>) -> bool {
     let is_place = open.flags() & libc::O_PATH as u32 != 0;
     open.stat.st_mode & libc::S_IFMT == libc::S_IFIFO && !is_place
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let flags = open.flags();
     let access = flags & libc::O_ACCMODE as u32;
     let writes = access != libc::O_RDONLY as u32;
@@ -48,7 +38,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
             let index = survey.add(Thing::Pipe(pipe));
             let what = format!("descriptor {}", open.number);
             let first = Some(open.process.refuse(what, ""));
-            let ends = Ends { pipe: index, first, has_name, ..Ends::default() };
+            let ends = PipeEnds { pipe: index, first, has_name, ..PipeEnds::default() };
             survey.pipes.insert(identity, ends);
             index
         }
@@ -71,7 +61,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
 fn name(
     survey: &Survey<'_>,
     open: &Open<'_>,
-) -> Result<(Option<String>, Option<DeletedFifo>), Why> {
+) -> Result<(Option<String>, Option<DeletedFifo>), Reason> {
     if open.link.starts_with("pipe:[") {
         return Ok((None, None));
     }
@@ -153,7 +143,7 @@ pub(super) fn contents(found: &mut Found) -> Outcome<()> {
 /// Bytes, and their lengths if they are packets.
 type Content = (Vec<u8>, Vec<u32>);
 
-fn outside(does: &str) -> Why {
+fn outside(does: &str) -> Reason {
     format!("a pipe with an end outside the container, which {does}")
 }
 
@@ -165,7 +155,7 @@ fn is_hung_up(end: &OwnedFd, flag: PollFlags) -> bool {
 }
 
 /// Copies the content of a pipe without consuming it (tee(2)).
-fn content(reader: &OwnedFd) -> Result<Content, Why> {
+fn content(reader: &OwnedFd) -> Result<Content, Reason> {
     let failed = |e: rustix::io::Errno| format!("a pipe with unreadable content: {e}");
     let waiting = rustix::io::ioctl_fionread(reader).map_err(failed)? as usize;
     if waiting == 0 {

@@ -12,7 +12,8 @@ use rustix::net::{
     AddressFamily, Protocol, SocketType, getpeername, getsockname, ipproto, sockopt,
 };
 
-use super::object::{Open, Why};
+use super::open::Open;
+use super::refusal::Reason;
 use super::{diag, option};
 use crate::format::{Bytes, PacketMembership, PacketSocket, RawSocket, Thing};
 use crate::stack;
@@ -22,7 +23,7 @@ pub(super) fn save(
     domain: AddressFamily,
     kind: SocketType,
     protocol: i32,
-) -> Result<Thing, Why> {
+) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a raw socket: {e}");
     let of = match kind {
         SocketType::RAW => NonZeroU32::new(protocol as u32).map(Protocol::from_raw),
@@ -74,7 +75,7 @@ struct Said {
     has_fanout: bool,
 }
 
-pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Why> {
+pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a packet socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     if ![SocketType::RAW, SocketType::DGRAM].contains(&kind) {

@@ -5,18 +5,22 @@
 
 use dormouse_kernel::{Errno, call, proc};
 
-use super::object::Why;
-use super::tree::Seen;
+use super::refusal::Reason;
+use super::seen::Seen;
 use crate::format::{Limit, Schedule};
 
 /// The resource number of the limit on real-time priorities.
 const RTPRIO: u32 = 14;
+
 /// Shift of the class in an I/O priority, and the class above all others.
 const IO_CLASS: (u32, u32) = (13, 1);
+
 /// SCHED_FLAG_RESET_ON_FORK.
 const RESET_ON_FORK: u64 = 1;
+
 /// util_max of a thread without a setting of its own.
 const UTIL_MAX: u32 = 1024;
+
 /// LIMIT: CPUs of a host.
 pub(crate) const CPUS_MAX: u32 = 8192;
 
@@ -64,7 +68,7 @@ fn cpus(list: &str) -> impl Iterator<Item = u32> {
 }
 
 /// Checks that a process's threads can be scheduled again as they are.
-pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Why> {
+pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Reason> {
     for tid in &seen.tids {
         // The thread may have exited since it was found.
         let Ok(found) = call::scheduling_attributes(*tid) else { continue };

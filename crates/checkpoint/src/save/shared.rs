@@ -12,9 +12,10 @@ use dormouse_kernel::call::{self, Shared};
 use dormouse_kernel::proc;
 
 use super::file;
-use super::object::{Survey, Surveyed, Why};
-use super::process::is_in_vfork;
-use super::tree::Seen;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::{Survey, Surveyed};
+use super::vfork::is_in_vfork;
 use crate::format::OwnPlace;
 
 /// What processes do not share, and the name of that.
@@ -96,7 +97,7 @@ pub(super) fn places(
 }
 
 /// The directory and umask of one thread.
-fn place(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<OwnPlace, Why> {
+fn place(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<OwnPlace, Reason> {
     let root = std::fs::read_link(format!("/proc/{}/task/{tid}/root", seen.pid));
     let root = root.map_err(|e| format!("it cannot be read: {e}"))?;
     if root.as_os_str() != "/" {

@@ -1,12 +1,13 @@
 //! Signals: actions and alternate stacks, read by calls in the process itself; queues, by
 //! ptrace(2).
 
-use super::tree::Seen;
+use dormouse_kernel::Errno;
+use dormouse_kernel::call;
+
+use super::seen::Seen;
 use crate::error::{Error, Result};
 use crate::format::{Action, AlternateStack, Bytes, IntervalTimer, Signal};
 use crate::inject::script::{Answers, Arg, Script};
-use dormouse_kernel::Errno;
-use dormouse_kernel::call;
 
 /// Queries actions that are not the default: those that `/proc/PID/status` shows as set.
 pub(crate) fn actions(

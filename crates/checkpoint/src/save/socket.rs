@@ -6,7 +6,9 @@ use dormouse_kernel::call;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 
-use super::object::{Open, Survey, Why};
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::Survey;
 use super::{netlink, option, raw, tcp, udp, unix};
 use crate::format::{Listener, Thing};
 
@@ -14,7 +16,7 @@ pub(crate) fn is_socket(open: &Open<'_>) -> bool {
     open.link.starts_with("socket:[")
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let domain = sockopt::socket_domain(&open.copy).map_err(|e| format!("a socket: {e}"))?;
     match domain {
         AddressFamily::UNIX => unix::save(survey, open),
@@ -25,7 +27,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     }
 }
 
-fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
+fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a socket: {e}");
     let option = |level, name| call::int_option(open.copy.as_fd(), level, name);
     let protocol = option(libc::SOL_SOCKET, libc::SO_PROTOCOL).map_err(failed)?;

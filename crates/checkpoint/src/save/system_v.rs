@@ -6,18 +6,20 @@
 //!
 //! LIMIT: semaphore adjustments at process exit (SEM_UNDO) cannot be read, and are not restored.
 
-use super::object::Survey;
-use super::tree::Seen;
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use dormouse_kernel::{proc, system_v};
+use rustix::io::Errno;
+
+use super::seen::Seen;
+use super::survey::Survey;
 use crate::error::{Error, Result};
 use crate::format::{
     Bytes, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores, Thing,
 };
 use crate::look::ids::Maps;
 use crate::look::ipc::{Tables, errno, inside};
-use dormouse_kernel::{proc, system_v};
-use rustix::io::Errno;
-use std::fs::File;
-use std::os::fd::AsFd;
 
 /// The mode bit of memory that is removed with its last detach (SHM_DEST).
 const REMOVED: u32 = 0o1000;

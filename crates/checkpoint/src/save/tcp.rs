@@ -2,7 +2,7 @@
 //!
 //! The state of a connection can only be read in repair mode (TCP_REPAIR), and in that mode the
 //! connection does not work. So an inspection ([`save`]) only reads the state number. Connections
-//! are read once everything is stopped ([`Held`]): first all packets for them are dropped
+//! are read once everything is stopped ([`Connections`]): first all packets for them are dropped
 //! ([`crate::quiet`]), then all are put into repair mode, then all are read. Two ends in one
 //! container are consistent that way.
 //!
@@ -19,9 +19,23 @@
 //! Connections of a container that is [held](super::Subject::hold) are not read at all: the socket
 //! stays as it is, owned by the process that holds it.
 
-use super::object::{Found, Open, Survey, Why};
+use std::collections::{BTreeMap, HashMap};
+use std::mem::take;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
+
+use super::held::Wakes;
+use super::known::socket::{FoundConnection, FoundListener};
+use super::open::Open;
 use super::option;
-use super::{Subject, Wakes};
+use super::refusal::Reason;
+use super::subject::Subject;
+use super::survey::{Found, Survey};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
 use crate::look::descriptor::ready;
@@ -31,31 +45,9 @@ use crate::repair::{
 };
 use crate::stack::{self, Ends};
 use crate::{accept, quiet};
-use dormouse_kernel::call;
-use rustix::event::PollFlags;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
-use std::collections::{BTreeMap, HashMap};
-use std::mem::take;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, OwnedFd};
-
-/// A connection that was found.
-pub(crate) struct Met {
-    object: usize,
-    copy: OwnedFd,
-    inode: u64,
-    is_being_made: bool,
-}
-
-/// A listener with pending connections.
-pub(crate) struct Queue {
-    object: usize,
-    listener: OwnedFd,
-}
 
 /// Records `waiting` pending connections of a listener, if they can be saved.
-pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> Result<(), Why> {
+pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> Result<(), Reason> {
     let many = format!("a TCP socket with {waiting} connections that it has not accepted");
     if !survey.subject.connections {
         let why = format!("{many}, which are saved with --tcp-established only");
@@ -73,7 +65,7 @@ pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> R
         return Err(survey.passing(why));
     }
     let listener = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
-    survey.found.queues.push(Queue { object: open.index, listener });
+    survey.found.queues.push(FoundListener { object: open.index, listener });
     Ok(())
 }
 
@@ -83,7 +75,7 @@ pub(super) fn save(
     domain: AddressFamily,
     state: u8,
     in_flight: u32,
-) -> Result<Thing, Why> {
+) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let socket = open.copy.as_fd();
     if survey.holds(open) && is_or_was_connected(&open.copy, state).map_err(failed)? {
@@ -135,7 +127,7 @@ pub(super) fn save(
         None => None,
         Some(state) => {
             let peer = match state {
-                TcpState::SynSent => asked(survey, open, address)?,
+                TcpState::SynSent => requested_peer(survey, open, address)?,
                 _ => getpeername(&open.copy)
                     .and_then(|peer| peer.ok_or(Errno::NOTCONN))
                     .and_then(SocketAddr::try_from)
@@ -144,7 +136,7 @@ pub(super) fn save(
             let copy = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
             let (object, inode) = (open.index, open.stat.st_ino);
             let is_being_made = state == TcpState::SynSent;
-            survey.found.connections.push(Met { object, copy, inode, is_being_made });
+            survey.found.connections.push(FoundConnection { object, copy, inode, is_being_made });
             Some(unread(state, peer))
         }
     };
@@ -160,7 +152,11 @@ pub(super) fn save(
 }
 
 /// The peer of a connection in SYN_SENT, for which getpeername(2) fails.
-fn asked(survey: &mut Survey<'_>, open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Why> {
+fn requested_peer(
+    survey: &mut Survey<'_>,
+    open: &Open<'_>,
+    own: SocketAddr,
+) -> Result<SocketAddr, Reason> {
     let inode = open.stat.st_ino;
     let netns = stack::of_socket(&open.copy).map_err(|e| format!("a TCP socket: {e}"))?;
     let all = stack::tcp_addresses(&netns, &[inode]);
@@ -209,7 +205,7 @@ fn known(state: u8) -> Option<TcpState> {
 }
 
 /// A socket whose connection has ended.
-fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
+fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let is_wrong = ready(&open.copy).map_err(failed)?.contains(PollFlags::ERR);
     if is_wrong || rustix::io::ioctl_fionread(&open.copy).map_err(failed)? != 0 {
@@ -251,7 +247,7 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
 
 /// Connections in repair mode, with their packets dropped. The drop resumes them.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct Connections {
     netns: Option<OwnedFd>,
     id: String,
     sockets: Vec<InRepair>,
@@ -260,7 +256,7 @@ pub(crate) struct Held {
     /// Their processes have exited, and the sockets are to be closed without a packet.
     stay: bool,
     /// Connections in network namespaces inside.
-    inner: Vec<Held>,
+    inner: Vec<Connections>,
 }
 
 /// A connection in repair mode. That mode has no other effect on a socket that outlasts it: TCP_REPAIR sets
@@ -332,10 +328,10 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
     rustix::fs::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
-impl Held {
+impl Connections {
     /// Takes all found connections into repair mode, and reads them into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
-        type Group = (Vec<Met>, Vec<Queue>);
+        type Group = (Vec<FoundConnection>, Vec<FoundListener>);
         let mut groups: BTreeMap<Option<usize>, Group> = BTreeMap::new();
         let net_of = |object: usize| found.objects[object].net;
         for one in take(&mut found.connections) {
@@ -366,7 +362,7 @@ impl Held {
         netns: OwnedFd,
         subject: &Subject,
         found: &mut Found,
-        (met, queues): (Vec<Met>, Vec<Queue>),
+        (met, queues): (Vec<FoundConnection>, Vec<FoundListener>),
     ) -> Outcome<()> {
         self.id.clone_from(&subject.id);
         let netns = &*self.netns.insert(netns);
@@ -374,14 +370,15 @@ impl Held {
         let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
         let mut addresses = stack::tcp_addresses(netns, &inodes).map_err(look)?;
         let mut ends: Vec<Ends> = addresses.values().copied().collect();
-        let asked = met.iter().filter(|m| m.is_being_made).filter_map(|m| addresses.get(&m.inode));
-        ends.extend(asked.map(|[own, peer]| [*peer, *own]));
+        let requested =
+            met.iter().filter(|m| m.is_being_made).filter_map(|m| addresses.get(&m.inode));
+        ends.extend(requested.map(|[own, peer]| [*peer, *own]));
         let mut objects = Vec::new();
         if !queues.is_empty() {
             // ORDER: an emptied queue has space. A connection request from inside, and its
             // repetition, must not use it.
             quiet::begin(netns, &subject.id, &ends)?;
-            for Queue { object, listener } in queues {
+            for FoundListener { object, listener } in queues {
                 let sockets = accept::take(&listener);
                 let sockets =
                     sockets.map_err(Error::call("take a TCP connection out of its queue"))?;
@@ -433,7 +430,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for Connections {
     fn drop(&mut self) {
         if self.stay {
             return;

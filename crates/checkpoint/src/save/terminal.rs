@@ -5,17 +5,22 @@
 //! once: input by TIOCSTI, output by writing it again, with every mode switched off meanwhile that
 //! would echo or change it. All processes are stopped then.
 
-use super::object::{Found, Open, Survey, Why};
-use super::tree::Seen;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
+use rustix::event::{PollFd, PollFlags};
+
+use super::known::stream::TerminalSides;
+use super::open::Open;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::{Found, Survey};
 use crate::error::{Error, Result as Outcome};
 use crate::format::check::ON_THE_WAY_MAX;
 use crate::format::terminal_modes as modes;
 use crate::format::{Bytes, Terminal, TerminalSide, Thing};
 use crate::look::ids::Maps;
-use dormouse_kernel::Errno;
-use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
-use rustix::event::{PollFd, PollFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Major numbers of slaves in devpts.
 const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
@@ -24,14 +29,6 @@ const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
 const OWN: (u32, u32) = (5, 0);
 
 const MASTER: (u32, u32) = (5, 2);
-
-/// The sides of one terminal that were seen.
-#[derive(Debug)]
-pub(crate) struct Sides {
-    pub(crate) object: usize,
-    master: Option<OwnedFd>,
-    slave: Option<OwnedFd>,
-}
 
 fn device(open: &Open<'_>) -> (u32, u32) {
     (rustix::fs::major(open.stat.st_rdev), rustix::fs::minor(open.stat.st_rdev))
@@ -44,7 +41,7 @@ pub(crate) fn is_terminal(open: &Open<'_>) -> bool {
     is_device && !is_place && (SLAVES.contains(&device.0) || [OWN, MASTER].contains(&device))
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let is_master = device(open) == MASTER;
     let flags = open.flags();
     if flags & libc::O_ASYNC as u32 != 0 {
@@ -68,7 +65,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         None => {
             let record = state(open, number).map_err(|e| format!("a terminal: {e}"))?;
             let object = survey.add(Thing::Terminal(record));
-            survey.terminals.insert(number, Sides { object, master: None, slave: None });
+            survey.terminals.insert(number, TerminalSides { object, master: None, slave: None });
             object
         }
     };
@@ -167,7 +164,7 @@ pub(crate) fn contents(found: &mut Found) -> Outcome<()> {
     Ok(())
 }
 
-fn on_the_way(sides: &Sides, record: &mut Terminal) -> Result<(), Errno> {
+fn on_the_way(sides: &TerminalSides, record: &mut Terminal) -> Result<(), Errno> {
     // A slave that no process has open is not opened here: its close would be an event at the
     // master.
     let Some(slave) = &sides.slave else { return Ok(()) };

@@ -4,30 +4,13 @@
 //! (`/proc/PID/timens_offsets`), and if there is none, from a helper process that enters the
 //! namespace.
 
-use std::collections::HashMap;
-
-use super::object::{Survey, Why};
-use super::process::Apart as Links;
-use super::tree::{Seen, link_of_first};
+use super::known::namespace::Links;
+use super::refusal::Reason;
+use super::seen::{Seen, link_of_first};
+use super::survey::Survey;
 use crate::clock::{self, CLOCK_MAX_NS, Offsets};
 use crate::error::Result as Outcome;
 use crate::format::{Thing, Time};
-
-/// All time namespaces but the container's own.
-#[derive(Debug, Default)]
-pub(crate) struct Apart {
-    /// The offsets of the container's own.
-    own: Offsets,
-    /// By their links in procfs; or why one cannot be saved.
-    by_link: HashMap<String, Result<usize, Why>>,
-}
-
-impl Apart {
-    /// The offsets of the container's own.
-    pub(super) fn own(&self) -> Offsets {
-        self.own
-    }
-}
 
 /// The links of the time namespace of a process, and of that of its children. KERNEL(5.6): before,
 /// there is none.
@@ -44,7 +27,7 @@ pub(super) fn for_children(seen: &Seen) -> Option<String> {
 }
 
 /// The objects of the namespace of a process, and of the one for its children.
-pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize>; 2], Why> {
+pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize>; 2], Reason> {
     let mut found = [None; 2];
     for (to, link) in found.iter_mut().zip([&links.time, &links.time_for_children]) {
         let Some(link) = link else { continue };
@@ -86,7 +69,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 }
 
 /// The record of a namespace with these offsets.
-fn time(own: Offsets, offsets: Offsets) -> Outcome<Result<Time, Why>> {
+fn time(own: Offsets, offsets: Offsets) -> Outcome<Result<Time, Reason>> {
     let time = Time {
         monotonic_ns: offsets.monotonic_ns.saturating_sub(own.monotonic_ns),
         boottime_ns: offsets.boottime_ns.saturating_sub(own.boottime_ns),

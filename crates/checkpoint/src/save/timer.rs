@@ -2,17 +2,24 @@
 
 use std::os::fd::AsRawFd;
 
-use dormouse_kernel::proc;
+use dormouse_kernel::{Errno, proc};
 
-use super::object::{Open, Survey, Why};
-use super::tree::Seen;
+use super::calls::run;
+use super::open::Open;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::signal;
+use super::survey::Survey;
 use crate::format::{PosixTimer, Thing, TimerFd};
+use crate::inject::gadget::find;
+use crate::inject::script::{Answers, Script};
+use crate::vdso;
 
 pub(crate) fn is_timer(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[timerfd]"
 }
 
-pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let record = |info: &str| {
         Some(TimerFd {
             flags: open.flags(),
@@ -59,7 +66,7 @@ fn pair_ns(text: &str) -> Option<u64> {
 
 /// The POSIX timers of a process, as `/proc/PID/timers` lists them. Their remaining times are
 /// queried by calls in the process itself.
-pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Why> {
+pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Reason> {
     let text = proc::whole_text(format!("/proc/{}/timers", seen.pid)).unwrap_or_default();
     let mut all = Vec::new();
     for line in text.lines() {
@@ -105,4 +112,42 @@ pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Why> {
         }
     }
     Ok(all)
+}
+
+/// Queries interval and remaining time of a POSIX timer.
+pub(super) fn posix_time(
+    script: &mut Script,
+    id: i32,
+) -> impl FnOnce(&Answers) -> std::result::Result<(u64, u64), Errno> + use<> {
+    let to = script.room(32);
+    let queried = script.call(libc::SYS_timer_gettime, [id.into(), to.into()]);
+    move |answers| {
+        answers.returned(queried)?;
+        let [interval_s, interval_ns, value_s, value_ns] = answers.numbers(to);
+        let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
+    }
+}
+
+/// How long until the first timer of a stopped process expires that sends a signal (setitimer(2),
+/// of real time; timer_create(2)); `None` if no call can be injected.
+pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Errno> {
+    let pid = seen.pid;
+    let object = vdso::of_process(pid);
+    let Some(gadget) = object.and_then(|o| find(pid, o.start, o.end - o.start)) else {
+        return Ok(None);
+    };
+    let mut script = Script::default();
+    let intervals = signal::interval_timers(&mut script);
+    let posix = posix(seen).unwrap_or_default();
+    let rest = posix.iter().map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
+    let answers = run(seen, pid, gadget, &script, None)?;
+    const REAL: u32 = 0;
+    let real = intervals(&answers)?.into_iter().find(|t| t.which == REAL && t.value_us != 0);
+    let mut next = real.map(|timer| timer.value_us.saturating_mul(1000));
+    for rest in rest {
+        let (_, value_ns) = rest(&answers)?;
+        next = next.into_iter().chain((value_ns != 0).then_some(value_ns)).min();
+    }
+    Ok(next)
 }

@@ -3,17 +3,20 @@
 //! Devices of the configuration are left out, and so is everything on other mounts. Other devices
 //! are refused.
 
-use super::memory;
-use super::object::{Found, Survey};
-use super::tree::Seen;
-use crate::error::{Error, Refusal, Result};
-use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
-use crate::look::file::{modified_ns, tmpfs_at};
-use crate::look::ids::Maps;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+
+use super::pages::file_runs;
+use super::refusal;
+use super::seen::Seen;
+use super::survey::{Found, Survey};
+use crate::error::{Error, Result};
+use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
+use crate::look::file::{modified_ns, tmpfs_at};
+use crate::look::ids::Maps;
 
 /// LIMIT: nested directories.
 const DEPTH_MAX: usize = 64;
@@ -34,12 +37,7 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
             Ok(entries) => {
                 add(survey, Tmpfs { target, namespace: None, entries }, place);
             }
-            Err(why) => survey.found.refusals.push(Refusal {
-                pid: 0,
-                process: String::new(),
-                what: String::new(),
-                why,
-            }),
+            Err(why) => survey.found.refusals.push(refusal::of_object(why)),
         }
     }
 }
@@ -78,7 +76,7 @@ pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
                 let how = BELOW.difference(ResolveFlags::NO_XDEV);
                 let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
                 let file = File::from(open);
-                memory::file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), of, writer)
+                file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), of, writer)
             };
             *runs = read().map_err(Error::file("cannot read", &path))??;
         }

@@ -10,7 +10,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, ReturnFlags, SocketType, getpeername, getsockname, ipproto, recvmsg,
 };
 
-use super::object::{Found, Open, Survey, Why};
+use super::open::Open;
+use super::refusal::Reason;
+use super::survey::{Found, Survey};
 use super::{diag, option};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Datagram, Thing, UdpSocket};
@@ -23,7 +25,7 @@ pub(super) fn save(
     survey: &mut Survey<'_>,
     open: &Open<'_>,
     domain: AddressFamily,
-) -> Result<Thing, Why> {
+) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a UDP socket: {e}");
     let socket = open.copy.as_fd();
     let options = option::read(socket, domain, SocketType::DGRAM, Some(ipproto::UDP))?;

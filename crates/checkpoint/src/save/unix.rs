@@ -19,11 +19,29 @@
 //! is also used by sockets inside is not held: those are re-created, and need a re-created peer.
 //! LIMIT: neither is a socket on the container's own files, because it would keep these mounted.
 
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use dormouse_bpf::embryo::{self, Embryo, Embryos};
+use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::pidfd;
+use rustix::event::PollFlags;
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::credentials::as_peer;
 use super::diag::u32_at;
-use super::object::{Open, Survey, Why};
-use super::thread;
-use super::tree::Seen;
-use super::{HeldFile, Wakes, diag, option};
+use super::held::{HeldFile, Wakes};
+use super::known::socket::{Socket, UnixSockets};
+use super::open::Open;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::Survey;
+use super::{diag, option};
 use crate::error::Refusal;
 use crate::format::{
     Bytes, Cause, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixLeft, UnixMessage,
@@ -34,41 +52,10 @@ use crate::inject::script::{Answers, Script};
 use crate::look::descriptor::ready;
 use crate::look::file;
 use crate::look::ids::Maps;
-use dormouse_bpf::embryo::{self, Embryo, Embryos};
-use dormouse_kernel::call::{self, Namespace};
-use dormouse_kernel::pidfd;
-use rustix::event::PollFlags;
-use rustix::fs::{FileType, Stat};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, sockopt};
-use std::collections::HashMap;
-use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
-
-/// Unix sockets that were found, by inode.
-pub(crate) type Known = HashMap<u64, Socket>;
-
-/// A socket that some process has open.
-pub(crate) struct Socket {
-    object: usize,
-    copy: OwnedFd,
-    /// A process that has it open, by the host's id.
-    pid: u32,
-    /// The first process, from whose root paths are found.
-    first: u32,
-    /// The working directory of that process, from which a relative path is resolved.
-    directory: String,
-    /// For the message: the process and the descriptor.
-    whose: Refusal,
-    /// The messages in its receive queue.
-    received: Result<Vec<UnixMessage>, Why>,
-}
 
 /// A socket as sock_diag(7) reports it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-struct Said {
+struct Entry {
     listens: bool,
     /// `sun_path`.
     name: Vec<u8>,
@@ -84,7 +71,7 @@ struct Said {
     shut: u8,
 }
 
-pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a unix socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     let options = option::read(open.copy.as_fd(), AddressFamily::UNIX, kind, None)?;
@@ -95,7 +82,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         pid: open.process.pid,
         first: open.process.first,
         directory: directory.to_string_lossy().into_owned(),
-        whose: open.process.refuse(format!("descriptor {}", open.number), ""),
+        owner: open.process.refuse(format!("descriptor {}", open.number), ""),
         received: Ok(Vec::new()),
     };
     survey.unix.insert(open.stat.st_ino, socket);
@@ -117,14 +104,14 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
 /// Queries the peers of a stopped process's sockets (SO_PEERCRED) by calls in the process. If a
 /// peer has exited, or a helper process stood in for it, its pid can only be read inside the pid
 /// namespace.
-pub(super) fn ask_peers(
+pub(super) fn query_peers(
     survey: &Survey<'_>,
     descriptors: &[Descriptor],
     script: &mut Script,
 ) -> impl FnOnce(&mut Survey<'_>, &Answers) -> std::result::Result<(), Errno> + use<> {
     // struct ucred: process, user, group.
     const UCRED_BYTES: u64 = 12;
-    let mut asked = Vec::new();
+    let mut queried = Vec::new();
     for descriptor in descriptors {
         let object = survey.found.objects.get(descriptor.object);
         let is_unix = matches!(object.map(|object| &object.thing), Some(Thing::UnixSocket(_)));
@@ -134,11 +121,11 @@ pub(super) fn ask_peers(
         let (to, length) = (script.room(16), script.room_with(UCRED_BYTES));
         let (level, name) = (libc::SOL_SOCKET.into(), libc::SO_PEERCRED.into());
         let args = [u64::from(descriptor.number).into(), level, name, to.into(), length.into()];
-        asked.push((descriptor.object, script.call(libc::SYS_getsockopt, args), to));
+        queried.push((descriptor.object, script.call(libc::SYS_getsockopt, args), to));
     }
     move |survey, answers| {
-        for (object, asked, to) in asked {
-            answers.returned(asked)?;
+        for (object, queried, to) in queried {
+            answers.returned(queried)?;
             let [ids] = answers.numbers(to);
             survey.peers.insert(object, ids as u32); // the pid is the first half
         }
@@ -146,16 +133,19 @@ pub(super) fn ask_peers(
     }
 }
 
+/// Adds the object of an in-flight file (SCM_RIGHTS), of whatever kind; the file is a copy.
+pub(super) type InFlight = fn(&mut Survey<'_>, &Seen, OwnedFd) -> Result<usize, Reason>;
+
 /// Completes the records with facts that depend on all sockets.
-pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
-    let known = read_queues(survey, tree);
+pub(super) fn finish(survey: &mut Survey<'_>, tree: &[Seen], in_flight: InFlight) {
+    let known = read_queues(survey, tree, in_flight);
     let Some(first) = known.values().next() else { return };
-    let inner = survey.nets.open().iter().map(ask_in);
-    let asked = inner.chain([ask(first.first)]).collect::<Result<Vec<_>, Why>>();
-    let said: HashMap<u64, Said> = match asked {
-        Ok(asked) => asked.into_iter().flatten().collect(),
+    let inner = survey.nets.open().iter().map(query_in);
+    let queried = inner.chain([query(first.first)]).collect::<Result<Vec<_>, Reason>>();
+    let entries: HashMap<u64, Entry> = match queried {
+        Ok(queried) => queried.into_iter().flatten().collect(),
         Err(why) => {
-            survey.found.refusals.push(Refusal { why, ..first.whose.clone() });
+            survey.found.refusals.push(Refusal { why, ..first.owner.clone() });
             return;
         }
     };
@@ -168,8 +158,8 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
         // A descriptor that was closed meanwhile has no answer; then nothing is stopped yet.
         let peer = survey.peers.get(&socket.object).copied().filter(|pid| *pid != 0);
         let elsewhere = || accepted_from_elsewhere(socket).filter(|_| survey.subject.hold);
-        let filled = match said.get(inode).cloned().or_else(elsewhere) {
-            Some(one) => fill(survey, &mut record, socket, &one, (&said, &known), tree, peer),
+        let filled = match entries.get(inode).cloned().or_else(elsewhere) {
+            Some(one) => fill(survey, &mut record, socket, &one, (&entries, &known), tree, peer),
             None => Err(Refused::For("a unix socket of another network namespace".into())),
         };
         survey.found.objects[socket.object].thing = Thing::UnixSocket(record);
@@ -177,7 +167,7 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     }
     inherit(survey, &known);
     for (inode, socket) in &known {
-        let waiting = said.get(inode).map_or(&[][..], |said| &said.waiting);
+        let waiting = entries.get(inode).map_or(&[][..], |entry| &entry.waiting);
         refused.extend(hold(survey, socket, waiting, &known, tree).err().map(|why| (socket, why)));
     }
     for (socket, why) in refused {
@@ -185,13 +175,13 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
             Refused::For(why) => why,
             Refused::Passing(why) => survey.passing(why),
         };
-        survey.found.refusals.push(Refusal { why, ..socket.whose.clone() });
+        survey.found.refusals.push(Refusal { why, ..socket.owner.clone() });
     }
 }
 
 /// An accepted connection belongs to the network namespace of its client, which is not queried. Its
 /// properties are read from the socket itself.
-fn accepted_from_elsewhere(socket: &Socket) -> Option<Said> {
+fn accepted_from_elsewhere(socket: &Socket) -> Option<Entry> {
     rustix::net::getpeername(&socket.copy).ok()?;
     let own = rustix::net::getsockname(&socket.copy).ok()?;
     let own = rustix::net::SocketAddrUnix::try_from(own).ok()?;
@@ -199,7 +189,7 @@ fn accepted_from_elsewhere(socket: &Socket) -> Option<Said> {
     let found = file::lookup(socket.first, std::str::from_utf8(path).ok()?).ok()?;
     let file = rustix::fs::fstat(&found).ok()?.st_ino as u32;
     // The peer is unknown.
-    Some(Said { name: path.to_vec(), file: Some(file), peer: Some(u32::MAX), ..Said::default() })
+    Some(Entry { name: path.to_vec(), file: Some(file), peer: Some(u32::MAX), ..Entry::default() })
 }
 
 /// Holds a socket that processes outside can use.
@@ -207,7 +197,7 @@ fn hold(
     survey: &mut Survey<'_>,
     socket: &Socket,
     waiting: &[u32],
-    known: &Known,
+    known: &UnixSockets,
     tree: &[Seen],
 ) -> Result<(), Refused> {
     let objects = &survey.found.objects;
@@ -258,7 +248,7 @@ fn is_accepted_by(connection: &UnixSocket, listener: &UnixSocket) -> bool {
 }
 
 /// Checks that no pending connection of a listener comes from outside.
-fn nobody_waits(waiting: &[u32], known: &Known) -> Result<(), Refused> {
+fn check_pending(waiting: &[u32], known: &UnixSockets) -> Result<(), Refused> {
     if waiting.iter().all(|inode| *inode == 0 || known.contains_key(&u64::from(*inode))) {
         return Ok(());
     }
@@ -267,8 +257,8 @@ fn nobody_waits(waiting: &[u32], known: &Known) -> Result<(), Refused> {
 }
 
 /// Reads the receive queues of all sockets, and registers in-flight sockets.
-fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
-    let mut known = Known::new();
+fn read_queues(survey: &mut Survey<'_>, tree: &[Seen], in_flight: InFlight) -> UnixSockets {
+    let mut known = UnixSockets::new();
     loop {
         let new = std::mem::take(&mut survey.unix);
         if new.is_empty() {
@@ -277,7 +267,10 @@ fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
         for (inode, mut socket) in new {
             let seen = tree.iter().find(|seen| seen.pid == socket.pid);
             socket.received = match seen {
-                Some(seen) => read_queue(survey, &socket, seen, &Whose { tree, maps: seen.maps() }),
+                Some(seen) => {
+                    let translator = Translator { tree, maps: seen.maps() };
+                    read_queue(survey, &socket, seen, &translator, in_flight)
+                }
                 None => Err("a unix socket of a process that has exited".into()),
             };
             known.insert(inode, socket);
@@ -289,20 +282,21 @@ fn read_queue(
     survey: &mut Survey<'_>,
     socket: &Socket,
     seen: &Seen,
-    whose: &Whose<'_>,
-) -> Result<Vec<UnixMessage>, Why> {
+    translator: &Translator<'_>,
+    in_flight: InFlight,
+) -> Result<Vec<UnixMessage>, Reason> {
     let Thing::UnixSocket(record) = &survey.found.objects[socket.object].thing else {
         return Ok(Vec::new());
     };
     let failed = |e: Errno| format!("a unix socket with an unreadable queue: {e}");
-    let queue = queue(&socket.copy, record.socket_type, whose).map_err(failed)?.ok_or(
+    let queue = queue(&socket.copy, record.socket_type, translator).map_err(failed)?.ok_or(
         "a unix socket with an item in flight that is neither data nor a descriptor (a pidfd, a \
          label), which is not saved yet",
     )?;
     let mut all = Vec::new();
     for (mut message, descriptors) in queue {
         for descriptor in descriptors {
-            let object = survey.on_its_way(seen, descriptor);
+            let object = in_flight(survey, seen, descriptor);
             message.descriptors.push(
                 object
                     .map_err(|why| format!("a unix socket with a descriptor in flight: {why}"))?,
@@ -313,15 +307,15 @@ fn read_queue(
     Ok(all)
 }
 
-/// Why a socket cannot be saved.
+/// The reason why a socket cannot be saved.
 enum Refused {
-    For(Why),
+    For(Reason),
     /// The refusal is likely to pass in a moment.
-    Passing(Why),
+    Passing(Reason),
 }
 
-impl From<Why> for Refused {
-    fn from(why: Why) -> Self {
+impl From<Reason> for Refused {
+    fn from(why: Reason) -> Self {
         Self::For(why)
     }
 }
@@ -330,37 +324,37 @@ fn fill(
     survey: &Survey<'_>,
     record: &mut UnixSocket,
     socket: &Socket,
-    said: &Said,
-    (all, known): (&HashMap<u64, Said>, &Known),
+    entry: &Entry,
+    (all, known): (&HashMap<u64, Entry>, &UnixSockets),
     tree: &[Seen],
     peer: Option<u32>,
 ) -> Result<(), Refused> {
-    record.shut = said.shut & 3;
-    let (name, device) = name(socket, said)?;
+    record.shut = entry.shut & 3;
+    let (name, device) = name(socket, entry)?;
     record.name = name;
     let is_reached = device.is_some_and(|device| survey.is_volume(device));
     if let Some(seen) = tree.iter().find(|seen| seen.pid == socket.pid) {
-        record.peer_credentials = Whose { tree, maps: seen.maps() }.of_peer(&socket.copy)?;
+        record.peer_credentials = Translator { tree, maps: seen.maps() }.of_peer(&socket.copy)?;
         if let Some(who) = &mut record.peer_credentials {
             who.pid = peer.or(who.pid);
         }
     }
-    if said.listens {
-        record.backlog = Some(said.queues.1.min(i32::MAX as u32) as i32);
+    if entry.listens {
+        record.backlog = Some(entry.queues.1.min(i32::MAX as u32) as i32);
         record.held = is_reached;
         if !is_reached {
-            record.left = left(survey, socket, &said.waiting, known, tree)?;
+            record.left = left(survey, socket, &entry.waiting, known, tree)?;
         }
         return Ok(());
     }
-    record.peer = match said.peer {
+    record.peer = match entry.peer {
         None => UnixPeer::None,
         Some(0) => match waits(socket, all, known) {
             Some((listener, place)) => {
                 // SO_PEERCRED is not readable on the un-accepted side; its credentials are those of
                 // the process that owns the client socket.
-                let by = tree.iter().find(|seen| seen.pid == socket.pid).map(thread::as_peer);
-                let sent = match said.queues.1 {
+                let by = tree.iter().find(|seen| seen.pid == socket.pid).map(as_peer);
+                let sent = match entry.queues.1 {
                     0 => Vec::new(),
                     _ => written(survey, socket, listener, place, tree)?,
                 };
@@ -398,12 +392,12 @@ fn fill(
 }
 
 /// Translates credentials to those that the container would see.
-struct Whose<'s> {
+struct Translator<'s> {
     tree: &'s [Seen],
     maps: &'s Maps,
 }
 
-impl Whose<'_> {
+impl Translator<'_> {
     /// From pid, user and group outside. `None` if the kernel has none; without a pid if the
     /// process is outside.
     fn of(&self, [pid, uid, gid]: [u32; 3]) -> Option<PeerCredentials> {
@@ -414,7 +408,7 @@ impl Whose<'_> {
     }
 
     /// The answers of SO_PEERCRED and SO_PEERGROUPS.
-    fn of_peer(&self, socket: &OwnedFd) -> Result<Option<PeerCredentials>, Why> {
+    fn of_peer(&self, socket: &OwnedFd) -> Result<Option<PeerCredentials>, Reason> {
         /// LIMIT: bytes of groups, of which there are 65,536 at most.
         const GROUPS_BYTES_MAX: usize = 4 << 16;
         const SO_PEERGROUPS: i32 = 59;
@@ -466,10 +460,10 @@ fn left(
     survey: &Survey<'_>,
     listener: &Socket,
     waiting: &[u32],
-    known: &Known,
+    known: &UnixSockets,
     tree: &[Seen],
 ) -> Result<Vec<UnixLeft>, Refused> {
-    nobody_waits(waiting, known)?;
+    check_pending(waiting, known)?;
     let mut all = Vec::new();
     for (place, _) in waiting.iter().enumerate().filter(|(_, inode)| **inode == 0) {
         let place = place as u32;
@@ -481,7 +475,7 @@ fn left(
             return Err(not_now(" of a named client that has closed it, which is not saved"));
         }
         let seen = tree.iter().find(|seen| seen.pid == listener.pid);
-        let by = seen.and_then(|seen| Whose { tree, maps: seen.maps() }.of(found.by));
+        let by = seen.and_then(|seen| Translator { tree, maps: seen.maps() }.of(found.by));
         let by = match (by, found.groups) {
             (Some(who), Some(groups)) => {
                 let maps = seen.map(Seen::maps);
@@ -517,7 +511,7 @@ fn look_into(
     tree: &[Seen],
 ) -> Result<(Embryo, Vec<UnixMessage>), Refused> {
     /// Loaded on first use. The program reads one connection at a time.
-    static EMBRYOS: OnceLock<Result<Mutex<Embryos>, Why>> = OnceLock::new();
+    static EMBRYOS: OnceLock<Result<Mutex<Embryos>, Reason>> = OnceLock::new();
     let loaded = EMBRYOS.get_or_init(|| Embryos::load().map(Mutex::new).map_err(|e| e.to_string()));
     let mut embryos = match loaded {
         Ok(embryos) => embryos.lock().unwrap_or_else(PoisonError::into_inner),
@@ -555,7 +549,7 @@ fn look_into(
         return Err(accepted_now());
     };
     let is_stream = record.socket_type == libc::SOCK_STREAM;
-    let whose = Whose { tree, maps: seen.maps() };
+    let translator = Translator { tree, maps: seen.maps() };
     let mut all: Vec<UnixMessage> = Vec::new();
     for message in messages {
         if message.data.is_empty() {
@@ -571,7 +565,7 @@ fn look_into(
         if !descriptors.iter().all(can_be_sent) {
             return Err(not_now(" with an in-flight descriptor of a kind that is not saved"));
         }
-        let credentials = message.sender.and_then(|sender| whose.of(sender));
+        let credentials = message.sender.and_then(|sender| translator.of(sender));
         let goes_on = |last: &&mut UnixMessage| {
             let alone = descriptors.is_empty() && last.descriptors.is_empty();
             is_stream && alone && last.credentials == credentials
@@ -590,8 +584,8 @@ fn look_into(
 /// The listener at which a connection is pending, and the place in its queue.
 fn waits<'k>(
     socket: &Socket,
-    all: &HashMap<u64, Said>,
-    known: &'k Known,
+    all: &HashMap<u64, Entry>,
+    known: &'k UnixSockets,
 ) -> Option<(&'k Socket, u32)> {
     let inode = known.iter().find(|(_, one)| one.object == socket.object)?.0;
     known.iter().find_map(|(listener, one)| {
@@ -602,12 +596,12 @@ fn waits<'k>(
 }
 
 /// The name of a socket, and the device of its file.
-fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>), Why> {
-    let bytes = match said.name.first() {
+fn name(socket: &Socket, entry: &Entry) -> Result<(Option<UnixName>, Option<u64>), Reason> {
+    let bytes = match entry.name.first() {
         None => return Ok((None, None)),
-        Some(0) => said.name.clone(),
+        Some(0) => entry.name.clone(),
         // The kernel counts the NUL at the end of a path.
-        Some(_) => said.name.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
+        Some(_) => entry.name.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
     };
     let mut name = UnixName { bytes: Bytes(bytes), directory: None, file: None, inherited: false };
     if name.bytes.0[0] == 0 {
@@ -626,7 +620,7 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     // A file that has replaced it belongs to another socket.
     let own = |stat: &Stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::Socket
-            && said.file == Some(stat.st_ino as u32)
+            && entry.file == Some(stat.st_ino as u32)
     };
     let look = |pid| file::lookup(pid, &whole).and_then(rustix::fs::fstat).ok().filter(own);
     let found = look(socket.first);
@@ -646,7 +640,7 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
                 break;
             }
         }
-        if found.is_none() && is_called_by_name(socket, said) {
+        if found.is_none() && is_called_by_name(socket, entry) {
             let why =
                 format!("a unix socket bound to the relative path {name}, which is not found");
             return Err(format!("{why} from the directory of its process, not saved yet"));
@@ -669,15 +663,15 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
 }
 
 /// Whether peers use its address: a listener or a datagram socket.
-fn is_called_by_name(socket: &Socket, said: &Said) -> bool {
+fn is_called_by_name(socket: &Socket, entry: &Entry) -> bool {
     let kind = sockopt::socket_type(&socket.copy);
-    said.listens || kind.is_ok_and(|kind| kind == SocketType::DGRAM)
+    entry.listens || kind.is_ok_and(|kind| kind == SocketType::DGRAM)
 }
 
 /// Marks connections whose name was inherited from the listener that accepted them. Of two ends,
 /// one was made by connect(2) and has a name only if it was bound before. A name that a listener
 /// has belongs to that, and if only one end has a name, that end was accepted.
-fn inherit(survey: &mut Survey<'_>, known: &Known) {
+fn inherit(survey: &mut Survey<'_>, known: &UnixSockets) {
     let objects = &mut survey.found.objects;
     // An abstract name belongs to its network namespace.
     let of = |object: &Object| match &object.thing {
@@ -730,7 +724,7 @@ type Received = (UnixMessage, Vec<OwnedFd>);
 fn queue(
     socket: &OwnedFd,
     socket_type: i32,
-    whose: &Whose<'_>,
+    translator: &Translator<'_>,
 ) -> Result<Option<Vec<Received>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let peek_at =
@@ -770,7 +764,7 @@ fn queue(
                     data: Bytes(data.to_vec()),
                     from: Bytes(from.to_vec()),
                     descriptors: Vec::new(),
-                    credentials: got.sender.and_then(|sender| whose.of(sender)),
+                    credentials: got.sender.and_then(|sender| translator.of(sender)),
                 };
                 if alone > 0 {
                     all.push((message(&data[..alone]), Vec::new()));
@@ -796,28 +790,28 @@ fn name_of(from: &[u8]) -> &[u8] {
 }
 
 /// Queries sock_diag(7) for all unix sockets of a process's network namespace.
-fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
+fn query(pid: u32) -> Result<HashMap<u64, Entry>, Reason> {
     let failed = |e: &dyn std::fmt::Display| format!("a unix socket: {e}");
     let handle = pidfd::open(pid).map_err(|e| failed(&e))?;
     let netns = pidfd::namespace(&handle, Namespace::Net).map_err(|e| failed(&e))?;
-    ask_in(&netns)
+    query_in(&netns)
 }
 
 /// The same for a network namespace.
-fn ask_in(netns: &OwnedFd) -> Result<HashMap<u64, Said>, Why> {
+fn query_in(netns: &OwnedFd) -> Result<HashMap<u64, Entry>, Reason> {
     // A separate thread enters the namespace and ends there.
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
+        let queried = scope.spawn(|| {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
             rustix::thread::move_into_link_name_space(netns.as_fd(), kind)?;
             dump()
         });
-        let asked = asked.join().unwrap_or(Err(Errno::IO));
-        asked.map_err(|e| format!("a unix socket: sock_diag: {e}"))
+        let queried = queried.join().unwrap_or(Err(Errno::IO));
+        queried.map_err(|e| format!("a unix socket: sock_diag: {e}"))
     })
 }
 
-fn dump() -> Result<HashMap<u64, Said>, Errno> {
+fn dump() -> Result<HashMap<u64, Entry>, Errno> {
     /// UDIAG_SHOW_NAME, _VFS, _PEER, _ICONS, _RQLEN.
     const SHOW: u32 = 0x1f;
     // struct unix_diag_req: family, states, inode, what to show, a cookie.
@@ -827,31 +821,31 @@ fn dump() -> Result<HashMap<u64, Said>, Errno> {
     }
     let mut all = HashMap::new();
     diag::dump(&request, |answer| {
-        let (inode, said) = said(answer)?;
-        all.insert(u64::from(inode), said);
+        let (inode, entry) = entry(answer)?;
+        all.insert(u64::from(inode), entry);
         Some(())
     })?;
     Ok(all)
 }
 
 /// Parses one answer: `struct unix_diag_msg`, attributes.
-fn said(answer: &[u8]) -> Option<(u32, Said)> {
+fn entry(answer: &[u8]) -> Option<(u32, Entry)> {
     const LISTEN: u8 = 10;
     const HEAD_BYTES: usize = 16;
-    let mut said = Said { listens: *answer.get(2)? == LISTEN, ..Said::default() };
+    let mut entry = Entry { listens: *answer.get(2)? == LISTEN, ..Entry::default() };
     let inode = u32_at(answer, 4)?;
     for (kind, value) in diag::attributes(answer.get(HEAD_BYTES..)?)? {
         match kind {
-            0 => said.name = value.to_vec(),
-            1 => said.file = u32_at(value, 0),
-            2 => said.peer = u32_at(value, 0),
-            3 => said.waiting = value.chunks_exact(4).filter_map(|b| u32_at(b, 0)).collect(),
-            4 => said.queues = (u32_at(value, 0)?, u32_at(value, 4)?),
-            6 => said.shut = *value.first()?,
+            0 => entry.name = value.to_vec(),
+            1 => entry.file = u32_at(value, 0),
+            2 => entry.peer = u32_at(value, 0),
+            3 => entry.waiting = value.chunks_exact(4).filter_map(|b| u32_at(b, 0)).collect(),
+            4 => entry.queues = (u32_at(value, 0)?, u32_at(value, 4)?),
+            6 => entry.shut = *value.first()?,
             _ => {}
         }
     }
-    Some((inode, said))
+    Some((inode, entry))
 }
 
 #[cfg(test)]
@@ -875,17 +869,17 @@ mod tests {
             message.extend(value);
             message.resize(message.len().next_multiple_of(4), 0);
         }
-        let expected = Said {
+        let expected = Entry {
             listens: true,
             name: b"/run/a".to_vec(),
             peer: Some(9),
             waiting: vec![1, 2],
             queues: (2, 17),
-            ..Said::default()
+            ..Entry::default()
         };
-        assert_eq!(said(&message), Some((7, expected)));
+        assert_eq!(entry(&message), Some((7, expected)));
         // A size beyond the end.
         message[16] = 200;
-        assert_eq!(said(&message), None);
+        assert_eq!(entry(&message), None);
     }
 }

@@ -4,28 +4,16 @@
 //! procfs shows ids as mapped in the reader's user namespace, which is the host's. All ids of a
 //! record are those of the container's own user namespace: [`Seen::maps`] is the map.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::namespace::{self, UserMaps};
 use dormouse_kernel::{pidfd, proc};
 
-use super::object::{Survey, Surveyed, Why};
-use super::tree::{Seen, link_of_first};
-use crate::error::Refusal;
+use super::refusal::{self, Reason};
+use super::seen::{Seen, link_of_first};
+use super::survey::{Survey, Surveyed};
 use crate::format::{Ids, Thing, User};
-
-/// All user namespaces but the container's own.
-#[derive(Debug, Default)]
-pub(crate) struct Apart {
-    /// The inode of the container's own.
-    own: Option<u64>,
-    /// Objects by inodes; or why one cannot be saved.
-    known: HashMap<u64, Result<usize, Why>>,
-    /// A process that is in each, by inodes.
-    members: HashMap<u64, u32>,
-}
 
 /// Parses the inode of a link in procfs: `user:[4026531837]`.
 fn inode(link: &str) -> Option<u64> {
@@ -47,7 +35,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
 
 /// Refuses a container whose init has left its pid namespace's user namespace: no process is left
 /// there to set it up again.
-pub(super) fn check_first(seen: &Seen) -> Result<(), Why> {
+pub(super) fn check_first(seen: &Seen) -> Result<(), Reason> {
     let Some(process) = &seen.pidfd else { return Ok(()) };
     let own =
         pidfd::namespace(process, Namespace::Pid).and_then(|pids| namespace::owner(pids.as_fd()));
@@ -62,7 +50,7 @@ pub(super) fn check_first(seen: &Seen) -> Result<(), Why> {
 }
 
 /// The object of the user namespace of a process outside the container's own.
-pub(super) fn of_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
+pub(super) fn of_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Reason> {
     let said = |why: &dyn std::fmt::Display| format!("it is in a user namespace of its own {why}");
     let process = seen.pidfd.as_ref().ok_or_else(|| said(&"and has exited"))?;
     let its = pidfd::namespace(process, Namespace::User);
@@ -140,7 +128,11 @@ fn may_administer(pid: u32) -> bool {
 }
 
 /// The object of a user namespace; `None` for the container's own.
-fn object(survey: &mut Survey<'_>, seen: &Seen, namespace: &OwnedFd) -> Result<Option<usize>, Why> {
+fn object(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    namespace: &OwnedFd,
+) -> Result<Option<usize>, Reason> {
     let failed = |e: &dyn std::fmt::Display| format!("that cannot be inspected: {e}");
     let inode = rustix::fs::fstat(namespace).map_err(|e| failed(&e))?.st_ino;
     if survey.users.own == Some(inode) {
@@ -160,7 +152,7 @@ fn read(
     seen: &Seen,
     namespace: &OwnedFd,
     inode: u64,
-) -> Result<usize, Why> {
+) -> Result<usize, Reason> {
     let failed = |e: dormouse_kernel::CallError| format!("that cannot be inspected: {e}");
     // The initial namespace has no parent.
     let parent = namespace::owner(namespace.as_fd());
@@ -208,8 +200,7 @@ pub(super) fn finish(survey: &mut Survey<'_>) {
     if objects.iter().any(is_inside) {
         let why = "a message queue in an IPC namespace that belongs to a user namespace of a \
                    process's own, which is not saved yet";
-        let (pid, process, what) = (0, String::new(), String::new());
-        survey.found.refusals.push(Refusal { pid, process, what, why: why.into() });
+        survey.found.refusals.push(refusal::of_object(why.into()));
     }
 }
 

@@ -7,13 +7,14 @@ use dormouse_kernel::pidfd;
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
-use super::object::{Survey, Why};
-use super::tree::Seen;
+use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::Survey;
 use crate::format::{Thing, Uts};
 
 /// The object of the UTS namespace of a process, by its link in procfs, if it is not the first
 /// process's.
-pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result<usize, Why> {
+pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result<usize, Reason> {
     if let Some(index) = survey.uts.get(link) {
         return Ok(*index);
     }
@@ -26,12 +27,12 @@ pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result
     Ok(index)
 }
 
-fn failed(e: &dyn std::fmt::Display) -> Why {
+fn failed(e: &dyn std::fmt::Display) -> Reason {
     format!("a UTS namespace without readable names: {e}")
 }
 
 /// The names of host and domain as a process sees them.
-fn names(process: &OwnedFd) -> Result<(String, String), Why> {
+fn names(process: &OwnedFd) -> Result<(String, String), Reason> {
     let uts = pidfd::namespace(process, Namespace::Uts).map_err(|e| failed(&e))?;
     // A separate thread enters the namespace and ends there.
     let asked = std::thread::scope(|scope| {

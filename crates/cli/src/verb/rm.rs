@@ -32,9 +32,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         e => e.into(),
     };
     if args.targets.all {
-        return args.targets.each(global, |_| true, |engine, id| {
-            engine.remove(id, args.force, args.volumes).map_err(known)
-        });
+        return args.targets.each(
+            global,
+            |_| true,
+            |engine, id| engine.remove(id, args.force, args.volumes).map_err(known),
+        );
     }
     let engine = global.engine()?;
     anyhow::ensure!(!args.targets.names.is_empty(), "no container was given: name some, or --all");
