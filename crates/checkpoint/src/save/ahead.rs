@@ -40,7 +40,7 @@ use super::seen::Seen;
 use super::stop::stop_tree;
 use super::subject::Subject;
 use super::thaw::Thawed;
-use super::wait::{Blocks, go_on};
+use super::wait::{Blocks, prepare_resume};
 use crate::error::{Error, Result};
 use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
 use crate::inject::gadget;
@@ -117,7 +117,7 @@ fn for_a_moment(subject: &Subject, blocks: &Blocks, mut act: impl FnMut(Seen)) -
     let thawed = Thawed::thaw(subject, processes.first())?;
     for seen in processes.into_iter().filter(|seen| !seen.is_zombie) {
         for tid in &seen.tids {
-            go_on(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
+            prepare_resume(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
         }
         act(seen);
     }

@@ -4,7 +4,7 @@ use dormouse_kernel::Errno;
 
 use super::restart::begin_again;
 use super::seen::Seen;
-use super::wait::going_on;
+use super::wait::resume_registers;
 use crate::format::Thread;
 use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
@@ -29,6 +29,6 @@ pub(super) fn run(
 
 /// Restores a task's registers, so that it continues as if it had not been stopped.
 pub(super) fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
-    let (registers, mask) = (going_on(seen, tid, remote.registers()), remote.mask());
+    let (registers, mask) = (resume_registers(seen, tid, remote.registers()), remote.mask());
     remote.finish(&registers, mask)
 }

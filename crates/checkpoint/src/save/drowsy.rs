@@ -33,7 +33,7 @@ use super::seen::Seen;
 use super::stop::{Seized, stop_group};
 use super::timer::next_timer_ns;
 use super::tree::look_at_all;
-use super::wait::{Blocks, go_on, waits_ns};
+use super::wait::{Blocks, prepare_resume, waits_ns};
 use crate::error::{Error, Result};
 use crate::format::Cause;
 use crate::look::descriptor::{numbers, ready};
@@ -213,7 +213,7 @@ impl Still {
             for tid in &seen.tids {
                 // A thread that exits meanwhile waits for nothing.
                 let failed = Error::of("read the registers", *tid);
-                let Some(registers) = gone(go_on(seen, *tid)).map_err(failed)? else {
+                let Some(registers) = gone(prepare_resume(seen, *tid)).map_err(failed)? else {
                     continue;
                 };
                 is_busy |= seen.stopped.is_none() && !waits_by(&registers);

@@ -159,7 +159,7 @@ mod tests {
                 Registers { orig_rax: call, rdi, rsi, rdx, cs: 0x33, ..Registers::default() };
             super::is_due(seen, me, &registers)
         };
-        let tells = || is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0);
+        let of_set = || is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0);
         let of_room = || {
             [
                 is_due(libc::SYS_sendto, number as u64, 0, 0),
@@ -174,16 +174,16 @@ mod tests {
                 is_due(libc::SYS_select, last, selected, 0),
             ]
         };
-        assert_eq!((tells(), of_room(), of_bytes()), (false, [false; 3], [false; 3]));
+        assert_eq!((of_set(), of_room(), of_bytes()), (false, [false; 3], [false; 3]));
         drain(&mut peer);
-        assert_eq!((tells(), of_room(), of_bytes()), (true, [true; 3], [false; 3]));
+        assert_eq!((of_set(), of_room(), of_bytes()), (true, [true; 3], [false; 3]));
         assert!(!is_due(libc::SYS_select, last - 1, 0, selected), "not in the set");
         assert!(!is_due(libc::SYS_sendto, 1 << 20, 0, 0), "no such descriptor");
         assert!(!is_due(libc::SYS_poll, 8, 1, 0), "no such memory");
 
         // Not dropped: a child that another test starts at this moment may have a copy.
         peer.shutdown(std::net::Shutdown::Both).unwrap();
-        assert_eq!((tells(), of_bytes()), (true, [true; 3]), "an end of file is readable");
+        assert_eq!((of_set(), of_bytes()), (true, [true; 3]), "an end of file is readable");
     }
 
     #[test]

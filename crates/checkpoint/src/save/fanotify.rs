@@ -20,7 +20,7 @@ pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {
 
 /// A mark as fdinfo contains it, by device and inode.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct FoundMark {
     of: (u64, u64),
     flags: u32,
     mask: u64,
@@ -40,17 +40,17 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     if all.iter().any(|line| hex(line, "ino").is_none()) {
         return Err("a fanotify that marks a mount or a file system, which is not saved".into());
     }
-    let told: Option<Vec<Told>> = all.iter().map(|line| mark(line)).collect();
-    let told = told.ok_or(too_little)?;
+    let found: Option<Vec<FoundMark>> = all.iter().map(|line| mark(line)).collect();
+    let found = found.ok_or(too_little)?;
     let mut names = HashMap::new();
     let witness = survey.mounts.witness(open.process);
-    if !told.is_empty() {
-        let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
+    if !found.is_empty() {
+        let wanted: Vec<(u64, u64)> = found.iter().map(|t| t.of).collect();
         names = inotify::find(witness, &wanted);
     }
-    let mark = |told: Told| {
-        let (device, inode) = told.of;
-        let path = names.get(&told.of).cloned().ok_or_else(|| {
+    let mark = |found: FoundMark| {
+        let (device, inode) = found.of;
+        let path = names.get(&found.of).cloned().ok_or_else(|| {
             format!("a fanotify that marks inode {inode} of device {device:x} without a known name")
         })?;
         let stat = file::lookup(witness, &path).and_then(rustix::fs::fstat);
@@ -59,11 +59,11 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         // The kernel adds FAN_EVENT_ON_CHILD to marks of files, too, and may refuse the flag for
         // them.
         let kept = if is_directory { u64::MAX } else { !libc::FAN_EVENT_ON_CHILD };
-        let (mask, ignored) = (told.mask & kept, told.ignored & kept);
-        Ok(Mark { path, flags: told.flags, mask, ignored })
+        let (mask, ignored) = (found.mask & kept, found.ignored & kept);
+        Ok(Mark { path, flags: found.flags, mask, ignored })
     };
     // The kernel lists the latest mark first.
-    let marks = told.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Reason>>()?;
+    let marks = found.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Reason>>()?;
     let waits = if open.flags() & libc::O_NONBLOCK as u32 == 0 { 0 } else { libc::FAN_NONBLOCK };
     let flags = flags as u32 & !(libc::FAN_NONBLOCK | libc::FAN_CLOEXEC) | waits;
     Ok(Thing::Fanotify(Fanotify { flags, event_flags: event_flags as u32, marks }))
@@ -76,8 +76,8 @@ fn hex(line: &str, name: &str) -> Option<u64> {
 }
 
 /// Reads `fanotify ino:9e7e sdev:800013 mflags:0 mask:2 ignored_mask:0 ...`.
-fn mark(line: &str) -> Option<Told> {
-    Some(Told {
+fn mark(line: &str) -> Option<FoundMark> {
+    Some(FoundMark {
         of: (inotify::device(hex(line, "sdev")?), hex(line, "ino")?),
         flags: hex(line, "mflags")? as u32,
         mask: hex(line, "mask")?,
@@ -94,8 +94,8 @@ mod tests {
         let line = "fanotify ino:988014 sdev:fe00000 mflags:40 mask:8000022 ignored_mask:20 \
                     fhandle-bytes:8 fhandle-type:1 f_handle:14809800d35e6d89";
         let of = (rustix::fs::makedev(254, 0), 0x98_8014);
-        let told = Told { of, flags: 0x40, mask: 0x800_0022, ignored: 0x20 };
-        assert_eq!(mark(line), Some(told));
+        let found = FoundMark { of, flags: 0x40, mask: 0x800_0022, ignored: 0x20 };
+        assert_eq!(mark(line), Some(found));
         assert_eq!(mark("fanotify mnt_id:21 mflags:0 mask:3b ignored_mask:0"), None);
         assert_eq!(hex("fanotify flags:202 event-flags:8002", "flags"), Some(0x202));
     }

@@ -28,7 +28,7 @@ pub(crate) fn is_inotify(open: &Open<'_>) -> bool {
 
 /// A watch as fdinfo contains it: number, mask, device and inode.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct FoundWatch {
     number: u32,
     mask: u32,
     of: (u64, u64),
@@ -40,18 +40,18 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         return Err(survey.passing(why.into()));
     }
     let lines = open.info.lines().filter_map(|line| line.strip_prefix("inotify "));
-    let told: Option<Vec<Told>> = lines.map(watch).collect();
-    let mut told = told.ok_or("an inotify with an incomplete fdinfo")?;
+    let found: Option<Vec<FoundWatch>> = lines.map(watch).collect();
+    let mut found = found.ok_or("an inotify with an incomplete fdinfo")?;
     // The kernel assigns the number after the last assigned one.
-    told.sort_unstable_by_key(|t| t.number);
+    found.sort_unstable_by_key(|t| t.number);
     let mut names = HashMap::new();
-    if !told.is_empty() {
-        let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
+    if !found.is_empty() {
+        let wanted: Vec<(u64, u64)> = found.iter().map(|t| t.of).collect();
         names = find(survey.mounts.witness(open.process), &wanted);
     }
-    let watch = |told: Told| {
-        let path = names.get(&told.of).cloned();
-        let Told { number, mask, of: (device, inode) } = told;
+    let watch = |found: FoundWatch| {
+        let path = names.get(&found.of).cloned();
+        let FoundWatch { number, mask, of: (device, inode) } = found;
         path.map(|path| Watch { number, path, mask: mask & MASK }).ok_or_else(|| {
             format!(
                 "an inotify that watches inode {inode} of device {device:x} without a \
@@ -59,18 +59,18 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
             )
         })
     };
-    let held = !told.is_empty() && told.iter().all(|told| survey.is_volume(told.of.0));
-    let watches = told.into_iter().map(watch).collect::<Result<Vec<Watch>, Reason>>()?;
+    let held = !found.is_empty() && found.iter().all(|found| survey.is_volume(found.of.0));
+    let watches = found.into_iter().map(watch).collect::<Result<Vec<Watch>, Reason>>()?;
     Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches, held }))
 }
 
 /// Reads `wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 ...`.
-fn watch(line: &str) -> Option<Told> {
+fn watch(line: &str) -> Option<FoundWatch> {
     let field = |name: &str| {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix(':'))
     };
     let hex = |name| u64::from_str_radix(field(name)?, 16).ok();
-    Some(Told {
+    Some(FoundWatch {
         number: hex("wd")? as u32,
         mask: hex("mask")? as u32,
         of: (device(hex("sdev")?), hex("ino")?),
@@ -136,7 +136,7 @@ mod tests {
     fn watches_are_read() {
         let line = "wd:1f ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8";
         let of = (rustix::fs::makedev(8, 19), 0x9e7e);
-        assert_eq!(watch(line), Some(Told { number: 31, mask: 0x800_afce, of }));
+        assert_eq!(watch(line), Some(FoundWatch { number: 31, mask: 0x800_afce, of }));
         assert_eq!(watch("wd:3 ino:9e7e"), None);
     }
 }

@@ -53,7 +53,7 @@ fn survey(
     without_process(&mut survey, tree, tables)?;
     for process in tree {
         let before = (survey.found.refusals.len(), survey.found.passing);
-        let looked = object::process(&mut survey, process);
+        let looked = object::survey_process(&mut survey, process);
         if looked.is_ok() && survey.found.refusals.len() == before.0 {
             continue;
         }
@@ -117,7 +117,7 @@ fn outsiders(survey: &mut Survey<'_>, tree: &[Seen]) {
 }
 
 /// Returns what was found, or an error if something of it cannot be saved.
-pub(super) fn refused(found: Found) -> Result<Found> {
+pub(super) fn unless_refused(found: Found) -> Result<Found> {
     match found.refusals.len() {
         0 => Ok(found),
         all if all == found.passing => Err(Error::Passing(found.refusals)),

@@ -112,7 +112,7 @@ use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use held::{HeldFile, Wakes};
 use host::Host;
-use inspect::{Look, look, refused};
+use inspect::{Look, look, unless_refused};
 pub use limit::Wait;
 use pages::Known;
 use seen::Seen;
@@ -144,7 +144,7 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
     let Look { tree, found, tables } = look(subject, ahead)?;
-    refused(found).map(drop)?;
+    unless_refused(found).map(drop)?;
     let (blocks, host) = (Blocks::for_waiting(&tree), Host::look()?);
     Ok((tree, Before { blocks, host, tables }))
 }

@@ -83,22 +83,23 @@ fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Reason>
         if base.is_made_anew(row) {
             continue;
         }
-        let whole = |what: &str| {
+        let reason = |what: &str| {
             format!(
                 "its processes have mounted {} at '{}' {what}, which is not saved yet",
                 row.kind, row.place
             )
         };
         if row.root.ends_with("//deleted") {
-            return Err(whole("of what was deleted"));
+            return Err(reason("of what was deleted"));
         }
         if base.is_place_gone(row) {
-            return Err(whole("at a place that its processes have made in /dev"));
+            return Err(reason("at a place that its processes have made in /dev"));
         }
-        let attributes = row.attributes.ok_or_else(|| whole("with an option that is not known"))?;
+        let attributes =
+            row.attributes.ok_or_else(|| reason("with an option that is not known"))?;
         let peers = base.rows.iter().filter(|other| other.shared == row.shared).count();
         if row.is_special || row.shared.is_some() && peers > 1 {
-            return Err(whole("that is shared with another"));
+            return Err(reason("that is shared with another"));
         }
         let source = source(survey, base, first, (object, &base.rows), (&order, &mounts), row)
             .map_err(|why| format!("its processes have mounted something: {why}"))?;
@@ -144,11 +145,11 @@ impl Base {
             // The path may lead through a symbolic link.
             let open = rustix::fs::openat2(&root, path, flags, Mode::empty(), how).ok()?;
             let (at, wanted) = (AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
-            let said = rustix::fs::statx(&open, c"", at, wanted).ok()?;
-            if !said.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+            let status = rustix::fs::statx(&open, c"", at, wanted).ok()?;
+            if !status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
                 return None;
             }
-            let mut row = rows.iter().find(|row| row.id == said.stx_mnt_id)?;
+            let mut row = rows.iter().find(|row| row.id == status.stx_mnt_id)?;
             while let Some(below) = rows.iter().find(|other| {
                 other.id == row.parent && other.id != row.id && other.place == row.place
             }) {
@@ -253,23 +254,24 @@ fn namespace(
     let order = in_order(rows)?;
     let mut mounts: Vec<Mount> = Vec::new();
     for (n, row) in order.iter().map(|n| &rows[*n]).enumerate() {
-        let said =
+        let reason =
             |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
         let parent = order[..n].iter().position(|other| rows[*other].id == row.parent);
         let place = match parent {
             None if n == 0 && row.place == "/" => "",
-            None => return Err(said("that is out of reach")),
+            None => return Err(reason("that is out of reach")),
             Some(parent) => below(&row.place, &rows[order[parent]].place)
-                .ok_or_else(|| said("that is out of reach"))?,
+                .ok_or_else(|| reason("that is out of reach"))?,
         };
         if row.root.ends_with("//deleted") {
-            return Err(said("of what was deleted"));
+            return Err(reason("of what was deleted"));
         }
-        let attributes = row.attributes.ok_or_else(|| said("with an option that is not known"))?;
+        let attributes =
+            row.attributes.ok_or_else(|| reason("with an option that is not known"))?;
         let peers = survey.mounts.all.iter().flat_map(|other| &other.rows).chain(&base.rows);
         let peers = peers.chain(rows).filter(|other| other.shared == row.shared).count();
         if row.is_special || row.shared.is_some() && peers > 1 {
-            return Err(said("that is shared with another"));
+            return Err(reason("that is shared with another"));
         }
         let source = source(survey, base, witness, (object, rows), (&order[..n], &mounts), row)?;
         let place = place.to_owned();
@@ -287,7 +289,7 @@ fn source(
     (order, mounts): (&[usize], &[Mount]),
     row: &Row,
 ) -> Result<MountSource, Reason> {
-    let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
+    let reason = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
     // The mount itself, unless it is covered.
     let open = file::lookup(witness.pid, &row.place).ok();
     let open = open.filter(|open| mount_of(open.as_fd()) == Ok(row.id));
@@ -326,15 +328,15 @@ fn source(
         // A file system of the container's own namespace has a source there, or was mounted from
         // inside.
         _ if !is_own && base.rows.iter().any(|other| other.device == row.device) => {
-            Err(said("of what was mounted in the container's own namespace or is covered there"))
+            Err(reason("of what was mounted in the container's own namespace or is covered there"))
         }
         "tmpfs" if is_whole => {
-            let stat = stat.ok_or_else(|| said("that is covered by another"))?;
+            let stat = stat.ok_or_else(|| reason("that is covered by another"))?;
             let place = uncovered(witness, &row.place)
-                .map_err(|e| said(&format!("that cannot be inspected ({e})")))?;
+                .map_err(|e| reason(&format!("that cannot be inspected ({e})")))?;
             let copied = rustix::fs::fstat(&place).map(|stat| (stat.st_dev, stat.st_ino)).ok();
             if copied != inode {
-                return Err(said("that was covered just now"));
+                return Err(reason("that was covered just now"));
             }
             let (uid, gid) = witness.maps().owner(stat.st_uid, stat.st_gid);
             let mut kept = vec![
@@ -349,7 +351,7 @@ fn source(
                     }
                     Some(("mode" | "uid" | "gid", _)) => {}
                     None if ["rw", "inode32", "inode64"].contains(&option) => {}
-                    _ => return Err(said(&format!("with the option {option}"))),
+                    _ => return Err(reason(&format!("with the option {option}"))),
                 }
             }
             let (target, namespace) = (row.place.clone(), Some(object));
@@ -364,12 +366,12 @@ fn source(
                     Some((name, value)) if PROC_OPTIONS.contains(&name) => {
                         kept.push((name.to_owned(), value.to_owned()));
                     }
-                    _ => return Err(said(&format!("with the option {option}"))),
+                    _ => return Err(reason(&format!("with the option {option}"))),
                 }
             }
             Ok(MountSource::Proc { options: kept })
         }
-        kind => Err(said(&format!("of {kind}"))),
+        kind => Err(reason(&format!("of {kind}"))),
     }
 }
 

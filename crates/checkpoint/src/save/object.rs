@@ -69,7 +69,7 @@ fn unknown(link: &str) -> Reason {
 }
 
 /// Inspects everything that one process has.
-pub(super) fn process(survey: &mut Survey<'_>, seen: &Seen) -> Result<Surveyed> {
+pub(super) fn survey_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<Surveyed> {
     if seen.is_zombie {
         return Ok(Surveyed::default());
     }

@@ -129,11 +129,11 @@ pub(crate) fn inside(
         let mut script = Script::default();
         let peers = unix::query_peers(survey, &record.descriptors, &mut script);
         let stops = query_stops(survey, record.pid, &mut script);
-        let answer = query(seen, record, &mut script);
+        let complete = query(seen, record, &mut script);
         let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
         peers(survey, &answers)?;
         stops(survey, &answers);
-        answer(record, &answers)
+        complete(record, &answers)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;
     rung_meanwhile(seen, record, gadget)?;
@@ -199,8 +199,8 @@ fn query_stops(
     let mut queried = Vec::new();
     for child in children.map(|(_, child)| *child) {
         let to = script.room(INFO_BYTES);
-        let who = [OF_A_PROCESS.into(), u64::from(child).into()];
-        let args = [who[0], who[1], to.into(), options.into(), 0.into()];
+        let id = u64::from(child).into();
+        let args = [OF_A_PROCESS.into(), id, to.into(), options.into(), 0.into()];
         queried.push((child, script.call(libc::SYS_waitid, args), to));
     }
     move |survey, answers| {
@@ -214,8 +214,8 @@ fn query_stops(
     }
 }
 
-/// Queries the state of the first thread and of the process; the answer contains the end of the
-/// heap.
+/// Queries the state of the first thread and of the process. The end of the heap is returned
+/// by the function that reads the answers.
 fn query(
     seen: &Seen,
     record: &mut Process,

@@ -64,7 +64,7 @@ fn connected(open: &Open<'_>, kind: SocketType) -> Result<Option<SocketAddr>, Er
 
 /// A packet socket, as sock_diag(7) reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct Entry {
     socket_type: u8,
     protocol: u16,
     /// The number of the device that it is bound to.
@@ -84,26 +84,26 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
     let netns = stack::of_socket(&open.copy).map_err(failed)?;
     let (inode, copy) = (open.stat.st_ino, &open.copy);
     let looked = stack::inside_of(&netns, || {
-        let Some(said) = ask(inode)? else { return Ok(None) };
+        let Some(entry) = query(inode)? else { return Ok(None) };
         let name = |index| index_to_name(copy, index);
-        let device = if said.device == 0 { None } else { Some(name(said.device)?) };
+        let device = if entry.device == 0 { None } else { Some(name(entry.device)?) };
         let mut memberships = Vec::new();
-        for (index, kind, address) in &said.memberships {
+        for (index, kind, address) in &entry.memberships {
             let (device, address) = (name(*index)?, Bytes(address.clone()));
             memberships.push(PacketMembership { device, kind: *kind, address });
         }
-        Ok(Some((said, device, memberships)))
+        Ok(Some((entry, device, memberships)))
     });
-    let (said, device, memberships) =
+    let (entry, device, memberships) =
         looked.map_err(failed)?.ok_or("a packet socket of another network namespace")?;
-    if said.has_ring {
+    if entry.has_ring {
         return Err(
             "a packet socket with a ring in shared memory (PACKET_RX_RING, PACKET_TX_RING), \
                     which is not saved yet"
                 .into(),
         );
     }
-    let fanout = said.has_fanout.then(|| fanout(open)).transpose().map_err(failed)?;
+    let fanout = entry.has_fanout.then(|| fanout(open)).transpose().map_err(failed)?;
     const BY_PROGRAM: u32 = 6;
     if fanout.is_some_and(|fanout| fanout >> 16 & 0xff >= BY_PROGRAM) {
         return Err("a packet socket of a group that a program deals out to (PACKET_FANOUT), \
@@ -112,7 +112,7 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
     }
     Ok(Thing::PacketSocket(PacketSocket {
         socket_type: kind.as_raw() as i32,
-        protocol: said.protocol,
+        protocol: entry.protocol,
         device,
         flags: open.flags(),
         memberships,
@@ -128,7 +128,7 @@ fn fanout(open: &Open<'_>) -> Result<u32, Errno> {
 }
 
 /// Queries the packet socket with that inode in the calling thread's network namespace.
-fn ask(inode: u64) -> Result<Option<Said>, Errno> {
+fn query(inode: u64) -> Result<Option<Entry>, Errno> {
     /// PACKET_SHOW_INFO, _MCLIST, _RING_CFG, _FANOUT.
     const SHOW: u32 = 0xf;
     // struct packet_diag_req: family, protocol, inode, what to show, a cookie.
@@ -139,7 +139,7 @@ fn ask(inode: u64) -> Result<Option<Said>, Errno> {
     let mut found = None;
     diag::dump(&request, |answer| {
         if u64::from(diag::u32_at(answer, 4)?) == inode {
-            found = Some(said(answer)?);
+            found = Some(entry(answer)?);
         }
         Some(())
     })?;
@@ -147,31 +147,31 @@ fn ask(inode: u64) -> Result<Option<Said>, Errno> {
 }
 
 /// Reads `struct packet_diag_msg` and its attributes.
-fn said(answer: &[u8]) -> Option<Said> {
+fn entry(answer: &[u8]) -> Option<Entry> {
     const HEAD_BYTES: usize = 16;
-    let mut said = Said {
+    let mut entry = Entry {
         socket_type: *answer.get(1)?,
         protocol: diag::u16_at(answer, 2)?,
-        ..Said::default()
+        ..Entry::default()
     };
     for (kind, value) in diag::attributes(answer.get(HEAD_BYTES..)?)? {
         match kind {
             // struct packet_diag_info begins with the device.
-            0 => said.device = diag::u32_at(value, 0)?,
+            0 => entry.device = diag::u32_at(value, 0)?,
             // struct packet_diag_mclist: device, count, kind, length, 32 bytes of an address.
             1 => {
                 for one in value.chunks_exact(44) {
                     let length = usize::from(diag::u16_at(one, 10)?);
                     let address = one[12..].get(..length)?.to_vec();
-                    said.memberships.push((diag::u32_at(one, 0)?, diag::u16_at(one, 8)?, address));
+                    entry.memberships.push((diag::u32_at(one, 0)?, diag::u16_at(one, 8)?, address));
                 }
             }
-            2 | 3 => said.has_ring = true,
-            4 => said.has_fanout = true,
+            2 | 3 => entry.has_ring = true,
+            4 => entry.has_fanout = true,
             _ => {}
         }
     }
-    Some(said)
+    Some(entry)
 }
 
 #[cfg(test)]
@@ -195,7 +195,7 @@ mod tests {
         membership[12] = 9;
         attribute(1, &membership);
         attribute(4, &[0; 4]);
-        let expected = Said {
+        let expected = Entry {
             socket_type: 3,
             protocol: 3,
             device: 7,
@@ -203,9 +203,9 @@ mod tests {
             has_ring: false,
             has_fanout: true,
         };
-        assert_eq!(said(&answer), Some(expected));
+        assert_eq!(entry(&answer), Some(expected));
         // A length beyond the address.
         answer[16 + 12 + 4 + 10] = 33;
-        assert_eq!(said(&answer), None);
+        assert_eq!(entry(&answer), None);
     }
 }

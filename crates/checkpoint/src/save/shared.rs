@@ -1,8 +1,8 @@
-//! What tasks share with each other: memory, descriptors, directory and umask, as kcmp(2) compares them.
+//! Resources that tasks share: memory, descriptors, directory and umask, as kcmp(2) compares them.
 //!
-//! Threads of a process share all of it, and processes nothing, as after pthread_create(3) and fork(2). clone(2)
-//! and unshare(2) can say otherwise. A thread with a directory and umask of its own is saved; whatever else is
-//! shared in another way is refused by name, as it would come back as if it were not.
+//! Threads of a process share all of them, and processes none, as after pthread_create(3) and fork(2). clone(2)
+//! and unshare(2) permit other combinations. A thread with a directory and umask of its own is saved. Every
+//! other combination is refused by name, since a restore would not make it again.
 //!
 //! LIMIT: two processes that share an I/O context (CLONE_IO) have one each afterwards, of the same priority.
 
@@ -18,14 +18,14 @@ use super::survey::{Survey, Surveyed};
 use super::vfork::is_in_vfork;
 use crate::format::OwnPlace;
 
-/// What processes do not share, and the name of that.
+/// Resources that processes do not share, each with its name.
 const OF_PROCESSES: [(Shared, &str); 3] = [
     (Shared::Memory, "memory (CLONE_VM)"),
     (Shared::Descriptors, "a table of descriptors (CLONE_FILES)"),
     (Shared::FileSystem, "a working directory and umask (CLONE_FS)"),
 ];
 
-/// Refuses processes that share what processes do not share.
+/// Refuses processes that share one of these resources.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let alive: Vec<&Seen> = tree.iter().filter(|seen| !seen.is_zombie).collect();
     for (what, name) in OF_PROCESSES {
@@ -110,7 +110,7 @@ fn place(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<OwnPlace, Rea
     Ok(OwnPlace { directory: file::directory_of(survey, seen, tid)?, umask })
 }
 
-/// What lets go of all it has is told of as if it had other things.
+/// Whether a task is exiting: its resources then differ from those of the other tasks.
 fn ends(tid: u32) -> bool {
     proc::status(tid).map_or(true, |status| status.is_exiting)
 }

@@ -16,14 +16,14 @@ pub(crate) fn actions(
 ) -> impl FnOnce(&Answers) -> std::result::Result<Vec<Action>, Errno> + use<> {
     let mask = |field: &str| seen.fields.mask(field).unwrap_or(u64::MAX);
     let set = mask("SigCgt") | mask("SigIgn");
-    let mut asked = Vec::new();
+    let mut queried = Vec::new();
     for signal in (1..=64).filter(|s| set & (1u64 << (s - 1)) != 0) {
         if signal == libc::SIGKILL || signal == libc::SIGSTOP {
             continue;
         }
         let to = script.room(32);
         let args = [Arg::from(signal), 0.into(), to.into(), 8.into()];
-        asked.push((signal, script.call(libc::SYS_rt_sigaction, args), to));
+        queried.push((signal, script.call(libc::SYS_rt_sigaction, args), to));
     }
     move |answers| {
         let action = |(signal, made, to)| {
@@ -31,7 +31,7 @@ pub(crate) fn actions(
             let [handler, flags, restorer, mask] = answers.numbers(to);
             Ok(Action { signal, handler, flags, restorer, mask })
         };
-        asked.into_iter().map(action).collect()
+        queried.into_iter().map(action).collect()
     }
 }
 
@@ -40,9 +40,9 @@ pub(crate) fn alternate_stack(
     script: &mut Script,
 ) -> impl FnOnce(&Answers) -> std::result::Result<Option<AlternateStack>, Errno> + use<> {
     let to = script.room(24);
-    let asked = script.call(libc::SYS_sigaltstack, [0.into(), to.into()]);
+    let queried = script.call(libc::SYS_sigaltstack, [0.into(), to.into()]);
     move |answers| {
-        answers.returned(asked)?;
+        answers.returned(queried)?;
         let [address, flags, length_bytes] = answers.numbers(to);
         // SS_ONSTACK follows from the stack pointer of the thread.
         let flags = flags as u32 & !(libc::SS_ONSTACK as u32);
@@ -55,14 +55,14 @@ pub(crate) fn alternate_stack(
 pub(crate) fn interval_timers(
     script: &mut Script,
 ) -> impl FnOnce(&Answers) -> std::result::Result<Vec<IntervalTimer>, Errno> + use<> {
-    let asked = [0u32, 1, 2].map(|which| {
+    let queried = [0u32, 1, 2].map(|which| {
         let to = script.room(32);
         let args = [Arg::from(u64::from(which)), to.into()];
         (which, script.call(libc::SYS_getitimer, args), to)
     });
     move |answers| {
         let mut all = Vec::new();
-        for (which, made, to) in asked {
+        for (which, made, to) in queried {
             answers.returned(made)?;
             let [interval_s, interval_us, value_s, value_us] = answers.numbers(to);
             let us = |s: u64, us: u64| s.saturating_mul(1_000_000).saturating_add(us);

@@ -12,8 +12,8 @@ use dormouse_kernel::proc::{self, Fields};
 
 use super::seen::Seen;
 use super::subject::Subject;
+use super::tree::{look, look_at_all};
 use super::wait::Blocks;
-use super::{tree::look, tree::look_at_all};
 use crate::error::{Error, Result};
 use crate::inject::remote::EVENT_STOP;
 use crate::look::in_call::InCall;

@@ -9,7 +9,7 @@ use dormouse_kernel::call::{self, Stop};
 use super::ahead::Ahead;
 use super::held::HeldFile;
 use super::host::Host;
-use super::inspect::{refused, without_process};
+use super::inspect::{unless_refused, without_process};
 use super::pages::Known;
 use super::seen::Seen;
 use super::stop::{Seized, stop_tree};
@@ -164,7 +164,7 @@ impl Stopped {
         let mut processes: Vec<Process> = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {
-            let surveyed = object::process(&mut survey, seen)?;
+            let surveyed = object::survey_process(&mut survey, seen)?;
             let mut record = process::record(seen, &surveyed, &blocks, subject)?;
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
@@ -185,7 +185,7 @@ impl Stopped {
         }
         terminal::sessions(&mut survey, self.processes());
         let offsets = survey.times.own;
-        let mut found = refused(object::finish(survey, self.processes()))?;
+        let mut found = unless_refused(object::finish(survey, self.processes()))?;
         self.connections.read(subject, &mut found)?;
         terminal::contents(&mut found)?;
         mqueue::contents(&mut found)?;

@@ -1,6 +1,7 @@
-//! The survey of a container: all objects that were found so far, and what refuses to be saved.
+//! The survey of a container: all objects that were found so far, and all refusals.
 //!
-//! The modules of the kinds fill it, `object` decides which of them does ([`super::object`]).
+//! Here is only the data. The modules of the kinds fill it, and [`super::object`] decides which of them
+//! reads which open file.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -76,9 +77,9 @@ pub(crate) struct Survey<'s> {
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// The highest number of a descriptor.
     pub(super) highest: u32,
-    /// Children that job control has stopped, by their parents, as the container knows both.
+    /// Children that job control has stopped: the ids inside of parent and child.
     pub(crate) stopped: Vec<(u32, u32)>,
-    /// Of these, those whose parent has not waited for the stop.
+    /// Those of them with a parent that has not waited for the stop.
     pub(crate) unreported: Vec<u32>,
     /// Shared memory of System V, by the handles of its files.
     pub(crate) segments: HashMap<Vec<u8>, usize>,

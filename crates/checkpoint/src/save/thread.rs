@@ -8,7 +8,7 @@ use dormouse_kernel::{call, proc};
 use super::credentials::credentials;
 use super::seen::Seen;
 use super::subject::Subject;
-use super::wait::{Blocks, goes_on};
+use super::wait::{Blocks, continuation};
 use super::{landlock, limit, schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Filter, Rseq, Thread};
@@ -60,7 +60,7 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
             .map_err(step("read the system call filters"))?,
         credentials: credentials(seen, fields),
         nice,
-        restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
+        restart: continuation(seen, tid, blocks).map_err(step("read the registers"))?,
         time_limit: limit::of(seen, tid, &registers, subject.quiet),
         schedule: schedule::of(tid).map_err(step("read the scheduling"))?,
         personality: personality(seen.pid, tid),

@@ -94,8 +94,8 @@ pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Reason> {
             }
             "notify" => {
                 // `signal/tid.5`, `none/pid.5`, `thread/pid.5`
-                let (how, whom) = value.split_once('/').unwrap_or((value, ""));
-                let is_tid = whom.starts_with("tid.");
+                let (how, target) = value.split_once('/').unwrap_or((value, ""));
+                let is_tid = target.starts_with("tid.");
                 timer.notify = match how {
                     "signal" => 0,
                     "none" => 1,
@@ -104,7 +104,7 @@ pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Reason> {
                 if is_tid {
                     timer.notify |= 4;
                 }
-                let number = whom.split_once('.').map_or("", |(_, n)| n);
+                let number = target.split_once('.').map_or("", |(_, n)| n);
                 timer.tid = number.parse().unwrap_or(0);
             }
             "ClockID" => timer.clock = value.parse().unwrap_or(0),

@@ -209,14 +209,14 @@ fn hold(
         return Ok(());
     };
     let is_connected = record.peer == UnixPeer::Gone;
-    let speaks = |other: &UnixSocket| match other.peer {
+    let uses_it = |other: &UnixSocket| match other.peer {
         UnixPeer::Socket { object } => object == socket.object || is_accepted_by(other, &record),
         UnixPeer::Waiting { listener, .. } => listener == socket.object,
         UnixPeer::Gone => !other.held && is_accepted_by(other, &record),
         UnixPeer::None => false,
     };
     let others = known.values().filter(|other| other.object != socket.object);
-    if others.filter_map(|other| of(&objects[other.object].thing)).any(|other| speaks(&other)) {
+    if others.filter_map(|other| of(&objects[other.object].thing)).any(|other| uses_it(&other)) {
         if is_connected {
             let why = "a unix socket with a peer outside the container, which sockets inside use, \
                        too";
@@ -335,8 +335,8 @@ fn fill(
     let is_reached = device.is_some_and(|device| survey.is_volume(device));
     if let Some(seen) = tree.iter().find(|seen| seen.pid == socket.pid) {
         record.peer_credentials = Translator { tree, maps: seen.maps() }.of_peer(&socket.copy)?;
-        if let Some(who) = &mut record.peer_credentials {
-            who.pid = peer.or(who.pid);
+        if let Some(credentials) = &mut record.peer_credentials {
+            credentials.pid = peer.or(credentials.pid);
         }
     }
     if entry.listens {
@@ -418,7 +418,7 @@ impl Translator<'_> {
             .map_err(failed)?;
         let word =
             |n: usize| bytes[n * 4..][..4].iter().rev().fold(0, |w, b| w << 8 | u32::from(*b));
-        let Some(mut who) = self.of([word(0), word(1), word(2)]) else { return Ok(None) };
+        let Some(mut credentials) = self.of([word(0), word(1), word(2)]) else { return Ok(None) };
         let mut groups = vec![0; 256];
         let groups = loop {
             let buffer = &mut groups[..];
@@ -432,8 +432,8 @@ impl Translator<'_> {
         };
         let groups = groups.chunks_exact(4).filter_map(|g| g.try_into().ok());
         let groups = groups.map(|g| self.maps.owner(0, u32::from_ne_bytes(g)).1);
-        who.groups = groups.filter(|gid| *gid != u32::MAX).collect();
-        Ok(Some(who))
+        credentials.groups = groups.filter(|gid| *gid != u32::MAX).collect();
+        Ok(Some(credentials))
     }
 }
 
@@ -477,11 +477,11 @@ fn left(
         let seen = tree.iter().find(|seen| seen.pid == listener.pid);
         let by = seen.and_then(|seen| Translator { tree, maps: seen.maps() }.of(found.by));
         let by = match (by, found.groups) {
-            (Some(who), Some(groups)) => {
+            (Some(credentials), Some(groups)) => {
                 let maps = seen.map(Seen::maps);
                 let inside = |gid| maps.map_or(u32::MAX, |maps| maps.owner(0, gid).1);
                 let groups = groups.into_iter().map(inside).filter(|gid| *gid != u32::MAX);
-                Some(PeerCredentials { groups: groups.collect(), ..who })
+                Some(PeerCredentials { groups: groups.collect(), ..credentials })
             }
             _ => {
                 return Err(not_now(

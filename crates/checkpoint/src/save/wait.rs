@@ -103,7 +103,7 @@ fn is_timed(tid: u32, call: &InCall) -> bool {
 }
 
 /// How the call that a stopped thread is in continues, if only the thread itself could restart it.
-pub(super) fn goes_on(
+pub(super) fn continuation(
     seen: &Seen,
     tid: u32,
     blocks: &Blocks,
@@ -120,23 +120,23 @@ pub(super) fn waits_ns(
     tid: u32,
     blocks: &Blocks,
 ) -> std::result::Result<Option<u64>, Errno> {
-    let left = goes_on(seen, tid, blocks)?.and_then(|restart| restart.remaining_ns);
+    let left = continuation(seen, tid, blocks)?.and_then(|restart| restart.remaining_ns);
     let limit = limit::of(seen, tid, &call::registers(tid)?, Duration::ZERO);
     Ok(left.or(limit.map(|limit| limit.left_ns)))
 }
 
 /// Registers with which a stopped thread, whose registers these are, resumes: a call that would
 /// fail with a spurious EINTR restarts with its remaining time.
-pub(super) fn going_on(seen: &Seen, tid: u32, registers: Registers) -> Registers {
+pub(super) fn resume_registers(seen: &Seen, tid: u32, registers: Registers) -> Registers {
     let limit = limit::of(seen, tid, &registers, Duration::ZERO);
     let again = begin_again(registers);
     limit.map_or(again, |limit| remaining::begin_again(tid, again, &limit))
 }
 
-/// Makes a stopped thread resume, as by [`going_on`]; returns its registers.
-pub(super) fn go_on(seen: &Seen, tid: u32) -> std::result::Result<Registers, Errno> {
+/// Makes a stopped thread resume, as by [`resume_registers`]; returns its registers.
+pub(super) fn prepare_resume(seen: &Seen, tid: u32) -> std::result::Result<Registers, Errno> {
     let registers = call::registers(tid)?;
-    let again = going_on(seen, tid, registers);
+    let again = resume_registers(seen, tid, registers);
     if again != registers {
         call::set_registers(tid, &again)?;
     }
