@@ -1,5 +1,6 @@
 //! The host of a checkpoint: properties that its processes may have come to rely on.
 
+use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{cpu, proc};
 
 use super::subject::Subject;
@@ -7,7 +8,6 @@ use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
-use dormouse_kernel::clock::now_unix_ms;
 
 /// Properties of a host that do not change: read while all processes still run.
 #[derive(Debug, Default)]
