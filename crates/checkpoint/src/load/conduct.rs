@@ -30,7 +30,7 @@ pub struct Traced {
 
 /// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum State {
     Running,
     /// At the end of a stage.
     Waiting,
@@ -57,15 +57,16 @@ impl Traced {
         let (mut child, mut is_born) = (None, false);
         loop {
             let (tid, stop) = call::wait_stop(None).map_err(Error::call("wait for an init"))?;
-            let go_on = |signal| call::resume(tid, signal).map_err(Error::of("resume a task", tid));
+            let proceed =
+                |signal| call::resume(tid, signal).map_err(Error::of("resume a task", tid));
             match stop {
                 Stop::Ended(_) if tid == self.pid => return Ok(self),
                 Stop::Ended(_) => return Err(Error::Ended("as the program of an init".into())),
                 // ORDER: the child is resumed once the stop of its parent has identified it: from
                 // then on its stops are those of a restore.
                 Stop::Event(EVENT_STOP, _) if tid != self.pid => is_born = true,
-                Stop::Event(EVENT_STOP, _) | Stop::Call => go_on(0)?,
-                Stop::Signal(signal) => go_on(signal)?,
+                Stop::Event(EVENT_STOP, _) | Stop::Call => proceed(0)?,
+                Stop::Signal(signal) => proceed(signal)?,
                 Stop::Event(..) => {
                     let made = call::event_message(tid);
                     child = Some(made.map_err(Error::of("look at a child of", tid))? as u32);
@@ -92,7 +93,7 @@ impl Traced {
         checked: impl FnOnce() -> Result<()>,
         fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
     ) -> Result<()> {
-        let mut tasks = HashMap::from([(self.pid, At::Running)]);
+        let mut tasks = HashMap::from([(self.pid, State::Running)]);
         let led = lead(self.pid, &mut tasks, restore, console, fill);
         let led = led.and_then(|connections| checked().map(|()| connections));
         // ORDER: complete, but not resumed: after a failure until here the drop rules stay, and no
@@ -116,7 +117,7 @@ impl Traced {
 }
 
 /// Waits for the exit of all tasks: a tracer must, before a parent can.
-fn reap(tasks: &mut HashMap<u32, At>) {
+fn reap(tasks: &mut HashMap<u32, State>) {
     while !tasks.is_empty() {
         match call::wait_stop(None) {
             Ok((tid, Stop::Ended(_))) => drop(tasks.remove(&tid)),
@@ -129,7 +130,7 @@ fn reap(tasks: &mut HashMap<u32, At>) {
 /// Leads all tasks from stage to stage, to `done`.
 fn lead(
     pid: u32,
-    tasks: &mut HashMap<u32, At>,
+    tasks: &mut HashMap<u32, State>,
     restore: &Restore,
     console: Option<BorrowedFd<'_>>,
     fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
@@ -137,7 +138,7 @@ fn lead(
     let mut connections = Connections::default();
     let mut removed = system_v::Removed::default();
     loop {
-        let reached = one_stage(tasks, restore)?;
+        let reached = wait_for_stage(tasks, restore)?;
         if reached == stage::DONE {
             removed.remove()?;
             return Ok(connections);
@@ -161,7 +162,7 @@ fn lead(
             begin(tasks, restore)?;
         }
         if reached == stage::BORN {
-            type_again(restore, console)?;
+            write_console_input(restore, console)?;
         }
         if reached == stage::MAPPED {
             // ORDER: before any process creates a thread, or does anything else with its memory.
@@ -170,28 +171,28 @@ fn lead(
                 Error::Elsewhere(format!("its memory cannot be filled while it runs: {cause}"))
             })?;
         }
-        for (tid, at) in tasks.iter_mut() {
+        for (tid, state) in tasks.iter_mut() {
             call::resume(*tid, 0).map_err(Error::of("resume a task", *tid))?;
-            *at = At::Running;
+            *state = State::Running;
         }
     }
 }
 
 /// Waits until every task has reached the end of a stage; returns its name.
-fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> {
+fn wait_for_stage(tasks: &mut HashMap<u32, State>, restore: &Restore) -> Result<String> {
     let (mut name, mut signals) = (String::new(), 0);
     // A task that exits at once may be reported before the clone event of its parent.
     let (mut announced, mut ended) = (HashSet::new(), HashSet::new());
     loop {
-        if !name.is_empty() && tasks.values().all(|at| *at == At::Waiting) {
+        if !name.is_empty() && tasks.values().all(|state| *state == State::Waiting) {
             return Ok(name);
         }
         let (tid, stop) = call::wait_stop(None).map_err(Error::call("wait for the restore"))?;
-        let go_on = |signal| call::resume(tid, signal).map_err(Error::of("resume a task", tid));
+        let proceed = |signal| call::resume(tid, signal).map_err(Error::of("resume a task", tid));
         match stop {
             Stop::Signal(libc::SIGTRAP) => {
                 name = stage_of(tid, restore)?;
-                tasks.insert(tid, At::Waiting);
+                tasks.insert(tid, State::Waiting);
             }
             Stop::Signal(signal) if FAULTS.contains(&signal) && !ends_itself(tid, restore)? => {
                 return Err(fault(tid, signal, restore)?);
@@ -202,11 +203,11 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
             // The signal by which a zombie exits.
             Stop::Signal(signal) => {
                 signals += 1;
-                go_on(signal)?;
+                proceed(signal)?;
             }
             Stop::Event(EVENT_STOP, _) => {
-                tasks.insert(tid, At::Running); // born
-                go_on(0)?;
+                tasks.insert(tid, State::Running); // born
+                proceed(0)?;
             }
             Stop::Event(..) => {
                 let child =
@@ -214,11 +215,11 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
                 let child = child as u32;
                 announced.insert(child);
                 if !ended.contains(&child) {
-                    tasks.entry(child).or_insert(At::Running);
+                    tasks.entry(child).or_insert(State::Running);
                 }
-                go_on(0)?;
+                proceed(0)?;
             }
-            Stop::Call => go_on(0)?,
+            Stop::Call => proceed(0)?,
             Stop::Ended(status) => {
                 tasks.remove(&tid);
                 if !announced.contains(&tid) {
@@ -329,7 +330,7 @@ fn call_name(number: i64) -> String {
 }
 
 /// Writes the unread input of the console again. Its slave does not echo at this stage.
-fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
+fn write_console_input(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
     let Some((terminal, master)) = restore::console(&restore.records).zip(console) else {
         return Ok(());
     };
@@ -358,7 +359,7 @@ fn set_clocks(pid: u32, restore: &Restore) -> Result<()> {
 /// deregistration the kernel would write to memory that is unmapped. From here on the newborn
 /// executes the sealed interpreter, and has only its standard streams and the descriptors of the
 /// restore open.
-fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
+fn begin(tasks: &HashMap<u32, State>, restore: &Restore) -> Result<()> {
     for tid in tasks.keys() {
         file::check_unchanged(&restore.records, *tid)?;
         unix::check_places(&restore.records, *tid)?;

@@ -9,8 +9,8 @@ use super::{
     raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
 };
 use crate::error::Result;
-use crate::format::Thing;
-use crate::inject::program::{Arg, Call, Sequence};
+use crate::format::{Object, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Makes all objects.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -22,79 +22,89 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     mount::make_all(plan, sequence)?;
     terminal::make_all(plan, sequence)?;
     for (index, object) in records.objects.iter().enumerate() {
-        let what = format!("object {index} ({})", object.thing.name());
-        let what = what.as_str();
         if let Some(given) = plan.held.get(&index) {
             plan.cells[index] = Some(*given);
             continue;
         }
         plan.net = object.net;
-        let made = match &object.thing {
-            // Made with the object that holds its contents.
-            Thing::File(it) if it.deleted.is_some() => None,
-            // Made with its mount namespace, before all others.
-            Thing::File(it) if it.namespace.is_some() => None,
-            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) | Thing::User(_) => None,
-            Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
-            Thing::MemoryFile(it) => {
-                memfd::make(plan, sequence, what, index, it)?;
-                None
-            }
-            Thing::Deleted(it) => {
-                deleted::make(plan, sequence, what, index, it)?;
-                None
-            }
-            Thing::Device(it) => Some(file::device(plan, sequence, what, it)?),
-            Thing::External(it) => Some(file::external(plan, sequence, what, it)?),
-            // Both ends at once; each object of an end takes its descriptor from here.
-            Thing::Pipe(it) => {
-                pipe::make(plan, sequence, what, index, it)?;
-                None
-            }
-            Thing::PipeEnd(_) | Thing::Terminal(_) | Thing::TerminalSide(_) => None,
-            // All together, below.
-            Thing::UnixSocket(_) => None,
-            Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
-            // Filled by the engine, before the first object.
-            Thing::Tmpfs(_) => None,
-            // Made before all others.
-            Thing::Cgroups(_) | Thing::CgroupNamespace(_) => None,
-            // Made by the engine, before any process attaches memory.
-            Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
-            Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
-            Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
-            Thing::RawSocket(it) => Some(raw::make(plan, sequence, what, it)?),
-            Thing::PacketSocket(it) => Some(raw::packet(plan, sequence, what, it)?),
-            Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
-            Thing::MessageQueue(it) if it.namespace.is_some() => None,
-            // The objects of open descriptors take them from here.
-            Thing::MessageQueue(it) => {
-                mqueue::make(plan, sequence, what, index, it)?;
-                None
-            }
-            Thing::OpenQueue(_) => None,
-            Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
-            Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
-            Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
-            // Opened by each process that has it, once all processes exist.
-            Thing::PidFd(_) => None,
-            Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
-            Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
-            Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
-            Thing::Uts(it) => Some(uts::make(plan, sequence, what, it, object.user)?),
-            Thing::Time(it) => time::make(plan, sequence, what, index, it)?,
-            Thing::SharedMemory(it) => {
-                memory::make_shared(plan, sequence, index, it)?;
-                None
-            }
-        };
-        if let Some(made) = made {
-            plan.cells[index] = Some(plan.lift(sequence, what, made));
+        let what = format!("object {index} ({})", object.thing.name());
+        if let Some(made) = make(plan, sequence, &what, index, object)? {
+            plan.cells[index] = Some(plan.lift(sequence, &what, made));
         }
     }
     unix::make_all(plan, sequence)?;
     close_below(plan, sequence);
     Ok(())
+}
+
+/// Makes one object. Returns its descriptor, unless the object has none, or was or will be made
+/// together with others.
+fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    object: &Object,
+) -> Result<Option<Cell>> {
+    Ok(match &object.thing {
+        // Made with the object that holds its contents.
+        Thing::File(it) if it.deleted.is_some() => None,
+        // Made with its mount namespace, before all others.
+        Thing::File(it) if it.namespace.is_some() => None,
+        Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) | Thing::User(_) => None,
+        Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
+        Thing::MemoryFile(it) => {
+            memfd::make(plan, sequence, what, index, it)?;
+            None
+        }
+        Thing::Deleted(it) => {
+            deleted::make(plan, sequence, what, index, it)?;
+            None
+        }
+        Thing::Device(it) => Some(file::device(plan, sequence, what, it)?),
+        Thing::External(it) => Some(file::external(plan, sequence, what, it)?),
+        // Both ends at once; each object of an end takes its descriptor from here.
+        Thing::Pipe(it) => {
+            pipe::make(plan, sequence, what, index, it)?;
+            None
+        }
+        Thing::PipeEnd(_) | Thing::Terminal(_) | Thing::TerminalSide(_) => None,
+        // All together, after all others.
+        Thing::UnixSocket(_) => None,
+        Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
+        // Filled by the engine, before the first object.
+        Thing::Tmpfs(_) => None,
+        // Made before all others.
+        Thing::Cgroups(_) | Thing::CgroupNamespace(_) => None,
+        // Made by the engine, before any process attaches memory.
+        Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
+        Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
+        Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
+        Thing::RawSocket(it) => Some(raw::make(plan, sequence, what, it)?),
+        Thing::PacketSocket(it) => Some(raw::packet(plan, sequence, what, it)?),
+        Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
+        Thing::MessageQueue(it) if it.namespace.is_some() => None,
+        // The objects of open descriptors take them from here.
+        Thing::MessageQueue(it) => {
+            mqueue::make(plan, sequence, what, index, it)?;
+            None
+        }
+        Thing::OpenQueue(_) => None,
+        Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
+        Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
+        Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
+        // Opened by each process that has it, once all processes exist.
+        Thing::PidFd(_) => None,
+        Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
+        Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
+        Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
+        Thing::Uts(it) => Some(uts::make(plan, sequence, what, it, object.user)?),
+        Thing::Time(it) => time::make(plan, sequence, what, index, it)?,
+        Thing::SharedMemory(it) => {
+            memory::make_shared(plan, sequence, index, it)?;
+            None
+        }
+    })
 }
 
 /// Moves the descriptors that were passed in above the numbers that processes use.

@@ -8,7 +8,7 @@ use super::open;
 use super::plan::Plan;
 use crate::error::{Error, Result};
 use crate::format::terminal_modes as modes;
-use crate::format::{Terminal, Thing};
+use crate::format::{Terminal, TerminalSide, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 const TIOCSPTLCK: u64 = 0x4004_5431;
@@ -58,12 +58,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             sequence.call_into(what.clone(), cell, Call::new(libc::SYS_openat, args));
             next += 1;
         }
-        one(plan, sequence, &what, index, terminal, master)?;
+        make(plan, sequence, &what, index, terminal, master)?;
     }
     Ok(())
 }
 
-fn one(
+/// Makes a terminal with that master, the console without one, and opens its sides.
+fn make(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -83,10 +84,9 @@ fn one(
     }
     // A slave that was not open is not opened: its close would be an event at the master.
     let is_open = terminal.session != 0 || sides.iter().any(|(_, side)| !side.is_master);
-    let path = format!("/dev/pts/{}", terminal.number);
     let slave = match is_open || master.is_none() {
         true => {
-            let made = open::path(plan, sequence, what, &path, libc::O_RDWR as u32)?;
+            let made = open::path(plan, sequence, what, &path_of(terminal), libc::O_RDWR as u32)?;
             Some(plan.lift(sequence, what, made))
         }
         false => None,
@@ -115,22 +115,7 @@ fn one(
         }
     }
     for (n, side) in sides {
-        let cell = match (side.is_master, master) {
-            (true, Some(master)) => {
-                let cell = plan.lift(sequence, what, master);
-                open::set_flags(sequence, what, cell, side.flags);
-                cell
-            }
-            (true, None) => {
-                let text = format!("{what} has a master inside, and is the console");
-                return Err(Error::damaged("section 'object'", text));
-            }
-            (false, _) => {
-                let path = if side.as_console { "/dev/console" } else { &path };
-                let made = open::path(plan, sequence, what, path, side.flags)?;
-                plan.lift(sequence, what, made)
-            }
-        };
+        let cell = open_side(plan, sequence, what, (terminal, side), master)?;
         plan.cells[n] = Some(cell);
     }
     if terminal.exclusive {
@@ -141,6 +126,40 @@ fn one(
         sequence.call(what, ioctl(master, TIOCSPTLCK, one));
     }
     Ok(())
+}
+
+/// Opens a side of a terminal.
+fn open_side(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    (terminal, side): (&Terminal, &TerminalSide),
+    master: Option<Cell>,
+) -> Result<Cell> {
+    match (side.is_master, master) {
+        (true, Some(master)) => {
+            let cell = plan.lift(sequence, what, master);
+            open::set_flags(sequence, what, cell, side.flags);
+            Ok(cell)
+        }
+        (true, None) => {
+            let text = format!("{what} has a master inside, and is the console");
+            Err(Error::damaged("section 'object'", text))
+        }
+        (false, _) => {
+            let path = match side.as_console {
+                true => "/dev/console".to_owned(),
+                false => path_of(terminal),
+            };
+            let made = open::path(plan, sequence, what, &path, side.flags)?;
+            Ok(plan.lift(sequence, what, made))
+        }
+    }
+}
+
+/// The path of the slave.
+fn path_of(terminal: &Terminal) -> String {
+    format!("/dev/pts/{}", terminal.number)
 }
 
 fn write(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell, bytes: &[u8]) {

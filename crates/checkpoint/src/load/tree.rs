@@ -27,8 +27,11 @@ struct Node {
     /// Index of the record; `None` for a helper.
     record: Option<usize>,
     leads_session: bool,
+    /// Its process group; 0 for that of its creator.
     group: u32,
+    /// Children that it creates in the session of its birth, before it leads one.
     before: Vec<usize>,
+    /// Children that it creates in its own session.
     after: Vec<usize>,
     /// The session in which it is created.
     born_in: u32,
@@ -355,8 +358,9 @@ fn end(plan: &mut Plan<'_>, sequence: &mut Sequence, record: Option<&Process>) {
     }
     let signal = status & 0x7f;
     if signal != 0 && (1..=64).contains(&signal) {
-        let nobody = plan.builder.numbers(&[0]);
-        let unblock = [Arg::from(libc::SIG_SETMASK), nobody.into(), Arg::Number(0), Arg::Number(8)];
+        let no_signal = plan.builder.numbers(&[0]);
+        let unblock =
+            [Arg::from(libc::SIG_SETMASK), no_signal.into(), Arg::Number(0), Arg::Number(8)];
         let pid = record.map_or(0, |r| r.pid);
         let what = format!("the end of process {pid} by signal {signal}");
         sequence.call(what.clone(), Call::new(libc::SYS_rt_sigprocmask, unblock));

@@ -46,19 +46,20 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let mut all = sockets(plan.records);
     // A held socket exists, has its queue, and is used by no socket inside.
     all.retain(|index, _| !plan.held.contains_key(index));
-    let mut work = Work { plan, sequence, all, gone: Vec::new(), left: Vec::new() };
-    work.new_ones()?;
-    work.live_names();
-    work.borrowed_names()?;
-    work.names_that_are_gone()?;
+    let mut work =
+        Work { plan, sequence, all, closed_peers: Vec::new(), closed_clients: Vec::new() };
+    work.make_sockets()?;
+    work.bind_names();
+    work.accept_inherited_names()?;
+    work.bind_removed_names()?;
     for index in work.indices() {
         let Some(name) = work.all[&index].name.as_ref() else { continue };
-        if !is_gone(name) {
-            work.under_its_name(index)?;
+        if !leads_elsewhere(name) {
+            work.use_name(index)?;
         }
     }
-    work.queues_of_pairs()?;
-    work.last()
+    work.send_queues()?;
+    work.finish()
 }
 
 fn sockets(records: &Records) -> BTreeMap<usize, &UnixSocket> {
@@ -70,8 +71,8 @@ fn sockets(records: &Records) -> BTreeMap<usize, &UnixSocket> {
     unix.collect()
 }
 
-/// Whether the name leads to no file, to another socket's, or is inherited.
-fn is_gone(name: &UnixName) -> bool {
+/// Whether the name leads to no file or to another socket, or is inherited from a listener.
+fn leads_elsewhere(name: &UnixName) -> bool {
     name.inherited || name.path().is_some() && name.file.is_none()
 }
 
@@ -125,14 +126,15 @@ fn sockaddr(name: &[u8]) -> Vec<u8> {
     address
 }
 
+/// The state while the sockets are made.
 struct Work<'w, 'r> {
     plan: &'w mut Plan<'r>,
     sequence: &'w mut Sequence,
     all: BTreeMap<usize, &'r UnixSocket>,
-    /// Sockets whose peer was closed, and the temporary peer until all has been sent.
-    gone: Vec<(usize, Cell)>,
-    /// The same for clients of pending connections that were closed, with their records.
-    left: Vec<(usize, Cell, &'r UnixLeft)>,
+    /// Sockets whose peer was closed, each with a temporary peer until all messages are sent.
+    closed_peers: Vec<(usize, Cell)>,
+    /// Temporary clients in place of closed ones, each with the listener and the record.
+    closed_clients: Vec<(usize, Cell, &'r UnixLeft)>,
 }
 
 /// A client that connects, and waits to be accepted.
@@ -192,7 +194,8 @@ impl<'r> Work<'_, 'r> {
         Ok(cells)
     }
 
-    fn has(&mut self, index: usize, cell: Cell) -> Result<()> {
+    /// Sets the options of a socket, and records its descriptor.
+    fn register(&mut self, index: usize, cell: Cell) -> Result<()> {
         for option in &self.all[&index].options {
             let what = self.what(index);
             socket::option(self.plan, self.sequence, &what, cell, option);
@@ -207,7 +210,7 @@ impl<'r> Work<'_, 'r> {
         self.plan.cells[index].is_some()
     }
 
-    fn borrows(&self, index: usize) -> bool {
+    fn inherits_name(&self, index: usize) -> bool {
         self.all[&index].name.as_ref().is_some_and(|name| name.inherited)
     }
 
@@ -311,31 +314,31 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// Makes pairs and single sockets; not those that are accepted, and their clients.
-    fn new_ones(&mut self) -> Result<()> {
+    fn make_sockets(&mut self) -> Result<()> {
         for index in self.indices() {
-            if self.is_made(index) || self.borrows(index) {
+            if self.is_made(index) || self.inherits_name(index) {
                 continue;
             }
             match self.all[&index].peer {
-                UnixPeer::Socket { object } if self.borrows(object) => {
+                UnixPeer::Socket { object } if self.inherits_name(object) => {
                     let cell = self.socket(index)?;
-                    self.has(index, cell)?;
+                    self.register(index, cell)?;
                 }
                 UnixPeer::Socket { object } if self.is_mutual(index, object) => {
                     let [one, other] = self.pair(index)?;
-                    self.has(index, one)?;
-                    self.has(object, other)?;
+                    self.register(index, one)?;
+                    self.register(object, other)?;
                 }
                 UnixPeer::Gone => {
                     let [one, other] = self.pair(index)?;
                     let what = self.what(index);
                     let other = self.plan.lift(self.sequence, &what, other);
-                    self.gone.push((index, other));
-                    self.has(index, one)?;
+                    self.closed_peers.push((index, other));
+                    self.register(index, one)?;
                 }
                 UnixPeer::Socket { .. } | UnixPeer::None | UnixPeer::Waiting { .. } => {
                     let cell = self.socket(index)?;
-                    self.has(index, cell)?;
+                    self.register(index, cell)?;
                 }
             }
         }
@@ -388,21 +391,22 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// Binds all names that lead to their sockets.
-    fn live_names(&mut self) {
+    fn bind_names(&mut self) {
         for index in self.indices() {
-            let Some(name) = self.all[&index].name.as_ref().filter(|name| !is_gone(name)) else {
+            let Some(name) = self.all[&index].name.as_ref().filter(|name| !leads_elsewhere(name))
+            else {
                 continue;
             };
             let Some(cell) = self.plan.cells[index] else { continue };
             // No step in it fails.
             let _ = self.in_directory(index, name, |work| {
-                work.bind_live(index, cell, name);
+                work.bind_name(index, cell, name);
                 Ok(())
             });
         }
     }
 
-    fn bind_live(&mut self, index: usize, cell: Cell, name: &UnixName) {
+    fn bind_name(&mut self, index: usize, cell: Cell, name: &UnixName) {
         if let (Some(path), Some(file)) = (name.path(), &name.file) {
             self.check_place(index, path);
             let text = self.plan.builder.text(path.as_bytes());
@@ -422,7 +426,7 @@ impl<'r> Work<'_, 'r> {
 
     /// Sockets that were accepted by a listener that does not exist any more: a temporary one
     /// accepts them.
-    fn borrowed_names(&mut self) -> Result<()> {
+    fn accept_inherited_names(&mut self) -> Result<()> {
         for index in self.indices() {
             let Some(name) = self.all[&index].name.as_ref().filter(|name| name.inherited) else {
                 continue;
@@ -432,7 +436,7 @@ impl<'r> Work<'_, 'r> {
             }
             self.in_directory(index, name, |work| {
                 let cell = work.socket(index)?;
-                work.under_a_name_that_is_gone(index, name, |work| {
+                work.with_removed_name(index, name, |work| {
                     work.bind(index, cell, &name.bytes.0);
                     work.listen(index, cell, 0, work.accepted_by(index))?;
                     work.accept(index, cell, &name.bytes.0)
@@ -449,20 +453,21 @@ impl<'r> Work<'_, 'r> {
         let (socket_type, net) = (self.all[&index].socket_type, self.net(index));
         let name = self.all[&index].name.as_ref()?;
         // An abstract name belongs to its network namespace.
-        let is_near = |other: usize| name.path().is_some() || self.net(other) == net;
+        let is_reachable = |other: usize| name.path().is_some() || self.net(other) == net;
         let listens = |socket: &UnixSocket| {
             let own = socket.name.as_ref().is_some_and(|n| {
                 (&n.bytes, &n.directory) == (&name.bytes, &name.directory) && !n.inherited
             });
             own && socket.backlog.is_some() && socket.socket_type == socket_type
         };
-        let found = |(other, socket): &(&usize, &&UnixSocket)| listens(socket) && is_near(**other);
+        let found =
+            |(other, socket): &(&usize, &&UnixSocket)| listens(socket) && is_reachable(**other);
         self.all.iter().find(found).map(|(index, _)| *index)
     }
 
     /// Binds a name whose file does not exist any more, and then restores the existing file of that
     /// name.
-    fn under_a_name_that_is_gone(
+    fn with_removed_name(
         &mut self,
         index: usize,
         name: &UnixName,
@@ -480,17 +485,17 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    fn names_that_are_gone(&mut self) -> Result<()> {
+    fn bind_removed_names(&mut self) -> Result<()> {
         for index in self.indices() {
             let Some(name) = self.all[&index].name.as_ref() else { continue };
-            if !is_gone(name) || name.inherited {
+            if !leads_elsewhere(name) || name.inherited {
                 continue;
             }
             let cell = self.plan.object(index)?;
             self.in_directory(index, name, |work| {
-                work.under_a_name_that_is_gone(index, name, |work| {
+                work.with_removed_name(index, name, |work| {
                     work.bind(index, cell, &name.bytes.0);
-                    work.under_its_name(index)
+                    work.use_name(index)
                 })
             })?;
         }
@@ -498,7 +503,7 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// Makes everything that reaches a socket by its name, while the name leads to it.
-    fn under_its_name(&mut self, index: usize) -> Result<()> {
+    fn use_name(&mut self, index: usize) -> Result<()> {
         let record = self.all[&index];
         let Some(name) = &record.name else { return Ok(()) };
         if name.inherited {
@@ -535,11 +540,11 @@ impl<'r> Work<'_, 'r> {
     ) -> Result<()> {
         let own = self.all[&index].peer_credentials.as_ref();
         self.listen(index, cell, backlog, own)?;
-        let mut listens_as = own;
+        let mut last = own;
         // Another process may have listened there before.
-        let mut met_by = |work: &mut Self, who: Option<&'r PeerCredentials>| {
-            let is_as_before = who.is_none() || who == listens_as;
-            listens_as = who.or(listens_as);
+        let mut listen_as = |work: &mut Self, who: Option<&'r PeerCredentials>| {
+            let is_as_before = who.is_none() || who == last;
+            last = who.or(last);
             if is_as_before { Ok(()) } else { work.listen(index, cell, backlog, who) }
         };
         let mut waiting = BTreeMap::new();
@@ -550,11 +555,11 @@ impl<'r> Work<'_, 'r> {
             {
                 waiting.insert((*place, other), Client::Socket(other, by.as_ref()));
             }
-            let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
+            let is_accepted_here = socket.name.as_ref().is_some_and(|n| n.inherited)
                 && !self.is_made(other)
                 && self.acceptor(other) == Some(index);
-            if borrows {
-                met_by(self, self.accepted_by(other))?;
+            if is_accepted_here {
+                listen_as(self, self.accepted_by(other))?;
                 self.accept(other, cell, &name.bytes.0)?;
             }
         }
@@ -565,22 +570,27 @@ impl<'r> Work<'_, 'r> {
             let (client, by) = match one {
                 Client::Socket(client, by) => (client, by),
                 Client::Left(left) => {
-                    self.leave(index, name, left)?;
+                    self.connect_closed_client(index, name, left)?;
                     continue;
                 }
             };
             let cell = self.plan.object(client)?;
-            met_by(self, self.all[&client].peer_credentials.as_ref())?;
+            listen_as(self, self.all[&client].peer_credentials.as_ref())?;
             self.act_as(client, by, |work| {
                 work.connect(client, cell, &name.bytes.0);
                 Ok(())
             })?;
         }
-        met_by(self, own)
+        listen_as(self, own)
     }
 
     /// Queues a connection whose client side is closed at once.
-    fn leave(&mut self, index: usize, name: &UnixName, left: &'r UnixLeft) -> Result<()> {
+    fn connect_closed_client(
+        &mut self,
+        index: usize,
+        name: &UnixName,
+        left: &'r UnixLeft,
+    ) -> Result<()> {
         let cell = self.socket(index)?;
         let what = self.what(index);
         let cell = self.plan.lift(self.sequence, &what, cell);
@@ -588,7 +598,7 @@ impl<'r> Work<'_, 'r> {
             work.connect(index, cell, &name.bytes.0);
             Ok(())
         })?;
-        self.left.push((index, cell, left));
+        self.closed_clients.push((index, cell, left));
         Ok(())
     }
 
@@ -610,9 +620,9 @@ impl<'r> Work<'_, 'r> {
         if self.all[&index].peer == UnixPeer::Gone {
             let what = self.what(index);
             let client = self.plan.lift(self.sequence, &what, client);
-            self.gone.push((index, client));
+            self.closed_peers.push((index, client));
         }
-        self.has(index, accepted)
+        self.register(index, accepted)
     }
 
     /// Sends the datagrams in the queue of a named socket.
@@ -620,7 +630,10 @@ impl<'r> Work<'_, 'r> {
         for message in &record.received {
             let by_name = |socket: &&UnixSocket| {
                 socket.socket_type == libc::SOCK_DGRAM
-                    && socket.name.as_ref().is_some_and(|n| n.bytes == message.from && !is_gone(n))
+                    && socket
+                        .name
+                        .as_ref()
+                        .is_some_and(|n| n.bytes == message.from && !leads_elsewhere(n))
             };
             let sender = self.all.iter().find(|(_, socket)| by_name(socket)).map(|(n, _)| *n);
             let to = Some(name.bytes.0.as_slice());
@@ -632,7 +645,7 @@ impl<'r> Work<'_, 'r> {
                 }
                 None => {
                     let cell = self.socket(index)?;
-                    let gone = UnixName {
+                    let removed = UnixName {
                         bytes: message.from.clone(),
                         directory: None,
                         file: None,
@@ -641,7 +654,7 @@ impl<'r> Work<'_, 'r> {
                     if message.from.0.is_empty() {
                         self.send(index, cell, message, to)?;
                     } else {
-                        self.under_a_name_that_is_gone(index, &gone, |work| {
+                        self.with_removed_name(index, &removed, |work| {
                             work.bind(index, cell, &message.from.0);
                             work.send(index, cell, message, to)
                         })?;
@@ -677,10 +690,10 @@ impl<'r> Work<'_, 'r> {
         to: Option<&[u8]>,
     ) -> Result<()> {
         let who = message.credentials.as_ref();
-        self.act_as(index, who, |work| work.send_as_is(index, from, message, to))
+        self.act_as(index, who, |work| work.send_message(index, from, message, to))
     }
 
-    fn send_as_is(
+    fn send_message(
         &mut self,
         index: usize,
         from: Cell,
@@ -748,7 +761,7 @@ impl<'r> Work<'_, 'r> {
 
     /// Sends the messages of connected sockets from their peers, and those of pending connections
     /// from their clients.
-    fn queues_of_pairs(&mut self) -> Result<()> {
+    fn send_queues(&mut self) -> Result<()> {
         for index in self.indices() {
             let record = self.all[&index];
             if let UnixPeer::Waiting { sent, .. } = &record.peer {
@@ -766,13 +779,13 @@ impl<'r> Work<'_, 'r> {
                 self.send(index, from, message, None)?;
             }
         }
-        for (index, from) in std::mem::take(&mut self.gone) {
+        for (index, from) in std::mem::take(&mut self.closed_peers) {
             for message in &self.all[&index].received {
                 self.send(index, from, message, None)?;
             }
             self.call(index, libc::SYS_close, [from.into()]);
         }
-        for (index, from, left) in std::mem::take(&mut self.left) {
+        for (index, from, left) in std::mem::take(&mut self.closed_clients) {
             for message in &left.sent {
                 self.send(index, from, message, None)?;
             }
@@ -782,7 +795,7 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// Shuts the sockets down and sets their flags: nothing is sent any more.
-    fn last(&mut self) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         for index in self.indices() {
             let record = self.all[&index];
             let cell = self.plan.object(index)?;

@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::format::{Ids, PeerCredentials, Process, Thing, User};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-fn what_of(n: usize) -> String {
+fn name_of(n: usize) -> String {
     format!("object {n} (user namespace)")
 }
 
@@ -31,8 +31,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
         let Thing::User(user) = &object.thing else { continue };
-        let made = make(plan, sequence, &what_of(n), user)?;
-        plan.cells[n] = Some(plan.lift(sequence, &what_of(n), made));
+        let made = make(plan, sequence, &name_of(n), user)?;
+        plan.cells[n] = Some(plan.lift(sequence, &name_of(n), made));
     }
     Ok(())
 }
