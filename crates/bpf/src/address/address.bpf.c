@@ -426,6 +426,23 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 
 /* ---- destination and source addresses ---- */
 
+/* Whether this kernel's table has the expected form; otherwise connections have no reserve. The
+ * verifier removes the code behind a 0, which could not be loaded on that kernel. */
+static __always_inline int has_table(void)
+{
+	return bpf_core_field_exists(struct net, hash_mix) &&
+	       bpf_core_field_exists(struct netns_ipv4, tcp_death_row) &&
+	       bpf_core_field_exists(struct inet_timewait_death_row, hashinfo) &&
+	       bpf_core_field_exists(struct inet_hashinfo, bhash) &&
+	       bpf_core_field_exists(struct inet_hashinfo, bhash_size) &&
+	       bpf_core_field_exists(struct inet_bind_hashbucket, chain) &&
+	       bpf_core_field_exists(struct inet_bind_bucket, node) &&
+	       bpf_core_field_exists(struct inet_bind_bucket, ib_net) &&
+	       bpf_core_field_exists(struct inet_bind_bucket, port) &&
+	       bpf_core_field_exists(struct inet_bind_bucket, fastreuse) &&
+	       bpf_core_field_exists(struct inet_bind_bucket, fastreuseport);
+}
+
 /* Whether any socket of the stack has bound a TCP port, in which case the kernel gives it to no
  * connection. The table is read without its lock: the answer is a hint, and a wrong one costs a port
  * of the reserve or a refusal that the kernel would give anyway. */
@@ -460,6 +477,8 @@ static __noinline int is_full(struct bpf_sock_addr *ctx)
 	struct sock *sk = BPF_CORE_READ(kern, sk);
 	struct net *net = BPF_CORE_READ(sk, __sk_common.skc_net.net);
 
+	if (!has_table())
+		return 0;
 	for (int i = 0; i < DM_PORT_SAMPLES; i++) {
 		__u32 random = bpf_get_prandom_u32() % (DM_PORT_MAX - DM_PORT_MIN + 1);
 
