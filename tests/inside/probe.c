@@ -533,8 +533,9 @@ static int keep(int held)
 {
 	printf("%d\n", held);
 	fflush(stdout);
-	for (;;)
-		pause();
+	while (pause())
+		;
+	return 1;
 }
 
 /* Binds a TCP socket to each port from `from` to `to`. Returns their number. */
