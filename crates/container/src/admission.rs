@@ -20,6 +20,8 @@
 //!
 //! ORDER: the container's lock is not held meanwhile, so a waiting container can be stopped and
 //! removed.
+//!
+//! Uses `ground` and `state`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -34,16 +36,20 @@ use rustix::net::{
 };
 
 use crate::disk::Lock;
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::life::Look;
+use crate::ground::Ground;
+use crate::place::Places;
+use crate::state::{self, Observed};
 
 /// Name of the socket in the runtime directory.
 const SOCKET: &str = "gate.sock";
+
 /// Interval of the `wait` messages to a waiting waker.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
+
 /// How long the gate may be silent until the daemon counts as gone.
 const SILENT_MAX: Duration = Duration::from_secs(5);
+
 /// LIMIT: length of a message in either direction.
 const WORD_BYTES_MAX: usize = 64;
 
@@ -67,46 +73,43 @@ impl Answer {
 
 /// Permission to be awake, until dropped.
 #[derive(Debug)]
-pub(crate) struct Leave(#[expect(dead_code, reason = "held, not read")] OwnedFd);
+pub(crate) struct Grant(#[expect(dead_code, reason = "held, not read")] OwnedFd);
 
 /// A container, locked and admitted to be woken.
 pub(crate) struct Admitted {
-    /// ORDER: dropped first: the daemon looks at the container when `leave` is closed.
+    /// ORDER: dropped first: the daemon looks at the container when `grant` is closed.
     pub(crate) lock: Lock,
     pub(crate) config: Config,
-    pub(crate) look: Look,
-    pub(crate) leave: Option<Leave>,
+    pub(crate) observed: Observed,
+    pub(crate) grant: Option<Grant>,
 }
 
-impl Engine {
-    /// Locks a container and reads its state.
-    pub(crate) fn lock_with(&self, id: &ContainerId, leave: Option<Leave>) -> Result<Admitted> {
-        let lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let look = self.look_locked(&config)?;
-        Ok(Admitted { lock, config, look, leave })
-    }
+/// Locks a container and reads its state.
+pub(crate) fn lock(ground: &Ground, id: &ContainerId, grant: Option<Grant>) -> Result<Admitted> {
+    let lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let observed = state::observe_locked(ground, &config)?;
+    Ok(Admitted { lock, config, observed, grant })
+}
 
-    /// Locks a container and reads its state; if it is asleep, after a grant.
-    pub(crate) fn lock_to_wake(&self, id: &ContainerId) -> Result<Admitted> {
-        let look = |leave| self.lock_with(id, leave);
-        // The answer arrives while the state is read.
-        let may_sleep = self.asleep_dir(id).exists();
-        let asked = may_sleep.then(|| ask(&self.places().run, id)).flatten();
-        let found = look(None)?;
-        let Some(gate) = asked.filter(|_| found.look.state == State::Asleep) else {
-            return Ok(found);
-        };
-        if heard(&gate, RecvFlags::DONTWAIT) == Ok(Some(Answer::Go)) {
-            return Ok(Admitted { leave: Some(Leave(gate)), ..found });
-        }
-        drop(found);
-        look(wait(gate))
+/// Locks a container and reads its state; if it is asleep, after a grant.
+pub(crate) fn lock_to_wake(ground: &Ground, id: &ContainerId) -> Result<Admitted> {
+    // The answer arrives while the state is read.
+    let may_sleep = ground.asleep_dir(id).exists();
+    let requested = may_sleep.then(|| request(&ground.places.run, id)).flatten();
+    let found = lock(ground, id, None)?;
+    let Some(gate) = requested.filter(|_| found.observed.state == State::Asleep) else {
+        return Ok(found);
+    };
+    if receive(&gate, RecvFlags::DONTWAIT) == Ok(Some(Answer::Go)) {
+        return Ok(Admitted { grant: Some(Grant(gate)), ..found });
     }
+    drop(found);
+    lock(ground, id, wait(gate))
 }
 
 /// Connects to the gate, if there is one, and requests a grant for a container.
-fn ask(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
+fn request(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
     let (address, _dir) = address(run).ok()?;
     let gate = socket(SocketFlags::empty()).ok()?;
     connect(&gate, &address).ok()?;
@@ -116,10 +119,10 @@ fn ask(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
 }
 
 /// Waits for a grant; `None` if the daemon is gone.
-fn wait(gate: OwnedFd) -> Option<Leave> {
+fn wait(gate: OwnedFd) -> Option<Grant> {
     loop {
-        match heard(&gate, RecvFlags::empty()) {
-            Ok(Some(Answer::Go)) => return Some(Leave(gate)),
+        match receive(&gate, RecvFlags::empty()) {
+            Ok(Some(Answer::Go)) => return Some(Grant(gate)),
             Ok(Some(Answer::Wait)) | Err(Errno::INTR) => {}
             Ok(None) | Err(_) => return None,
         }
@@ -127,7 +130,7 @@ fn wait(gate: OwnedFd) -> Option<Leave> {
 }
 
 /// Receives an answer; `None` if the gate is closed, or the message is unknown.
-fn heard(gate: &OwnedFd, flags: RecvFlags) -> rustix::io::Result<Option<Answer>> {
+fn receive(gate: &OwnedFd, flags: RecvFlags) -> rustix::io::Result<Option<Answer>> {
     let mut word = [0; WORD_BYTES_MAX];
     let (n, _) = recv(gate, &mut word, flags)?;
     Ok([Answer::Wait, Answer::Go].into_iter().find(|answer| word[..n] == *answer.word()))
@@ -163,8 +166,8 @@ impl std::os::fd::AsFd for Gate {
 
 impl Gate {
     /// Binds and listens.
-    pub fn open(engine: &Engine) -> Result<Self> {
-        let run = &engine.places().run;
+    pub fn open(places: &Places) -> Result<Self> {
+        let run = &places.run;
         let open = || -> rustix::io::Result<Self> {
             let (address, dir) = address(run)?;
             match rustix::fs::unlinkat(&dir, SOCKET, rustix::fs::AtFlags::empty()) {

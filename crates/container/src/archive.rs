@@ -17,33 +17,37 @@
 //! mounts, network, ids) is chosen by the importer, in a [`Create`] made after seeing the old
 //! configuration.
 //!
-//! **Interrupted.** The last step of [`Engine::create`] publishes the new container with its
+//! **Interrupted.** The last step of `create` publishes the new container with its
 //! checkpoint. An interrupted import leaves an image without a name, which `prune` removes.
+//!
+//! Uses `ground`, `state`, `saved`, `layer` and `create`.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use dormouse_checkpoint::Error as CheckpointError;
-use dormouse_checkpoint::format::archive::{self, ArchiveReader, ArchiveWriter};
-use dormouse_checkpoint::format::{Reader, Records};
-use dormouse_checkpoint::load;
+use dormouse_checkpoint::format::archive::{ArchiveReader, ArchiveWriter};
+use dormouse_checkpoint::format::{Reader, Records, archive};
+use dormouse_checkpoint::{Error as CheckpointError, load};
 use dormouse_image::{Commit, Image, Progress, Store};
 use dormouse_model::{Config, ContainerId, Reference, RootSource, State};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{From as Which, connection_outside};
-use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::saved::{self, From};
 use crate::spec::Create;
+use crate::{create, disk, layer, state};
 
 /// Names of the parts that belong to this crate.
 const CONTAINER: &str = "container";
+
 const FILES: &str = "files";
+
 /// LIMIT: bytes of a configuration.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
 /// Name of the output and the input in messages.
 const ARCHIVE: &str = "the archive";
 
@@ -55,119 +59,111 @@ struct Carried {
     whole: bool,
 }
 
-impl Engine {
-    /// Writes a checkpoint of a stopped container, and its files as they are now, as an archive.
-    pub fn export_checkpoint(
-        &self,
-        id: &ContainerId,
-        which: &Which,
-        compress: bool,
-        out: &mut dyn Write,
-    ) -> Result<()> {
-        let _lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let state = self.look(&config)?.state;
-        if !matches!(state, State::Created | State::Stopped) {
-            let hint = "its files are no longer those of a checkpoint: make one as an archive \
-                        (checkpoint --archive --to FILE)";
-            return Err(self.not(&config, state, hint));
-        }
-        let checkpoint = self.find_checkpoint(&config, which)?;
-        self.write_archive(&config, &checkpoint, compress, out)
+/// Writes a checkpoint of a stopped container, and its files as they are now, as an archive.
+pub(crate) fn export(
+    ground: &Ground,
+    id: &ContainerId,
+    which: &From,
+    compress: bool,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let _lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let state = state::observe(ground, &config)?.state;
+    if !matches!(state, State::Created | State::Stopped) {
+        let hint = "its files are no longer those of a checkpoint: make one as an archive \
+                    (checkpoint --archive --to FILE)";
+        return Err(Error::state(&config, state, hint));
     }
+    let checkpoint = saved::find(ground, &config, which)?;
+    write(ground, &config, &checkpoint, compress, out)
+}
 
-    /// Writes a checkpoint of a container and its files as an archive.
-    ///
-    /// ORDER: no process runs that could change the files: see [`Engine::checkpoint_while`].
-    pub fn write_archive(
-        &self,
-        config: &Config,
-        checkpoint: &Path,
-        compress: bool,
-        out: &mut dyn Write,
-    ) -> Result<()> {
-        let reader = Reader::open(checkpoint)?;
-        let failed = |e| Error::file("cannot write", ARCHIVE)(e);
-        let whole = matches!(config.root, RootSource::Directory(_));
-        let carried = serde_json::to_vec(&Carried { config: config.clone(), whole })
-            .map_err(|e| Error::Invalid(format!("the configuration cannot be written: {e}")))?;
-        let mut archive = ArchiveWriter::begin(out, compress).map_err(failed)?;
-        let mut part = archive.part(CONTAINER).map_err(failed)?;
-        part.write_all(&carried).map_err(failed)?;
-        part.finish().map_err(failed)?;
-        let mut part = archive.part(FILES).map_err(failed)?;
-        let lower = self.lower(&config.root)?;
-        let (upper, _work) = Store::open_upper(&self.dir(&config.id))?;
-        self.images()?.changes(whole, &lower, upper.as_fd(), &config.ids, &mut part)?;
-        part.finish().map_err(failed)?;
-        archive::pack(&mut archive, &reader)?;
-        archive.finish().map_err(failed)?;
-        Ok(())
-    }
+/// Writes a checkpoint of a container and its files as an archive.
+///
+/// ORDER: no process runs that could change the files: see `save::checkpoint_while`.
+pub(crate) fn write(
+    ground: &Ground,
+    config: &Config,
+    checkpoint: &Path,
+    compress: bool,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let reader = Reader::open(checkpoint)?;
+    let failed = |e| Error::file("cannot write", ARCHIVE)(e);
+    let whole = matches!(config.root, RootSource::Directory(_));
+    let carried = serde_json::to_vec(&Carried { config: config.clone(), whole })
+        .map_err(|e| Error::Invalid(format!("the configuration cannot be written: {e}")))?;
+    let mut archive = ArchiveWriter::begin(out, compress).map_err(failed)?;
+    let mut part = archive.part(CONTAINER).map_err(failed)?;
+    part.write_all(&carried).map_err(failed)?;
+    part.finish().map_err(failed)?;
+    let mut part = archive.part(FILES).map_err(failed)?;
+    let lower = layer::lower(ground, &config.root)?;
+    let (upper, _work) = Store::open_upper(&ground.dir(&config.id))?;
+    ground.images()?.changes(whole, &lower, upper.as_fd(), &config.ids, &mut part)?;
+    part.finish().map_err(failed)?;
+    archive::pack(&mut archive, &reader)?;
+    archive.finish().map_err(failed)?;
+    Ok(())
+}
 
-    /// Makes a container from an archive, with the checkpoint as its first; it has no process yet.
-    ///
-    /// `ask` receives the old configuration, which is untrusted, and returns the new one without
-    /// its root.
-    ///
-    /// Errors: [`Error::Missing`] names a missing object that the archive needs; damage is reported
-    /// with the name of the part. No container is made then.
-    pub fn import_checkpoint<E: std::convert::From<Error>>(
-        &self,
-        input: &mut dyn Read,
-        progress: &dyn Progress,
-        ask: impl FnOnce(&Config) -> std::result::Result<Create, E>,
-    ) -> std::result::Result<Config, E> {
-        let mut archive = ArchiveReader::open(input).map_err(Error::from)?;
-        let carried = carried(&mut archive)?;
-        let (reference, base) = self.base(&carried)?;
-        // ORDER: first, since the importer may have to give more options.
-        let mut create = ask(&carried.config)?;
-        let image = self.take_files(&mut archive, base.as_ref(), progress)?;
-        create.root = RootSource::Image { reference, id: image };
-        create.image = None;
-        let created = self.create_with(create, |config, dir| {
-            let all = dir.join("checkpoints");
-            crate::disk::make_dir(&all, 0o700)?;
-            let adapt = |records: &mut Records| adapt(records, &carried.config, config);
-            Ok(archive::unpack(archive, &all.join("1"), adapt)?)
-        })?;
-        Ok(created.config)
-    }
+/// Makes a container from an archive, with the checkpoint as its first; it has no process yet.
+pub(crate) fn import<E: std::convert::From<Error>>(
+    ground: &Ground,
+    input: &mut dyn Read,
+    progress: &dyn Progress,
+    ask: impl FnOnce(&Config) -> std::result::Result<Create, E>,
+) -> std::result::Result<Config, E> {
+    let mut archive = ArchiveReader::open(input).map_err(Error::from)?;
+    let carried = carried(&mut archive)?;
+    let (reference, base) = base(ground, &carried)?;
+    // ORDER: first, since the importer may have to give more options.
+    let mut create = ask(&carried.config)?;
+    let image = take_files(ground, &mut archive, base.as_ref(), progress)?;
+    create.root = RootSource::Image { reference, id: image };
+    create.image = None;
+    let created = create::create_with(ground, create, |config, dir| {
+        let all = dir.join("checkpoints");
+        disk::make_dir(&all, 0o700)?;
+        let adapt = |records: &mut Records| adapt(records, &carried.config, config);
+        Ok(archive::unpack(archive, &all.join("1"), adapt)?)
+    })?;
+    Ok(created.config)
+}
 
-    /// Returns the image below the files of an archive, and its name.
-    fn base(&self, carried: &Carried) -> Result<(Reference, Option<Image>)> {
-        let (reference, id) = match &carried.config.root {
-            RootSource::Image { reference, id } if !carried.whole => (reference, id),
-            _ => return Ok(("imported".parse()?, None)),
-        };
-        // An id only: a name could be another image here.
-        let is_id = id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
-        let found = is_id.then(|| self.images()?.find(id).map_err(Error::from));
-        match found {
-            Some(Ok(image)) => Ok((reference.clone(), Some(image))),
-            Some(Err(e)) if e.kind() != dormouse_kernel::ErrorKind::NotFound => Err(e),
-            _ => Err(Error::Missing(format!(
-                "image '{reference}' with the id {} below its files is not on this host: `dormouse \
-                 save` it there and `dormouse load` it here, or pull it",
-                id.escape_default()
-            ))),
-        }
+/// Returns the image below the files of an archive, and its name.
+fn base(ground: &Ground, carried: &Carried) -> Result<(Reference, Option<Image>)> {
+    let (reference, id) = match &carried.config.root {
+        RootSource::Image { reference, id } if !carried.whole => (reference, id),
+        _ => return Ok(("imported".parse()?, None)),
+    };
+    // An id only: a name could be another image here.
+    let is_id = id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
+    let found = is_id.then(|| ground.images()?.find(id).map_err(Error::from));
+    match found {
+        Some(Ok(image)) => Ok((reference.clone(), Some(image))),
+        Some(Err(e)) if e.kind() != dormouse_kernel::ErrorKind::NotFound => Err(e),
+        _ => Err(Error::Missing(format!(
+            "image '{reference}' with the id {} below its files is not on this host: `dormouse \
+             save` it there and `dormouse load` it here, or pull it",
+            id.escape_default()
+        ))),
     }
+}
 
-    /// Imports the files of an archive as an image without a name; returns its id.
-    fn take_files(
-        &self,
-        archive: &mut ArchiveReader<&mut dyn Read>,
-        base: Option<&Image>,
-        progress: &dyn Progress,
-    ) -> Result<String> {
-        let message = Some("files of a checkpoint".to_owned());
-        let commit = Commit { message, ..Commit::default() };
-        let mut part = archive.part(FILES)?;
-        let image = self.images()?.add_layer(base, &mut part, &commit, progress)?;
-        Ok(image.to_string())
-    }
+/// Imports the files of an archive as an image without a name; returns its id.
+fn take_files(
+    ground: &Ground,
+    archive: &mut ArchiveReader<&mut dyn Read>,
+    base: Option<&Image>,
+    progress: &dyn Progress,
+) -> Result<String> {
+    let message = Some("files of a checkpoint".to_owned());
+    let commit = Commit { message, ..Commit::default() };
+    let mut part = archive.part(FILES)?;
+    let image = ground.images()?.add_layer(base, &mut part, &commit, progress)?;
+    Ok(image.to_string())
 }
 
 fn carried(archive: &mut ArchiveReader<&mut dyn Read>) -> Result<Carried> {
@@ -184,7 +180,7 @@ fn adapt(
     old: &Config,
     new: &Config,
 ) -> std::result::Result<(), CheckpointError> {
-    if let Some(peer) = connection_outside(records, &new.net) {
+    if let Some(peer) = saved::connection_outside(records, &new.net) {
         return Err(CheckpointError::Elsewhere(format!(
             "it has a TCP connection with {peer}, which ends where the container was"
         )));
@@ -201,11 +197,6 @@ fn pairs(old: &[IpAddr], new: &[IpAddr]) -> Vec<(IpAddr, IpAddr)> {
         all.iter().copied().filter(|ip| ip.is_ipv4() == v4).collect()
     };
     [true, false].into_iter().flat_map(|v4| of(old, v4).into_iter().zip(of(new, v4))).collect()
-}
-
-/// Removes an unwanted checkpoint that a save has published.
-pub(crate) fn withdraw(checkpoint: &Path) -> Result<()> {
-    fs::remove_dir_all(checkpoint).map_err(Error::file("cannot remove", checkpoint))
 }
 
 #[cfg(test)]

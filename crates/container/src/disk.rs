@@ -66,6 +66,31 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
+/// LIMIT: how often the keeper may write into a directory while it is removed.
+const REMOVALS_MAX: usize = 100;
+
+/// Removes a file or a tree; a missing one is no error.
+pub(crate) fn remove_tree(path: &Path) -> Result<()> {
+    use std::io::ErrorKind;
+    let remove = || match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(e) => Err(e),
+    };
+    let mut removed = remove();
+    for _ in 0..REMOVALS_MAX {
+        // The keeper writes the exit of a process whose start was abandoned.
+        if removed.as_ref().err().map(std::io::Error::kind) != Some(ErrorKind::DirectoryNotEmpty) {
+            break;
+        }
+        removed = remove();
+    }
+    match removed {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::file("cannot remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a record as JSON, see [`write`].
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable) -> Result<()> {
     let text = serde_json::to_vec(value)

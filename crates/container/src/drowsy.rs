@@ -19,28 +19,29 @@
 //! recorded; memory pushed out, without the container's lock. Back: mark removed; descriptors
 //! dropped; thawed. Meanwhile an intent makes the record decisive. A killed command therefore
 //! leaves a drowsy container that the keeper watches, or a running one. When the keeper is killed
-//! the next command, or the daemon at once, thaws all drowsy containers ([`crate::custody`]).
+//! the next command, or the daemon at once, thaws all drowsy containers ([`crate::recover::custody`]).
 //!
 //! LIMIT: the kernel's own 30 to 60 kB of a process (stack, page tables) stay; a traced process is
 //! frozen at any point.
+//!
+//! Uses `ground`, `state`, `hold`, `freeze`, `pending`, `later`, `policy` and `save`.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dormouse_checkpoint::save;
+use dormouse_checkpoint::save::stand_still;
 use dormouse_kernel::cgroup::{Cgroup, CgroupError, CpuTime, MemoryInUse};
 use dormouse_kernel::{call, pidfd, proc};
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
 
-use crate::disk;
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::event::now_unix_ms;
-use crate::idle::{Idle, Why};
-use crate::life::InitRecord;
-use crate::pending::Intent;
+use crate::ground::Ground;
+use crate::pending::{self, Intent};
+use crate::policy::{self, Idle, Why};
+use crate::state::{self, InitRecord};
+use crate::{event, freeze, hold, later, save};
 
 /// How much memory is pushed out between two checks whether the container is still drowsy.
 const PIECE_BYTES: u64 = 32 << 20;
@@ -59,175 +60,160 @@ pub struct Drowsed {
     pub has_swap: bool,
 }
 
-impl Engine {
-    /// Freezes a running container until an event arrives, and pushes its memory out; `None` if the
-    /// container is drowsy, or asleep, already.
-    ///
-    /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for a paused container; a container that
-    /// cannot be frozen within 10 s is thawed.
-    pub fn drowse(&self, id: &ContainerId) -> Result<Option<Drowsed>> {
-        self.drowse_as(id, None, Why::Operator)
+/// Makes a container drowsy; if `idle` is given, only if it is still idle.
+pub(crate) fn drowse(
+    ground: &Ground,
+    id: &ContainerId,
+    idle: Option<&Idle>,
+    why: Why,
+) -> Result<Option<Drowsed>> {
+    let lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let observed = state::observe_locked(ground, &config)?;
+    if matches!(observed.state, State::Drowsy | State::Asleep) {
+        return Ok(None);
     }
+    let (mut init, _) = state::alive(ground, &config)?;
+    if init.paused {
+        return Err(Error::state(&config, State::Paused, "unpause it first"));
+    }
+    idle.map_or(Ok(()), |idle| policy::check_idle(ground, &config, idle))?;
+    state::wait_for_exec(ground, &config)?;
+    later::wait_until_filled(ground, &config)?;
+    let cgroup = state::cgroup(ground, &config)?;
+    let mut keeper = hold::keeper(ground)?;
+    hold::record_keeper(ground, &mut keeper)?;
+    let doing = pending::intend(ground, id, &Intent::Freezer)?;
+    let frozen = freeze_watched(ground, &config, &cgroup, &mut keeper, idle);
+    let marked = frozen.and_then(|()| {
+        init.drowsy_unix_ms = Some(event::now_unix_ms());
+        state::write_init(ground, id, &init)
+    });
+    if let Err(e) = marked {
+        // The first error is returned.
+        let _ = keeper.let_go(id.as_str());
+        let _ = cgroup.thaw();
+        return Err(e);
+    }
+    // ORDER: write the record, then verify that the keeper still holds the descriptors. A
+    // recovery that ran before the record was written did not see this container, so its
+    // callers would be lost.
+    if !keeper.holds(id.as_str()).unwrap_or(false) {
+        freeze::thaw(ground, &config, &mut init)?;
+        return Err(LaunchError::KeeperGone.into());
+    }
+    let reason = [("reason", why.as_str().to_owned())];
+    ground.record("drowsy", id.as_str(), config.name.as_str(), &reason);
+    // ORDER: from here on an event wakes the container without waiting for the push-out.
+    drop((doing, lock));
+    let goes_on = || state::is_drowsy(ground, id);
+    let before_bytes = cgroup.memory_bytes()?;
+    let pushed = push_out(&cgroup, &goes_on);
+    let pushed = pushed.and_then(|has_swap| Ok((has_swap, cgroup.memory_bytes()?)));
+    let (has_swap, after_bytes) = match pushed {
+        // The container was woken, and has ended.
+        Err(_) if !goes_on() => (has_swap(), before_bytes),
+        other => other?,
+    };
+    Ok(Some(Drowsed { before_bytes, after_bytes, has_swap }))
+}
 
-    /// Makes a container drowsy; if `idle` is given, only if it is still idle.
-    pub(crate) fn drowse_as(
-        &self,
-        id: &ContainerId,
-        idle: Option<&Idle>,
-        why: Why,
-    ) -> Result<Option<Drowsed>> {
-        let lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let look = self.look_locked(&config)?;
-        if matches!(look.state, State::Drowsy | State::Asleep) {
-            return Ok(None);
-        }
-        let (mut init, _) = self.alive(&config)?;
-        if init.paused {
-            return Err(self.not(&config, State::Paused, "unpause it first"));
-        }
-        idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
-        self.not_entered(&config)?;
-        self.filled(&config)?;
-        let cgroup = self.cgroup(&config)?;
-        let mut keeper = self.keeper()?;
-        self.note_custody(&mut keeper)?;
-        let doing = self.intend(id, &Intent::Freezer)?;
-        let frozen = self.freeze_called(&config, &cgroup, &mut keeper, idle);
-        let marked = frozen.and_then(|()| {
-            init.drowsy_unix_ms = Some(now_unix_ms());
-            self.write_init(id, &init)
-        });
-        if let Err(e) = marked {
-            // The first error is returned.
-            let _ = keeper.let_go(id.as_str());
-            let _ = cgroup.thaw();
-            return Err(e);
-        }
-        // ORDER: write the record, then verify that the keeper still holds the descriptors. A
-        // recovery that ran before the record was written did not see this container, so its
-        // callers would be lost.
-        if !keeper.holds(id.as_str()).unwrap_or(false) {
-            self.thaw(&config, &mut init)?;
-            return Err(LaunchError::KeeperGone.into());
-        }
-        let reason = [("reason", why.as_str().to_owned())];
-        self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
-        // ORDER: from here on an event wakes the container without waiting for the push-out.
-        drop((doing, lock));
-        let goes_on = || self.is_drowsy(id);
-        let before_bytes = cgroup.memory_bytes()?;
-        let pushed = push_out(&cgroup, &goes_on);
-        let pushed = pushed.and_then(|has_swap| Ok((has_swap, cgroup.memory_bytes()?)));
-        let (has_swap, after_bytes) = match pushed {
-            // The container was woken, and has ended.
-            Err(_) if !goes_on() => (has_swap(), before_bytes),
-            other => other?,
-        };
-        Ok(Some(Drowsed { before_bytes, after_bytes, has_swap }))
+/// Freezes the container, and has the keeper watch its descriptors.
+fn freeze_watched(
+    ground: &Ground,
+    config: &Config,
+    cgroup: &Cgroup,
+    keeper: &mut Keeper,
+    idle: Option<&Idle>,
+) -> Result<()> {
+    let id = config.id.as_str();
+    let mut still = stand_still(|| cgroup.pids().unwrap_or_default())?;
+    let calls = still.read()?;
+    if idle.is_some() && (calls.is_busy || calls.is_called) {
+        return Err(Error::NotIdle(config.name.to_string()));
     }
+    cgroup.freeze()?;
+    // ORDER: tasks released by the tracer pass from one stop into the other.
+    drop(still);
+    cgroup.freeze()?;
+    keeper.let_go(id)?; // leftovers of an interrupted command
+    let timers = config.wake_on.timer;
+    let timerfd = calls.next_timerfd.filter(|_| timers != WakeOnTimer::InTime);
+    let next_ring = calls.next_ring.into_iter().chain(timerfd).min();
+    hold::hold_by(keeper, config, calls.held, calls.is_busy, watch::STAYS)?;
+    policy::set_alarm(ground, config, next_ring, idle)
+}
 
-    /// Pushes the memory of a running container out to swap as long as none of its tasks runs. The
-    /// container continues, and the kernel reads touched pages again; nothing is recorded. Returns
-    /// the number of bytes.
-    pub(crate) fn swap_out(&self, id: &ContainerId, idle: Option<&Idle>) -> Result<u64> {
-        let config = self.config(id)?;
-        let state = self.look(&config)?.state;
-        if state != State::Running {
-            return Err(self.not(&config, state, "it is not running"));
-        }
-        let at_work = || Error::NotIdle(config.name.to_string());
-        // The container is in use by the engine: its memory is still being filled.
-        self.filled(&config).map_err(|e| match e {
-            Error::Filling(_) => at_work(),
-            other => other,
-        })?;
-        let parent = &self.places().cgroup;
-        let cpu = CpuTime::below(parent)?;
-        let goes_on = || {
-            let used = || cpu.of(id.as_str()).ok().flatten();
-            idle.is_none_or(|idle| used() == Some(idle.used_ns))
-        };
-        if !goes_on() {
-            return Err(at_work());
-        }
-        let memory = MemoryInUse::below(parent)?;
-        let pages = || -> Result<u64> {
-            let found = memory.as_ref().map(|memory| memory.of(id.as_str())).transpose()?;
-            Ok(found.flatten().unwrap_or_default().for_swap_bytes)
-        };
-        let before = pages()?;
-        push_out(&self.cgroup(&config)?, &goes_on)?;
-        // An interrupted push-out gives no measure of the memory that could go.
-        if !goes_on() {
-            return Err(at_work());
-        }
-        Ok(before.saturating_sub(pages()?))
-    }
+/// Thaws a drowsy container. The caller holds its lock.
+pub(crate) fn resume(
+    ground: &Ground,
+    config: &Config,
+    mut init: InitRecord,
+    why: Why,
+) -> Result<()> {
+    let _doing = pending::intend(ground, &config.id, &Intent::Freezer)?;
+    freeze::thaw(ground, config, &mut init)?;
+    let reason = [("reason", why.as_str().to_owned())];
+    ground.record("wake", config.id.as_str(), config.name.as_str(), &reason);
+    Ok(())
+}
 
-    /// Freezes the container, and has the keeper watch its descriptors.
-    fn freeze_called(
-        &self,
-        config: &Config,
-        cgroup: &Cgroup,
-        keeper: &mut Keeper,
-        idle: Option<&Idle>,
-    ) -> Result<()> {
-        let id = config.id.as_str();
-        let mut still = save::stand_still(|| cgroup.pids().unwrap_or_default())?;
-        let calls = still.read()?;
-        if idle.is_some() && (calls.is_busy || calls.is_called) {
-            return Err(Error::NotIdle(config.name.to_string()));
-        }
-        cgroup.freeze()?;
-        // ORDER: tasks released by the tracer pass from one stop into the other.
-        drop(still);
-        cgroup.freeze()?;
-        keeper.let_go(id)?; // leftovers of an interrupted command
-        let timers = config.wake_on.timer;
-        let timerfd = calls.next_timerfd.filter(|_| timers != WakeOnTimer::InTime);
-        let next_ring = calls.next_ring.into_iter().chain(timerfd).min();
-        self.hold_with(keeper, config, calls.held, calls.is_busy, watch::STAYS)?;
-        self.set_alarm(config, next_ring, idle)
+/// Thaws a drowsy container that is about to fall asleep, if all of it can be saved. Returns
+/// when its threads wait as before.
+pub(crate) fn resume_to_sleep(
+    ground: &Ground,
+    config: &Config,
+    mut init: InitRecord,
+) -> Result<()> {
+    let refusals = save::explain_sleep(ground, &config.id)?;
+    if !refusals.is_empty() {
+        return Err(dormouse_checkpoint::Error::Refused(refusals).into());
     }
+    let _doing = pending::intend(ground, &config.id, &Intent::Freezer)?;
+    freeze::thaw(ground, config, &mut init)?;
+    let until = Instant::now() + SETTLE_WITHIN;
+    while !waits_again(&state::cgroup(ground, config)?)? && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
 
-    /// Thaws a drowsy container. The caller holds its lock.
-    pub(crate) fn rouse(&self, config: &Config, mut init: InitRecord, why: Why) -> Result<()> {
-        let _doing = self.intend(&config.id, &Intent::Freezer)?;
-        self.thaw(config, &mut init)?;
-        let reason = [("reason", why.as_str().to_owned())];
-        self.record("wake", config.id.as_str(), config.name.as_str(), &reason);
-        Ok(())
+/// Pushes the memory of a running container out to swap as long as none of its tasks runs. The
+/// container continues, and the kernel reads touched pages again; nothing is recorded. Returns
+/// the number of bytes.
+pub(crate) fn swap_out(ground: &Ground, id: &ContainerId, idle: Option<&Idle>) -> Result<u64> {
+    let config = ground.config(id)?;
+    let state = state::observe(ground, &config)?.state;
+    if state != State::Running {
+        return Err(Error::state(&config, state, "it is not running"));
     }
-
-    /// Thaws a drowsy container that is about to fall asleep, if all of it can be saved. Returns
-    /// when its threads wait as before.
-    pub(crate) fn rouse_to_sleep(&self, config: &Config, mut init: InitRecord) -> Result<()> {
-        let refusals = self.explain_sleep(&config.id)?;
-        if !refusals.is_empty() {
-            return Err(dormouse_checkpoint::Error::Refused(refusals).into());
-        }
-        let _doing = self.intend(&config.id, &Intent::Freezer)?;
-        self.thaw(config, &mut init)?;
-        let until = Instant::now() + SETTLE_WITHIN;
-        while !waits_again(&self.cgroup(config)?)? && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
+    let at_work = || Error::NotIdle(config.name.to_string());
+    // The container is in use by the engine: its memory is still being filled.
+    later::wait_until_filled(ground, &config).map_err(|e| match e {
+        Error::Filling(_) => at_work(),
+        other => other,
+    })?;
+    let parent = &ground.places.cgroup;
+    let cpu = CpuTime::below(parent)?;
+    let goes_on = || {
+        let used = || cpu.of(id.as_str()).ok().flatten();
+        idle.is_none_or(|idle| used() == Some(idle.used_ns))
+    };
+    if !goes_on() {
+        return Err(at_work());
     }
-
-    /// Has the keeper drop the descriptors of a container that is no longer drowsy.
-    pub(crate) fn no_longer_called(&self, id: &ContainerId) -> Result<()> {
-        match Keeper::connect(&self.places().run)? {
-            Some(mut keeper) => Ok(keeper.let_go(id.as_str())?),
-            None => Ok(()),
-        }
+    let memory = MemoryInUse::below(parent)?;
+    let pages = || -> Result<u64> {
+        let found = memory.as_ref().map(|memory| memory.of(id.as_str())).transpose()?;
+        Ok(found.flatten().unwrap_or_default().for_swap_bytes)
+    };
+    let before = pages()?;
+    push_out(&state::cgroup(ground, &config)?, &goes_on)?;
+    // An interrupted push-out gives no measure of the memory that could go.
+    if !goes_on() {
+        return Err(at_work());
     }
-
-    pub(crate) fn is_drowsy(&self, id: &ContainerId) -> bool {
-        let init = disk::read_json::<InitRecord>(&self.run_dir(id).join("init.json"));
-        init.is_ok_and(|init| init.is_some_and(|init| init.drowsy_unix_ms.is_some()))
-    }
+    Ok(before.saturating_sub(pages()?))
 }
 
 /// Pushes the memory of all processes of a group out while `goes_on` returns true; the remaining

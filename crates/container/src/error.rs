@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use dormouse_kernel::{CallError, ErrorKind};
-use dormouse_model::Invalid;
+use dormouse_model::{Config, Invalid, State};
 
 /// A failed verb of the engine; the container is in the state before or after the verb.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// Its state.
-        state: dormouse_model::State,
+        state: State,
         /// What to do.
         hint: &'static str,
     },
@@ -127,7 +127,12 @@ impl From<Invalid> for Error {
 }
 
 impl Error {
-    /// The message with those of all causes, as the command prints them.
+    /// A verb that the container's state does not permit, with a hint.
+    pub(crate) fn state(config: &Config, state: State, hint: &'static str) -> Self {
+        Self::State { name: config.name.to_string(), state, hint }
+    }
+
+    /// The message with those of all causes, as the command prints them, in one line.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);

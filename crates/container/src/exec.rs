@@ -11,29 +11,29 @@
 //! command would resume it. The exec therefore holds a share of the lock `exec.lock`, beside the
 //! record of the first process, from before it releases the container's own lock until the program
 //! runs. Meanwhile the container becomes neither drowsy nor asleep, and is not saved.
+//!
+//! Uses `ground`, `state`, `hold`, `io`, `process`, `policy`, `admission`, `layer`, `start`,
+//! `drowsy` and `wake`.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::resolve;
 use dormouse_launch::{Kind, Plan, Spawn};
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{ContainerId, State};
 use rustix::fs::{Mode, OFlags};
 
-use crate::admission::Admitted;
+use crate::admission::{self, Admitted};
 use crate::disk::Lock;
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::idle::Why;
-use crate::life::Root;
+use crate::ground::Ground;
+use crate::io::{self, Io, TTY_GROUP};
+use crate::layer::{self, Root};
+use crate::policy::Why;
 use crate::spec::Exec;
-use crate::start::{
-    Io, Running, TTY_GROUP, clone_fd, exec_error, open_stream, plan_exec, plan_identity, plan_io,
-    plan_rlimits,
-};
-use crate::user::Accounts;
+use crate::start::Running;
+use crate::user::Users;
+use crate::{drowsy, hold, process, state, wake};
 
 /// Every namespace of the first process but the pid namespace, which the keeper has entered.
 const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
@@ -44,110 +44,80 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWTIME);
 
-/// LIMIT: how long a verb waits for an exec to reach its program.
-const STARTED_WITHIN: Duration = Duration::from_secs(2);
-
-impl Engine {
-    fn exec_lock(&self, id: &ContainerId) -> PathBuf {
-        self.run_dir(id).join("exec.lock")
+/// Runs another process in a running container. With a terminal the caller gets the master
+/// side, and the keeper has no copy.
+pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Running> {
+    let Admitted { lock, config, observed, grant } = admission::lock_to_wake(ground, id)?;
+    match (observed.state, observed.init) {
+        (State::Asleep, _) => wake::wake_locked(ground, &config, Why::Operator)?.detach(),
+        (State::Drowsy, Some(init)) => drowsy::resume(ground, &config, init, Why::Operator)?,
+        _ => {}
     }
-
-    /// Returns whether an exec is in transit into a container. The caller holds the container's
-    /// lock, so no other exec begins.
-    pub(crate) fn is_entered(&self, id: &ContainerId) -> Result<bool> {
-        let path = self.exec_lock(id);
-        Ok(path.exists() && Lock::try_take(&path)?.is_none())
+    let (init, init_fd) = state::alive(ground, &config)?;
+    if init.paused {
+        return Err(Error::state(&config, State::Paused, "unpause it first"));
     }
-
-    /// Waits until no exec is in transit into a container. The caller holds the container's lock.
-    ///
-    /// Errors: [`Error::Entered`] where that takes too long.
-    pub(crate) fn not_entered(&self, config: &Config) -> Result<()> {
-        let until = Instant::now() + STARTED_WITHIN;
-        while self.is_entered(&config.id)? {
-            if Instant::now() > until {
-                return Err(Error::Entered(config.name.to_string()));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+    let entering = Lock::take_shared(&state::exec_lock(ground, id))?;
+    drop((lock, grant));
+    let mut process = exec.process;
+    if process.env.is_empty() {
+        process.env.clone_from(&config.process.env);
     }
-
-    /// Runs another process in a running container. With a terminal the caller gets the master
-    /// side, and the keeper has no copy.
-    pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
-        let Admitted { lock, config, look, leave } = self.lock_to_wake(id)?;
-        match (look.state, look.init) {
-            (State::Asleep, _) => self.wake_locked(&config, Why::Operator)?.detach(),
-            (State::Drowsy, Some(init)) => self.rouse(&config, init, Why::Operator)?,
-            _ => {}
-        }
-        let (init, init_fd) = self.alive(&config)?;
-        if init.paused {
-            return Err(self.not(&config, State::Paused, "unpause it first"));
-        }
-        let entering = Lock::take_shared(&self.exec_lock(id))?;
-        drop((lock, leave));
-        let mut process = exec.process;
-        if process.env.is_empty() {
-            process.env.clone_from(&config.process.env);
-        }
-        if process.cwd.is_empty() {
-            process.cwd.clone_from(&config.process.cwd);
-        }
-        if process.user.0.is_empty() {
-            process.user = config.process.user.clone();
-        }
-        process.umask = process.umask.or(config.process.umask);
-        let Root { fd: root, .. } = self.root(id)?;
-        let account = Accounts::read(root.as_fd()).find(&process.user)?;
-        let ptmx = resolve::in_root(root.as_fd(), "dev/pts/ptmx", OFlags::PATH, Mode::empty());
-        let has_devpts = ptmx.is_ok();
-        drop((root, ptmx));
-
-        let found = self.cgroups()?.find(config.id.as_str())?;
-        let cgroup = found.ok_or_else(|| self.not(&config, State::Stopped, "start it first"))?;
-        let placement = cgroup.placement()?;
-        let mut keeper = self.keeper()?;
-        let mut newborn = keeper.spawn(Spawn {
-            pid_namespace_of: Some(clone_fd(init_fd.as_fd())?),
-            cgroup: placement.v2,
-            ..Spawn::new(config.id.as_str(), Kind::Exec, 0)
-        })?;
-        let mut plan = Plan::new();
-        for tasks in placement.v1_tasks {
-            let fd = plan.fd(tasks);
-            plan.join_cgroup(fd);
-        }
-        let target = plan.fd(init_fd);
-        plan.setns(target, NAMESPACES.bits() as u32);
-        plan.become_root();
-        plan.session_keyring();
-        plan.setsid();
-        if process.terminal && !has_devpts {
-            plan.devpts("/dev/pts", Some(TTY_GROUP));
-        }
-        let io = if process.terminal {
-            Io::Terminal(exec.io.terminal_size.unwrap_or_default())
-        } else {
-            let open = |stream| open_stream(stream, config.ids, account.uid);
-            Io::Fds([open(exec.io.stdin)?, open(exec.io.stdout)?, open(exec.io.stderr)?])
-        };
-        plan_io(&mut plan, io, account.uid, false);
-        plan_rlimits(&mut plan, &config.security)?;
-        plan.umask(process.umask.unwrap_or(0o022));
-        plan.sync();
-        let mut security = config.security.clone();
-        security.privileged |= exec.privileged;
-        plan_identity(&mut plan, &config, &security, &process, &account)?;
-        plan_exec(&mut plan, &config, &process, &account)?;
-        newborn.send(plan).map_err(|e| exec_error(&process, e))?;
-        let console = newborn.ready().map_err(|e| exec_error(&process, e))?;
-        let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
-        newborn.go().map_err(|e| exec_error(&process, e))?;
-        drop(entering);
-        let command = process.args.join(" ");
-        self.record("exec", id.as_str(), config.name.as_str(), &[("command", command)]);
-        Ok(Running::of_exec(id.clone(), pid, pidfd, console, keeper))
+    if process.cwd.is_empty() {
+        process.cwd.clone_from(&config.process.cwd);
     }
+    if process.user.0.is_empty() {
+        process.user = config.process.user.clone();
+    }
+    process.umask = process.umask.or(config.process.umask);
+    let Root { fd: root, .. } = layer::root(ground, id)?;
+    let user = Users::read(root.as_fd()).find(&process.user)?;
+    let ptmx = resolve::in_root(root.as_fd(), "dev/pts/ptmx", OFlags::PATH, Mode::empty());
+    let has_devpts = ptmx.is_ok();
+    drop((root, ptmx));
+
+    let found = ground.cgroups()?.find(config.id.as_str())?;
+    let cgroup = found.ok_or_else(|| Error::state(&config, State::Stopped, "start it first"))?;
+    let placement = cgroup.placement()?;
+    let mut keeper = hold::keeper(ground)?;
+    let mut newborn = keeper.spawn(Spawn {
+        pid_namespace_of: Some(io::clone_fd(init_fd.as_fd())?),
+        cgroup: placement.v2,
+        ..Spawn::new(config.id.as_str(), Kind::Exec, 0)
+    })?;
+    let mut plan = Plan::new();
+    for tasks in placement.v1_tasks {
+        let fd = plan.fd(tasks);
+        plan.join_cgroup(fd);
+    }
+    let target = plan.fd(init_fd);
+    plan.setns(target, NAMESPACES.bits() as u32);
+    plan.become_root();
+    plan.session_keyring();
+    plan.setsid();
+    if process.terminal && !has_devpts {
+        plan.devpts("/dev/pts", Some(TTY_GROUP));
+    }
+    let io = if process.terminal {
+        Io::Terminal(exec.io.terminal_size.unwrap_or_default())
+    } else {
+        let open = |stream| io::open_stream(stream, config.ids, user.uid);
+        Io::Fds([open(exec.io.stdin)?, open(exec.io.stdout)?, open(exec.io.stderr)?])
+    };
+    io::plan_io(&mut plan, io, user.uid, false);
+    process::plan_rlimits(&mut plan, &config.security)?;
+    plan.umask(process.umask.unwrap_or(0o022));
+    plan.sync();
+    let mut security = config.security.clone();
+    security.privileged |= exec.privileged;
+    process::plan_identity(&mut plan, &config, &security, &process, &user)?;
+    process::plan_exec(&mut plan, &config, &process, &user)?;
+    newborn.send(plan).map_err(|e| process::exec_error(&process, e))?;
+    let console = newborn.ready().map_err(|e| process::exec_error(&process, e))?;
+    let (pid, pidfd) = (newborn.pid, io::clone_fd(newborn.pidfd.as_fd())?);
+    newborn.go().map_err(|e| process::exec_error(&process, e))?;
+    drop(entering);
+    let command = process.args.join(" ");
+    ground.record("exec", id.as_str(), config.name.as_str(), &[("command", command)]);
+    Ok(Running::of_exec(id.clone(), pid, pidfd, console, keeper))
 }

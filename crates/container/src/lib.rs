@@ -15,7 +15,7 @@
 //! Created, Stopped -remove-> gone
 //! ```
 //!
-//! A state is never stored where it could become false; `Engine::look` derives it. *Running* is a
+//! A state is never stored where it could become false; `state::observe` derives it. *Running* is a
 //! record (`init.json`: pid, start time, boot) of a process that still lives. *Paused* and *drowsy*
 //! are the same with a mark in that record. A paused container is frozen until an operator resumes
 //! it. A drowsy one is frozen until an event arrives at a descriptor that the keeper watches
@@ -26,6 +26,26 @@
 //! The first command that finds a record of a dead process *settles* the container under its lock:
 //! the exit status is written to `exit.json`; cgroup, addresses and shared directories are
 //! released; the restart policy is applied.
+//!
+//! # Rooms, from the ground up
+//!
+//! [`Engine`] is the public face: a method calls one function of a module below. Every other function
+//! takes `&Ground`. A module uses modules of the lines above it and earlier ones of its own line, never
+//! a later one. Its head comment names the modules that it uses besides the plain ones.
+//!
+//! ```text
+//! error place disk name slot event settings spec user    plain: files, tables and requests
+//! ground                                    directories, tables, mechanisms, locks, configurations
+//! state exit hold io saved silence shared usage          records and facts of one container
+//! process net freeze pending later policy admission      one subject each: program, network, memory
+//! layer root create listen template end                  file system, creation, sockets, teardown
+//! save restore remove tidy archive                       parts of verbs that others need as well
+//! start drowsy unborn                                    ways into a state
+//! sleep recover                                          ways out, and after a crash
+//! wake idle exec inspect verb                            verbs
+//! engine                                                 public face
+//! list                                                   all containers
+//! ```
 //!
 //! # Places
 //!
@@ -85,21 +105,37 @@
 
 mod admission;
 mod archive;
-mod checkpoint;
-mod custody;
+mod create;
 mod disk;
 mod drowsy;
+mod end;
 mod engine;
 mod error;
 mod event;
 mod exec;
+mod exit;
+mod freeze;
+mod ground;
+mod hold;
 mod idle;
+mod inspect;
+mod io;
 mod later;
-mod life;
+mod layer;
 mod list;
+mod listen;
 mod name;
+mod net;
 mod pending;
 mod place;
+mod policy;
+mod process;
+mod recover;
+mod remove;
+mod restore;
+mod root;
+mod save;
+mod saved;
 mod settings;
 mod shared;
 mod silence;
@@ -107,24 +143,34 @@ mod sleep;
 mod slot;
 mod spec;
 mod start;
+mod state;
 mod template;
+mod tidy;
 mod unborn;
+mod usage;
 mod user;
+mod verb;
+mod wake;
 
 pub use admission::{Answer, Asker, Gate, Heard, TOLD_EVERY};
-pub use checkpoint::{Checkpoint, CheckpointOptions, From, Made};
+pub use create::Created;
 pub use drowsy::Drowsed;
-pub use engine::{Created, Engine};
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use event::Follow;
-pub use idle::{Asked, Fell, Idle, Policy, Tier, Why};
-pub use life::{Details, Exit, Logs, Root};
+pub use idle::Fell;
+pub use inspect::Details;
+pub use io::Logs;
+pub use layer::Root;
 pub use list::Listed;
 pub use place::Places;
+pub use policy::{Asked, Idle, Policy, Tier, Why};
+pub use save::{CheckpointOptions, Made};
+pub use saved::{Checkpoint, From};
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use start::Running;
+pub use state::Exit;
 pub use template::Template;
 pub use unborn::Unborn;
-pub use user::{Account, Accounts};
 
 pub use dormouse_kernel::ErrorKind;

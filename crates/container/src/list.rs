@@ -28,7 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::life::{Details, Exit};
+use crate::inspect::Details;
+use crate::state::Exit;
 
 /// First line of the file. The number changes with the definition of [`Listed`], and with the
 /// lines' order.

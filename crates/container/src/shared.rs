@@ -20,86 +20,91 @@
 //!
 //! LIMIT: the files are charged to the memory cgroup of the writing container. Several containers without
 //! a memory limit can together take all memory, as with any other memory.
+//!
+//! Uses `ground`.
 
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_kernel::mount;
+use dormouse_kernel::mount::MountAttr;
 use dormouse_model::{ContainerId, IdMap, IdSlot};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::disk::{self, Lock};
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::pending::remove_tree;
+use crate::ground::Ground;
 
 /// LIMIT: number of shared file systems. A memory cgroup costs 16 bytes for each: 10 MB of 10,000.
 const FILE_SYSTEMS: u32 = 64;
+
 /// LIMIT: bytes of each, of the host's memory.
 const SIZE: &str = "25%";
+
 /// LIMIT: one file for so many pages of the host's memory. A file without contents takes 1 kB.
 const PAGES_OF_A_FILE: u64 = 16;
+
 /// The least number of files, for a small host.
 const FILES_MIN: u64 = 16_384;
+
 /// A container starts on a file system with more than this part free: 1/8.
 const FREE_PART: u64 = 8;
 
 /// A file whose presence shows that the file system is mounted by this instance.
 const MARK: &str = ".dormouse";
+
 /// The link in a container's runtime directory.
 const LINK: &str = "tmpfs";
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-impl Engine {
-    /// The path of a starting container's directory, which the caller creates. The container's runtime
-    /// directory exists.
-    pub(crate) fn shared_dir(&self, id: &ContainerId, ids: IdMap) -> Result<PathBuf> {
-        let all = self.places().tmpfs();
-        let has_room = |n: u32| {
-            let path = all.join(n.to_string());
-            ensure_mounted(&path)?;
-            let stat = rustix::fs::statfs(&path)
-                .map_err(|e| Error::file("cannot look at", &path)(e.into()))?;
-            Ok(stat.f_bavail > stat.f_blocks / FREE_PART && stat.f_ffree > stat.f_files / FREE_PART)
-        };
-        let n = choose(ids.base / IdSlot::IDS, has_room)?.ok_or_else(|| {
-            Error::Invalid(format!(
-                "the tmpfs file systems below '{}' are full: stop the container that fills its \
-                 /dev/shm, or remove files there, and give it a memory limit",
-                all.display()
-            ))
-        })?;
-        let link = self.run_dir(id).join(LINK);
-        disk::remove(&link)?;
-        // ORDER: the link first, so that the directory of a killed start is found again.
-        symlink(n.to_string(), &link).map_err(Error::file("cannot make link", &link))?;
-        let dir = all.join(n.to_string()).join(id.as_str());
-        remove_tree(&dir)?;
-        Ok(dir)
-    }
+/// The path of a starting container's directory, which the caller creates. The container's runtime
+/// directory exists.
+pub(crate) fn dir(ground: &Ground, id: &ContainerId, ids: IdMap) -> Result<PathBuf> {
+    let all = ground.places.tmpfs();
+    let has_room = |n: u32| {
+        let path = all.join(n.to_string());
+        ensure_mounted(&path)?;
+        let stat = rustix::fs::statfs(&path)
+            .map_err(|e| Error::file("cannot look at", &path)(e.into()))?;
+        Ok(stat.f_bavail > stat.f_blocks / FREE_PART && stat.f_ffree > stat.f_files / FREE_PART)
+    };
+    let n = choose(ids.base / IdSlot::IDS, has_room)?.ok_or_else(|| {
+        Error::Invalid(format!(
+            "the tmpfs file systems below '{}' are full: stop the container that fills its \
+             /dev/shm, or remove files there, and give it a memory limit",
+            all.display()
+        ))
+    })?;
+    let link = ground.run_dir(id).join(LINK);
+    disk::remove(&link)?;
+    // ORDER: the link first, so that the directory of a killed start is found again.
+    symlink(n.to_string(), &link).map_err(Error::file("cannot make link", &link))?;
+    let dir = all.join(n.to_string()).join(id.as_str());
+    disk::remove_tree(&dir)?;
+    Ok(dir)
+}
 
-    /// Removes the directories of a container whose runtime directory still exists.
-    pub(crate) fn remove_shared(&self, id: &ContainerId) -> Result<()> {
-        let is_number = |text: &str| text.parse().is_ok_and(|n: u32| n < FILE_SYSTEMS);
-        let link = fs::read_link(self.run_dir(id).join(LINK)).ok();
-        if let Some(n) = link.as_deref().and_then(Path::to_str).filter(|text| is_number(text)) {
-            remove_tree(&self.places().tmpfs().join(n).join(id.as_str()))?;
-        }
-        remove_tree(&self.places().shared().join(id.as_str()))
+/// Removes the directories of a container whose runtime directory still exists.
+pub(crate) fn remove(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let is_number = |text: &str| text.parse().is_ok_and(|n: u32| n < FILE_SYSTEMS);
+    let link = fs::read_link(ground.run_dir(id).join(LINK)).ok();
+    if let Some(n) = link.as_deref().and_then(Path::to_str).filter(|text| is_number(text)) {
+        disk::remove_tree(&ground.places.tmpfs().join(n).join(id.as_str()))?;
     }
+    disk::remove_tree(&ground.places.shared().join(id.as_str()))
+}
 
-    /// Unmounts all shared file systems. The caller ensures that no container runs or starts.
-    pub(crate) fn unmount_shared(&self) -> Result<()> {
-        let before = self.places().shared();
-        let all = (0..FILE_SYSTEMS).map(|n| self.places().tmpfs().join(n.to_string()));
-        for path in all.chain([before]).filter(|path| is_mounted(path)) {
-            mount::detach(&path).map_err(Error::call("cannot unmount a shared tmpfs"))?;
-        }
-        Ok(())
+/// Unmounts all shared file systems. The caller ensures that no container runs or starts.
+pub(crate) fn unmount_all(ground: &Ground) -> Result<()> {
+    let before = ground.places.shared();
+    let all = (0..FILE_SYSTEMS).map(|n| ground.places.tmpfs().join(n.to_string()));
+    for path in all.chain([before]).filter(|path| is_mounted(path)) {
+        mount::detach(&path).map_err(Error::call("cannot unmount a shared tmpfs"))?;
     }
+    Ok(())
 }
 
 /// The first file system with room, in turn from the slot's own.

@@ -5,6 +5,8 @@
 //! clone(2) of it. The kernel copies a page when a clone writes to it
 //! ([why](../../../docs/decisions/0019-clones-share.md)). The template ends with [`Template`], or
 //! with the process that holds it.
+//!
+//! Uses `ground`, `hold` and `saved`.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -12,14 +14,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dormouse_checkpoint::format::Reader;
-use dormouse_checkpoint::load::{self, Shared};
-use dormouse_launch::template::{self, Area, Piece};
-use dormouse_launch::{Keeper, LaunchError};
+use dormouse_checkpoint::load;
+use dormouse_checkpoint::load::Shared;
+use dormouse_launch::template::{Area, Piece};
+use dormouse_launch::{Keeper, LaunchError, template};
 use dormouse_model::Config;
 use rustix::fs::MemfdFlags;
 
-use crate::engine::{Engine, new_id};
 use crate::error::{Error, Result};
+use crate::ground::{self, Ground};
+use crate::{hold, saved};
 
 /// A checkpoint for clones, verified.
 #[derive(Debug)]
@@ -46,44 +50,63 @@ impl Template {
     }
 }
 
-impl Engine {
-    /// Prepares clones of a container from a checkpoint of it. With `share` they share as much
-    /// memory as possible, charged to the keeper; pages they write to are their own. If sharing
-    /// fails each clone has all memory for itself, and [`Template::unshared`] returns the reason.
-    ///
-    /// Errors: [`Error::Invalid`] if the container has objects that two containers cannot share;
-    /// damage.
-    pub fn template(&self, other: &Config, checkpoint: &Path, share: bool) -> Result<Template> {
-        let reader = Arc::new(self.clonable(other, checkpoint)?);
-        let (common, unshared) = match if share { self.common(&reader) } else { Ok(None) } {
-            Ok(common) => (common, None),
-            // For example not enough memory, or more areas than a process may have.
-            Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
-            Err(e) => return Err(e),
-        };
-        Ok(Template { reader, common: common.map(Arc::new), unshared })
-    }
+/// Prepares clones of a container from a checkpoint of it. With `share` they share as much
+/// memory as possible, charged to the keeper; pages they write to are their own. If sharing
+/// fails each clone has all memory for itself, and [`Template::unshared`] returns the reason.
+pub(crate) fn make(
+    ground: &Ground,
+    other: &Config,
+    checkpoint: &Path,
+    share: bool,
+) -> Result<Template> {
+    let reader = Arc::new(open_for_clones(other, checkpoint)?);
+    let (common, unshared) = match if share { common(ground, &reader) } else { Ok(None) } {
+        Ok(common) => (common, None),
+        // For example not enough memory, or more areas than a process may have.
+        Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
+        Err(e) => return Err(e),
+    };
+    Ok(Template { reader, common: common.map(Arc::new), unshared })
+}
 
-    fn common(&self, reader: &Reader) -> Result<Option<Common>> {
-        let lowest = dormouse_kernel::process::lowest_address();
-        let Some(mut choice) = Shared::choose(reader.records(), lowest) else { return Ok(None) };
-        let list = template::Template {
-            no_huge_pages: choice.no_huge_pages(),
-            areas: choice.areas().into_iter().map(area).collect(),
-            pieces: choice.pieces().iter().map(piece).collect(),
-        };
-        let failed = Error::file("cannot write", "the list of a template");
-        let memory = rustix::fs::memfd_create(c"dormouse-template", MemfdFlags::CLOEXEC);
-        let memory = memory.map(File::from).map_err(std::io::Error::from);
-        let file = memory.and_then(|file| list.write(&file).map(|()| file)).map_err(failed)?;
-        let key = new_id()?.to_string();
-        let mut keeper = self.keeper()?;
-        keeper.template(&key, file.as_fd(), &load::pages_of(reader)?)?;
-        let mapped = template::mapped(&file, list.areas.len());
-        let mapped = mapped.map_err(Error::file("cannot read", "the list of a template"))?;
-        choice.keep(|place| mapped.get(place).is_some_and(|is_mapped| *is_mapped));
-        Ok(Some(Common { key, choice, keeper }))
+/// Opens a checkpoint for clones and verifies its contents.
+pub(crate) fn open_for_clones(other: &Config, checkpoint: &Path) -> Result<Reader> {
+    if !other.anonymous_volumes.is_empty() {
+        return Err(Error::Invalid(format!(
+            "'{}' has anonymous volumes, which two containers cannot share: name them",
+            other.name
+        )));
     }
+    let reader = Reader::open(checkpoint)?;
+    reader.verify()?;
+    match saved::connection_outside(reader.records(), &other.net) {
+        Some(found) => Err(Error::Invalid(format!(
+            "'{}' has a TCP connection with {found}, which two containers cannot share",
+            other.name
+        ))),
+        None => Ok(reader),
+    }
+}
+
+fn common(ground: &Ground, reader: &Reader) -> Result<Option<Common>> {
+    let lowest = dormouse_kernel::process::lowest_address();
+    let Some(mut choice) = Shared::choose(reader.records(), lowest) else { return Ok(None) };
+    let list = template::Template {
+        no_huge_pages: choice.no_huge_pages(),
+        areas: choice.areas().into_iter().map(area).collect(),
+        pieces: choice.pieces().iter().map(piece).collect(),
+    };
+    let failed = Error::file("cannot write", "the list of a template");
+    let memory = rustix::fs::memfd_create(c"dormouse-template", MemfdFlags::CLOEXEC);
+    let memory = memory.map(File::from).map_err(std::io::Error::from);
+    let file = memory.and_then(|file| list.write(&file).map(|()| file)).map_err(failed)?;
+    let key = ground::new_id()?.to_string();
+    let mut keeper = hold::keeper(ground)?;
+    keeper.template(&key, file.as_fd(), &load::pages_of(reader)?)?;
+    let mapped = template::mapped(&file, list.areas.len());
+    let mapped = mapped.map_err(Error::file("cannot read", "the list of a template"))?;
+    choice.keep(|place| mapped.get(place).is_some_and(|is_mapped| *is_mapped));
+    Ok(Some(Common { key, choice, keeper }))
 }
 
 fn area(area: load::SharedArea) -> Area {

@@ -16,49 +16,31 @@
 //!
 //! ORDER: a batch is made, its records are synced together, and then it is published. A power cut
 //! leaves complete containers, and a batch waits for the disk once only.
+//!
+//! Uses `ground`, `hold`, `net`, `pending`, `create`, `listen` and `template`.
 
 use std::fs;
 use std::io::ErrorKind as Io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use dormouse_model::{Config, Name, NetMode, RootSource};
+use dormouse_model::{Config, Name, RootSource};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{like, moved};
-use crate::custody::Listener;
 use crate::disk::{self, Durable, Lock};
-use crate::engine::{Engine, write_config_as};
 use crate::error::{Error, Result};
-use crate::pending::New;
-use crate::sleep::ASLEEP;
+use crate::ground::{self, ASLEEP, Ground};
+use crate::listen::{Listener, Origin};
+use crate::pending::{self, New};
+use crate::{create, hold, net, template};
 
 /// LIMIT: how many clones are published together; their locks are held meanwhile.
 const TOGETHER: usize = 128;
 
-/// `asleep/origin.json`: the checkpoint is of another container.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Origin {
-    /// The other's addresses, each with its replacement.
-    pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
-}
-
-impl Origin {
-    fn path(asleep: &Path) -> PathBuf {
-        asleep.join("origin.json")
-    }
-
-    /// Reads the origin of an asleep container, if it was saved as another one.
-    pub(crate) fn of(asleep: &Path) -> Result<Option<Self>> {
-        disk::read_json(&Self::path(asleep))
-    }
-}
-
 /// Maker of clones that are created asleep.
 #[derive(Debug)]
 pub struct Unborn<'e> {
-    engine: &'e Engine,
+    ground: &'e Ground,
     other: Config,
     root: RootSource,
     checkpoint: PathBuf,
@@ -69,53 +51,51 @@ pub struct Unborn<'e> {
     in_use: Lock,
 }
 
-impl Engine {
-    /// Prepares clones of a container that are created asleep. Their root has the container's
-    /// files, and their processes are those of a checkpoint of it.
-    pub fn unborn(
-        &self,
-        other: &Config,
-        root: RootSource,
-        checkpoint: &Path,
-    ) -> Result<Unborn<'_>> {
-        if other.auto_remove {
-            return Err(Error::Invalid(
-                "a container of --rm does not sleep: its files are not kept beyond its processes"
-                    .into(),
-            ));
-        }
-        self.clonable(other, checkpoint)?;
-        let in_use = self.in_use()?;
-        self.note_custody(&mut self.keeper()?)?;
-        Ok(Unborn {
-            engine: self,
-            other: other.clone(),
-            root,
-            checkpoint: checkpoint.to_owned(),
-            listener: Listener::start(self)?,
-            made: Vec::with_capacity(TOGETHER),
-            in_use,
-        })
+/// Prepares clones of a container that are created asleep. Their root has the container's
+/// files, and their processes are those of a checkpoint of it.
+pub(crate) fn begin<'g>(
+    ground: &'g Ground,
+    other: &Config,
+    root: RootSource,
+    checkpoint: &Path,
+) -> Result<Unborn<'g>> {
+    if other.auto_remove {
+        return Err(Error::Invalid(
+            "a container of --rm does not sleep: its files are not kept beyond its processes"
+                .into(),
+        ));
     }
+    template::open_for_clones(other, checkpoint)?;
+    let in_use = ground.in_use()?;
+    hold::record_keeper(ground, &mut hold::keeper(ground)?)?;
+    Ok(Unborn {
+        ground,
+        other: other.clone(),
+        root,
+        checkpoint: checkpoint.to_owned(),
+        listener: Listener::start(ground)?,
+        made: Vec::with_capacity(TOGETHER),
+        in_use,
+    })
 }
 
 impl Unborn<'_> {
     /// Makes one more clone. Returns the names of the clones published by this call.
     pub fn make(&mut self, name: Name, addresses: Vec<IpAddr>) -> Result<Vec<Name>> {
-        let create = like(&self.other, name, addresses, self.root.clone());
-        let (engine, other) = (self.engine, &self.other);
+        let create = create::request_like(&self.other, name, addresses, self.root.clone());
+        let (ground, other) = (self.ground, &self.other);
         let (checkpoint, listener) = (&self.checkpoint, &mut self.listener);
-        let one = engine.draft(create, |config, dir| {
+        let one = create::draft(ground, create, |config, dir| {
             // ORDER: first: if this directory exists, recovery looks for held sockets and drops
             // them.
             let asleep = dir.join(ASLEEP);
             disk::make_dir(&asleep, 0o700)?;
             share(checkpoint, &asleep)?;
-            let origin = Origin { addresses: moved(other, config) };
+            let origin = Origin { addresses: create::address_pairs(other, config) };
             disk::write_json(&Origin::path(&asleep), &origin, Durable::No)?;
-            write_config_as(dir, config, Durable::No)?;
-            engine.announce(config)?;
-            listener.listen(engine, dir)
+            ground::write_config_as(dir, config, Durable::No)?;
+            net::announce(ground, config)?;
+            listener.listen(ground, dir)
         })?;
         self.made.push(one);
         if self.made.len() == TOGETHER { self.publish() } else { Ok(Vec::new()) }
@@ -126,13 +106,13 @@ impl Unborn<'_> {
         if self.made.is_empty() {
             return Ok(Vec::new());
         }
-        let lib = &self.engine.places().lib;
+        let lib = &self.ground.places.lib;
         fs::File::open(lib)
             .and_then(|lib| Ok(rustix::fs::syncfs(lib)?))
             .map_err(Error::file("cannot write out", lib))?;
         let mut names = Vec::new();
         while let Some((config, new)) = self.made.pop() {
-            let published = self.engine.publish(&config, &new);
+            let published = create::publish(self.ground, &config, &new);
             if published.is_err() {
                 self.made.push((config, new));
                 return published.map(|()| names);
@@ -148,20 +128,8 @@ impl Unborn<'_> {
 impl Drop for Unborn<'_> {
     fn drop(&mut self) {
         for (config, new) in self.made.drain(..) {
-            let _ = self.engine.abandon(&config.id, &config.name, &new); // or the next command does
+            let _ = pending::abandon(self.ground, &config.id, &config.name, &new); // or the next command does
         }
-    }
-}
-
-impl Engine {
-    /// Announces a container without processes to its domain, if it is in one: routes its addresses
-    /// there and adds its names.
-    pub(crate) fn announce(&self, config: &Config) -> Result<()> {
-        let NetMode::Address { domain } = &config.net else { return Ok(()) };
-        let network = self.network()?;
-        let domain = self.domain(domain)?;
-        network.announce(&domain, &config.id, &config.addresses)?;
-        self.name_in_domain(config, &domain)
     }
 }
 

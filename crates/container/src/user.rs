@@ -20,32 +20,32 @@ const GROUPS_MAX: usize = 1024;
 
 /// A resolved user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
+pub(crate) struct PasswdUser {
     /// User id inside.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Group id inside.
-    pub gid: u32,
+    pub(crate) gid: u32,
     /// Supplementary groups inside.
-    pub groups: Vec<u32>,
+    pub(crate) groups: Vec<u32>,
     /// Home directory, `/` if none is known.
-    pub home: String,
+    pub(crate) home: String,
 }
 
 /// The users and groups of one root filesystem.
 #[derive(Debug, Default)]
-pub struct Accounts {
+pub(crate) struct Users {
     passwd: String,
     group: String,
 }
 
-impl Accounts {
+impl Users {
     /// Reads both files below a root; a missing or irregular file counts as empty.
-    pub fn read(root: BorrowedFd<'_>) -> Self {
+    pub(crate) fn read(root: BorrowedFd<'_>) -> Self {
         Self { passwd: read_file(root, "etc/passwd"), group: read_file(root, "etc/group") }
     }
 
     /// Finds `USER[:GROUP]`; an empty user is root.
-    pub fn find(&self, user: &User) -> Result<Account> {
+    pub(crate) fn find(&self, user: &User) -> Result<PasswdUser> {
         let no_user = || Error::NoUser(user.0.clone());
         let (name, group) = match user.0.split_once(':') {
             Some((name, group)) => (name, Some(group)),
@@ -77,7 +77,7 @@ impl Accounts {
             }
         }
         let home = entry.map(|e| e.home).filter(|h| h.starts_with('/')).unwrap_or("/");
-        Ok(Account { uid, gid, groups, home: home.to_owned() })
+        Ok(PasswdUser { uid, gid, groups, home: home.to_owned() })
     }
 
     fn passwd_entries(&self) -> impl Iterator<Item = PasswdEntry<'_>> {
@@ -141,8 +141,8 @@ fn read_file(root: BorrowedFd<'_>, path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn accounts() -> Accounts {
-        Accounts {
+    fn users() -> Users {
+        Users {
             passwd: "root:x:0:0:root:/root:/bin/sh\nbad\nweb:x:33:33::/var/www:/bin/false\n\
                      01:x:5:5::/:/\nx:x:-1:0::/:/\n"
                 .into(),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn find(text: &str) -> Option<(u32, u32, Vec<u32>, String)> {
-        let a = accounts().find(&User(text.into())).ok()?;
+        let a = users().find(&User(text.into())).ok()?;
         Some((a.uid, a.gid, a.groups, a.home))
     }
 
@@ -179,7 +179,7 @@ mod tests {
             .unwrap();
         std::os::unix::fs::symlink("/etc/group", dir.path().join("etc/group")).unwrap();
         let root = std::fs::File::open(dir.path()).unwrap();
-        let a = Accounts::read(root.as_fd());
+        let a = Users::read(root.as_fd());
         assert!(a.passwd.is_empty() && a.group.is_empty());
     }
 }

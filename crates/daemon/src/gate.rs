@@ -103,7 +103,7 @@ impl Gate {
         (batch, reclaim): (Batch, Reclaim),
     ) -> Result<Self> {
         Ok(Self {
-            door: Door::open(&engine)?,
+            door: Door::open(engine.places())?,
             engine,
             cpu,
             memory,

@@ -1,0 +1,243 @@
+//! End of a container: settling, killing, teardown, and the end of its sleep.
+//!
+//! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
+//!
+//! Uses `ground`, `state`, `exit`, `hold`, `net`, `pending`, `shared` and `later`.
+
+use std::fs;
+use std::os::fd::AsFd;
+
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::pidfd;
+use dormouse_launch::{Keeper, NEVER_BEGAN};
+use dormouse_model::{Config, ContainerId, NetMode, State};
+
+use crate::error::{Error, Result};
+use crate::exit::{self, SIGKILL};
+use crate::ground::Ground;
+use crate::state::{self, Exit, InitRecord, Observed};
+use crate::{disk, event, hold, later, net, pending, shared};
+
+/// Releases every kernel object of a container. Accepts half-built and half-removed containers,
+/// and may be called twice.
+pub(crate) fn tear_down(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+    tear_down_with(ground, id, config, ground.cgroups()?.find(id.as_str())?)
+}
+
+/// Releases the kernel objects of a container, given its cgroup.
+///
+/// ORDER: `RUN/c/ID` last. A start makes it first and treats an existing one as the sign of an
+/// interrupted start.
+fn tear_down_with(
+    ground: &Ground,
+    id: &ContainerId,
+    config: Option<&Config>,
+    cgroup: Option<Cgroup>,
+) -> Result<()> {
+    let mut first = None;
+    let mut keep = |r: Result<()>| {
+        if let Err(e) = r {
+            first.get_or_insert(e);
+        }
+    };
+    keep(cgroup.map_or(Ok(()), |cgroup| Ok(cgroup.kill().and_then(|()| cgroup.remove())?)));
+    if config.is_none_or(|c| matches!(c.net, NetMode::Address { .. })) {
+        keep(net::leave(ground, id, config));
+    }
+    keep(shared::remove(ground, id));
+    keep(disk::remove_tree(&ground.woken_dir(id)));
+    match first {
+        None => disk::remove_tree(&ground.run_dir(id)),
+        Some(e) => Err(e),
+    }
+}
+
+/// Settles a container in an observed state.
+pub(crate) fn settle_found(
+    ground: &Ground,
+    config: &Config,
+    observed: Observed,
+    finally: bool,
+) -> Result<Option<Exit>> {
+    if !observed.needs_settling() {
+        if observed.init.is_none() && ground.run_dir(&config.id).exists() {
+            // A start or an end was interrupted.
+            match observed.state {
+                State::Asleep => release_objects(ground, config)?,
+                _ => tear_down(ground, &config.id, Some(config))?,
+            }
+        }
+        return Ok(observed.exit.filter(|_| observed.state != State::Asleep));
+    }
+    let Some(init) = observed.init else { return Ok(observed.exit) };
+    let mut exit = exit::of(ground, &config.id, &init)?;
+    if fell_asleep(ground, config, &init, &exit) {
+        release_objects(ground, config)?;
+        return Ok(None);
+    }
+    forget_sleep(ground, config)?; // an old checkpoint: the container ran on
+    if init.drowsy_unix_ms.is_some() {
+        hold::release(ground, &config.id)?;
+    }
+    let cgroup = ground.cgroups()?.find(config.id.as_str())?;
+    if let Some(cgroup) = &cgroup {
+        exit.oom_killed |= cgroup.oom_kills().is_ok_and(|kills| kills > 0);
+    }
+    exit.stopped = init.stopping;
+    exit.failures = if exit.code == Some(0) { 0 } else { init.failures + 1 };
+    exit.short_runs = if exit.is_short() { init.short_runs + 1 } else { 0 };
+    if !config.auto_remove {
+        state::write_exit(ground, &config.id, &exit)?;
+    }
+    let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
+    let mut more = vec![("exit_code", code)];
+    more.extend(later::failure(ground, &config.id).map(|why| ("reason", why)));
+    ground.record("die", config.id.as_str(), config.name.as_str(), &more);
+    tear_down_with(ground, &config.id, Some(config), cgroup)?;
+    if config.auto_remove && finally {
+        remove_files(ground, &config.id, Some(config), true)?;
+    }
+    Ok(Some(exit))
+}
+
+/// Settles a container under its lock.
+///
+/// ORDER: the exit is on disk before the record of the process is removed. A kill in between
+/// leaves a container that is settled again, with the same result.
+///
+/// `finally` also removes a container with `auto_remove`.
+pub(crate) fn settle_locked(
+    ground: &Ground,
+    config: &Config,
+    finally: bool,
+) -> Result<Option<Exit>> {
+    settle_found(ground, config, state::observe(ground, config)?, finally)
+}
+
+/// Kills every process, waits until the first one has exited and settles.
+pub(crate) fn kill_locked(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
+    let Some(init) = &observed.init else { return Ok(()) };
+    let mut init = init.clone();
+    init.stopping = true;
+    state::write_init(ground, &config.id, &init)?;
+    let fd = state::handle(&init);
+    if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
+        cgroup.kill()?;
+    }
+    if let Some(fd) = fd {
+        let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already
+        pidfd::wait(fd.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
+    }
+    settle_locked(ground, config, false).map(|_| ())
+}
+
+/// Returns whether a container is asleep, given the exit of its first process: the process was
+/// killed while marked, or exited by itself because its engine died before releasing it.
+fn fell_asleep(ground: &Ground, config: &Config, init: &InitRecord, exit: &Exit) -> bool {
+    let killed = exit.signal == Some(SIGKILL) || exit.code.is_none();
+    let never_began = exit.code == Some(NEVER_BEGAN);
+    let meant = init.sleeping && !init.stopping;
+    meant && (killed || never_began) && ground.asleep_dir(&config.id).exists()
+}
+
+/// Releases the kernel objects that an asleep container does not need. Its addresses, names and
+/// published ports stay.
+///
+/// ORDER: `RUN/c/ID` last, as in every teardown.
+pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
+    let id = &config.id;
+    if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
+        cgroup.kill().and_then(|()| cgroup.remove())?;
+    }
+    if matches!(config.net, dormouse_model::NetMode::Address { .. }) {
+        ground.network()?.doze(id)?;
+    }
+    shared::remove(ground, id)?;
+    // The parts of the old checkpoint that are still needed are linked into the new one.
+    disk::remove_tree(&ground.woken_dir(id))?;
+    disk::remove_tree(&ground.run_dir(id))
+}
+
+/// Ends an asleep container, which is stopped then.
+pub(crate) fn end_sleep(ground: &Ground, config: &Config) -> Result<()> {
+    let now = event::now_unix_ms();
+    let since = state::slept(ground, &config.id)?;
+    let exit = Exit {
+        code: Some(128 + SIGKILL),
+        signal: Some(SIGKILL),
+        oom_killed: false,
+        started_unix_ms: since.map_or(now, |init| init.started_unix_ms),
+        finished_unix_ms: now,
+        failures: 0,
+        short_runs: 0,
+        stopped: true,
+    };
+    state::write_exit(ground, &config.id, &exit)?;
+    forget_sleep(ground, config)?;
+    tear_down(ground, &config.id, Some(config))
+}
+
+/// Marks a container as awake and removes its checkpoint, also after an interrupted sleep.
+///
+/// ORDER: all processes run; then the mark is removed; then the checkpoint.
+pub(crate) fn stay_awake(ground: &Ground, config: &Config, init: Option<InitRecord>) -> Result<()> {
+    unmark(ground, config, init)?;
+    forget_sleep(ground, config)
+}
+
+pub(crate) fn unmark(ground: &Ground, config: &Config, init: Option<InitRecord>) -> Result<()> {
+    match init.filter(|init| init.sleeping) {
+        Some(init) => {
+            state::write_init(ground, &config.id, &InitRecord { sleeping: false, ..init })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Removes the checkpoint of an asleep container and drops its held sockets, if there are any.
+pub(crate) fn forget_sleep(ground: &Ground, config: &Config) -> Result<()> {
+    end_asleep(ground, config, None, false)
+}
+
+/// Ends the sleep, over an existing connection to the keeper if there is one. The checkpoint
+/// may be kept.
+pub(crate) fn end_asleep(
+    ground: &Ground,
+    config: &Config,
+    keeper: Option<&mut Keeper>,
+    is_kept: bool,
+) -> Result<()> {
+    let dir = ground.asleep_dir(&config.id);
+    if !dir.exists() {
+        return Ok(());
+    }
+    match keeper {
+        Some(keeper) => keeper.let_go(config.id.as_str())?,
+        None => hold::release(ground, &config.id)?,
+    }
+    if is_kept {
+        let woken = ground.woken_dir(&config.id);
+        disk::remove_tree(&woken)?; // left by a killed sleep
+        return fs::rename(&dir, &woken).map_err(Error::file("cannot put aside", &dir));
+    }
+    // Renamed first, so that a partly removed checkpoint is never used.
+    let gone = dir.with_file_name(".asleep-gone");
+    disk::remove_tree(&gone)?; // left by a killed removal
+    fs::rename(&dir, &gone).map_err(Error::file("cannot remove", &dir))?;
+    disk::remove_tree(&gone)
+}
+
+/// Removes the files of a container after its kernel objects.
+pub(crate) fn remove_files(
+    ground: &Ground,
+    id: &ContainerId,
+    config: Option<&Config>,
+    volumes: bool,
+) -> Result<()> {
+    let dead = pending::withdraw(ground, id)?;
+    pending::release(ground, id, &dead, config, volumes)?;
+    if let Some(config) = config {
+        ground.record("remove", id.as_str(), config.name.as_str(), &[]);
+    }
+    Ok(())
+}

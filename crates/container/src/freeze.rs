@@ -1,0 +1,44 @@
+//! End of a freeze, and the completion of interrupted changes of freezer and limits.
+//!
+//! Uses `ground`, `state` and `hold`.
+
+use dormouse_model::Config;
+
+use crate::error::Result;
+use crate::ground::Ground;
+use crate::hold;
+use crate::state::{self, InitRecord};
+
+/// Thaws a container.
+///
+/// ORDER: the mark is removed from the record first: an interruption after that leaves a
+/// container that is to be thawed. Then the keeper's copies of its descriptors are closed; then
+/// the processes resume.
+pub(crate) fn thaw(ground: &Ground, config: &Config, init: &mut InitRecord) -> Result<()> {
+    let was_drowsy = init.drowsy_unix_ms.take().is_some();
+    init.paused = false;
+    state::write_init(ground, &config.id, init)?;
+    let released = if was_drowsy { hold::release(ground, &config.id) } else { Ok(()) };
+    // The record says running, so no later command would thaw it.
+    state::cgroup(ground, config)?.thaw()?;
+    released
+}
+
+/// Finishes an interrupted freeze or thaw: frozen only if that is on record, and if `stays`.
+pub(crate) fn finish(ground: &Ground, config: &Config, stays: bool) -> Result<()> {
+    let (mut init, _) = state::alive(ground, config)?;
+    let is_drowsy = init.drowsy_unix_ms.is_some();
+    if !is_drowsy && !init.sleeping {
+        hold::release(ground, &config.id)?; // descriptors were held before the record
+    }
+    match is_drowsy || init.paused && stays {
+        true => Ok(state::cgroup(ground, config)?.freeze()?),
+        false => thaw(ground, config, &mut init),
+    }
+}
+
+/// Finishes an interrupted change of limits: sets the limits of the record.
+pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
+    state::alive(ground, config)?;
+    Ok(state::cgroup(ground, config)?.set(&config.limits)?)
+}

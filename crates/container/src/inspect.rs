@@ -1,0 +1,55 @@
+//! Facts about one container, for lists and `inspect`.
+//!
+//! Uses `ground`, `state` and `exit`.
+
+use dormouse_kernel::cgroup::Stats;
+use dormouse_model::{Config, ContainerId, State};
+
+use crate::error::Result;
+use crate::exit;
+use crate::ground::Ground;
+use crate::state::{self, Exit};
+
+/// Everything about a container that lists and `inspect` show.
+#[derive(Debug, Clone)]
+pub struct Details {
+    /// Its configuration.
+    pub config: Config,
+    /// Its state at the moment of looking.
+    pub state: State,
+    /// The host's pid of its first process, while it lives.
+    pub pid: Option<u32>,
+    /// When it was last started, in milliseconds since the epoch.
+    pub started_unix_ms: Option<i64>,
+    /// When it fell asleep, or became drowsy, while it is.
+    pub asleep_unix_ms: Option<i64>,
+    /// How it ended last; `None` if it never did.
+    pub exit: Option<Exit>,
+}
+
+/// Everything about one container.
+pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
+    let config = ground.config(id)?;
+    let observed = state::observe(ground, &config)?;
+    let init = observed.init.as_ref();
+    let pid = init.filter(|_| observed.is_alive()).map(|i| i.pid);
+    let (slept, asleep_unix_ms) = match observed.state {
+        State::Asleep => (state::slept(ground, id)?, observed.asleep_unix_ms),
+        State::Drowsy => (None, init.and_then(|init| init.drowsy_unix_ms)),
+        _ => (None, None),
+    };
+    let started = init.or(slept.as_ref()).map(|i| i.started_unix_ms);
+    let started_unix_ms = started.or(observed.exit.as_ref().map(|e| e.started_unix_ms));
+    let exit = match init {
+        Some(init) if !observed.is_alive() => Some(exit::of(ground, &config.id, init)?),
+        _ => observed.exit,
+    };
+    Ok(Details { config, state: observed.state, pid, started_unix_ms, asleep_unix_ms, exit })
+}
+
+/// Processor, memory and disk use so far.
+pub(crate) fn stats(ground: &Ground, id: &ContainerId) -> Result<Stats> {
+    let config = ground.config(id)?;
+    state::alive(ground, &config)?;
+    Ok(state::cgroup(ground, &config)?.stats()?)
+}

@@ -1,0 +1,87 @@
+//! Layers of a container, stacked as one mount, and its root directory seen from the host.
+//!
+//! Uses `ground` and `state`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use dormouse_image::{Assembled, Lower, Store, Volume};
+use dormouse_kernel::{namespace, pidfd};
+use dormouse_model::{Config, ContainerId, IdMap, RootSource, State};
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::state;
+
+/// The root directory of a container, seen from the host.
+#[derive(Debug)]
+pub struct Root {
+    /// The directory. Paths in it are resolved with RESOLVE_IN_ROOT, or they lead out.
+    pub fd: OwnedFd,
+    /// Whether the files' owners are host ids (a stopped container) or must be mapped to the
+    /// container's ids.
+    pub ids: IdMap,
+}
+
+/// Opens the read-only layers of a root filesystem.
+pub(crate) fn lower(ground: &Ground, root: &RootSource) -> Result<Lower> {
+    match root {
+        RootSource::Image { id, .. } => Ok(ground.images()?.rootfs(id)?),
+        RootSource::Directory(path) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|e| Error::file("cannot open", path)(e.into()))?;
+            Ok(Lower::directory(dir))
+        }
+    }
+}
+
+/// Assembles the layers of a container as one detached mount.
+pub(crate) fn assemble(
+    ground: &Ground,
+    config: &Config,
+    userns: BorrowedFd<'_>,
+) -> Result<Assembled> {
+    let lower = lower(ground, &config.root)?;
+    let (upper, work) = Store::open_upper(&ground.dir(&config.id))?;
+    let volume = Volume { upper: &upper, work: &work, volatile: config.auto_remove };
+    Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume))?)
+}
+
+/// The layers of a stopped container as a mount. The caller holds the container's lock.
+fn assemble_stopped(ground: &Ground, config: &Config) -> Result<OwnedFd> {
+    let userns = user_namespace(config.ids)?;
+    Ok(assemble(ground, config, userns.as_fd())?.root)
+}
+
+/// Returns the root directory of a container: its processes' root while it runs, or a detached
+/// mount of the same layers when it is stopped.
+pub(crate) fn root(ground: &Ground, id: &ContainerId) -> Result<Root> {
+    let _lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let observed = state::observe(ground, &config)?;
+    let fd = match observed.init.as_ref().filter(|_| observed.is_alive()) {
+        Some(init) => {
+            let (path, handle) = (format!("/proc/{}/root", init.pid), state::handle(init));
+            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
+            let flags = flags | rustix::fs::OFlags::CLOEXEC;
+            let fd = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())
+                .map_err(|e| Error::file("cannot open", &path)(e.into()))?;
+            // ORDER: the handle was taken first and the process still lives after the open, so
+            // the directory is its own and not that of a later process with its pid.
+            let alive = handle.is_some_and(pidfd::is_alive);
+            if !alive {
+                return Err(Error::state(&config, State::Stopped, "it ended just now; try again"));
+            }
+            fd
+        }
+        None => assemble_stopped(ground, &config)?,
+    };
+    Ok(Root { fd, ids: config.ids })
+}
+
+/// Makes a user namespace with a container's ids and no process in it.
+pub(crate) fn user_namespace(ids: IdMap) -> Result<OwnedFd> {
+    let map = ids.to_proc_text();
+    namespace::new_user(&map, &map).map_err(Error::call("cannot make a user namespace"))
+}

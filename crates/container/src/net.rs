@@ -1,0 +1,190 @@
+//! Network of a container: its stack, its addresses, names and ports, and drop rules in force.
+//!
+//! Uses `ground`, `state` and `silence`.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_model::{Config, ContainerId, Name, NetMode};
+use dormouse_network::Domain;
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::spec::Update;
+use crate::{silence, state};
+
+/// The network stack a container starts in.
+pub(crate) enum Net {
+    Host {
+        netns: OwnedFd,
+        sys: OwnedFd,
+    },
+    /// The newborn makes its own stack.
+    None {
+        sys: OwnedFd,
+    },
+    Domain(Domain),
+}
+
+impl Net {
+    /// Its namespace, if it exists already.
+    pub(crate) fn netns(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Host { netns, .. } => Some(netns.as_fd()),
+            Self::None { .. } => None,
+            Self::Domain(domain) => Some(domain.netns.as_fd()),
+        }
+    }
+
+    /// The sysfs of this stack.
+    pub(crate) fn sys(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Host { sys, .. } | Self::None { sys } => sys.as_fd(),
+            Self::Domain(domain) => domain.sys.as_fd(),
+        }
+    }
+}
+
+/// Returns the trust domain, made if missing.
+pub(crate) fn make_domain(ground: &Ground, name: &Name) -> Result<Domain> {
+    Ok(ground.network()?.domain(name, || silence::rules_of(ground, name))?)
+}
+
+/// Returns the network stack a container starts in; made if missing.
+pub(crate) fn open(ground: &Ground, config: &Config) -> Result<Net> {
+    Ok(match &config.net {
+        NetMode::Host => {
+            let open = |path: &str, flags| {
+                rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+                    .map_err(|e| Error::file("cannot open", path)(e.into()))
+            };
+            let netns = open("/proc/self/ns/net", OFlags::RDONLY)?;
+            Net::Host { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? }
+        }
+        NetMode::None => Net::None { sys: ground.network()?.empty_sys()? },
+        NetMode::Address { domain } => Net::Domain(make_domain(ground, domain)?),
+    })
+}
+
+/// Registers the container in its domain, by its addresses and its names.
+pub(crate) fn enter(
+    ground: &Ground,
+    config: &Config,
+    cgroup: &Cgroup,
+    domain: &Domain,
+) -> Result<()> {
+    let network = ground.network()?;
+    let v2 = cgroup.v2_id().ok_or_else(|| {
+        Error::Invalid(
+            "address networking needs a cgroup v2 hierarchy to be mounted: use --net none or \
+             --net host"
+                .into(),
+        )
+    })?;
+    network.enter(domain, &config.id, v2, &config.addresses)?;
+    add_names(ground, config, domain)
+}
+
+fn add_names(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
+    let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+    Ok(ground.network()?.hosts_add(domain, &config.id, &names, &config.addresses)?)
+}
+
+/// Announces a container without processes to its domain, if it is in one: routes its addresses
+/// there and adds its names.
+pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
+    let NetMode::Address { domain } = &config.net else { return Ok(()) };
+    let network = ground.network()?;
+    let domain = make_domain(ground, domain)?;
+    network.announce(&domain, &config.id, &config.addresses)?;
+    add_names(ground, config, &domain)
+}
+
+pub(crate) fn publish_ports(ground: &Ground, config: &Config) -> Result<()> {
+    if config.publish.is_empty() {
+        return Ok(());
+    }
+    Ok(ground.network()?.publish(&config.id, &config.publish, &config.addresses)?)
+}
+
+/// Releases the registrations of `enter` and `publish_ports`.
+pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+    let network = ground.network()?;
+    if config.is_none_or(|c| !c.publish.is_empty()) {
+        network.unpublish(id)?;
+    }
+    Ok(network.leave(id)?)
+}
+
+pub(crate) fn rename(ground: &Ground, config: &Config) -> Result<()> {
+    let NetMode::Address { domain } = &config.net else { return Ok(()) };
+    if !state::observe(ground, config)?.is_alive() {
+        return Ok(());
+    }
+    add_names(ground, config, &make_domain(ground, domain)?)
+}
+
+pub(crate) fn update_addresses(
+    ground: &Ground,
+    config: &mut Config,
+    update: &Update,
+    alive: bool,
+) -> Result<()> {
+    let NetMode::Address { domain } = config.net.clone() else {
+        return Err(Error::Invalid("only a container in address mode has addresses".into()));
+    };
+    let network = ground.network()?;
+    config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
+    if alive && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
+        enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;
+    }
+    Ok(())
+}
+
+/// Ends the mapping of the keeper's cgroup to a container.
+pub(crate) fn end_lending(ground: &Ground) -> Result<()> {
+    match ground.cgroups()?.keeper_v2()? {
+        Some((_, id)) => Ok(ground.network()?.end_lending(id)?),
+        None => Ok(()),
+    }
+}
+
+/// Applies the recorded rules in a stack, which may not have them.
+pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<()> {
+    let path = silence::path(ground, &config.id);
+    let rules = fs::read_to_string(&path).map_err(Error::file("cannot read", &path))?;
+    match net {
+        Net::None { .. } => Ok(()),
+        Net::Host { netns, .. } => Ok(dormouse_checkpoint::keep_quiet(netns, &rules)?),
+        Net::Domain(domain) => Ok(dormouse_checkpoint::keep_quiet(&domain.netns, &rules)?),
+    }
+}
+
+/// Ends the drop rules of connections that will not be restored, so that their peers are reset.
+pub(crate) fn end_quiet(ground: &Ground, config: &Config) -> Result<()> {
+    if !silence::is_quiet(ground, &config.id) {
+        return Ok(());
+    }
+    if let NetMode::Address { domain } = &config.net
+        && ground.network()?.find_domain(domain)?.is_none()
+    {
+        return silence::forget(ground, &config.id); // the stack is gone, too
+    }
+    end_quiet_in(ground, config, &open(ground, config)?)
+}
+
+/// Ends the drop rules in a given stack.
+pub(crate) fn end_quiet_in(ground: &Ground, config: &Config, net: &Net) -> Result<()> {
+    if !silence::is_quiet(ground, &config.id) {
+        return Ok(());
+    }
+    let id = config.id.as_str();
+    match net {
+        Net::None { .. } => {}
+        Net::Host { netns, .. } => dormouse_checkpoint::end_quiet(netns, id)?,
+        Net::Domain(domain) => dormouse_checkpoint::end_quiet(&domain.netns, id)?,
+    }
+    silence::forget(ground, &config.id)
+}

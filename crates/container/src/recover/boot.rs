@@ -1,0 +1,152 @@
+//! Directories of an instance, and the leftovers of the last boot.
+//!
+//! Uses `ground`, `state`, `exit`, `pending`, `end`, `remove` and `recover::interrupted`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use dormouse_model::ContainerId;
+
+use crate::disk::{self, Durable, Lock};
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::recover::interrupted;
+use crate::state::{self, InitRecord};
+use crate::{end, exit, pending, remove};
+
+/// Prepares the directories for a command, and finishes the work of killed ones.
+pub(crate) fn open(ground: &Ground) -> Result<()> {
+    close_to_others(ground)?;
+    recover_after_boot(ground)?;
+    let _ = interrupted::finish(ground); // every command tries again; `prune` reports errors
+    Ok(())
+}
+
+/// Closes LIB and RUN to the host's other users. Both hold locks, secrets of environments, and
+/// files of containers, some of them set-user-id. Directories of an earlier version were open.
+fn close_to_others(ground: &Ground) -> Result<()> {
+    let own = rustix::process::geteuid();
+    if !own.is_root() {
+        return Ok(()); // the modes of the files refuse other users
+    }
+    // A file that every LIB, and every RUN, of this engine has.
+    for (dir, mark) in [(&ground.places.lib, "containers"), (&ground.places.run, "boot")] {
+        let meta = match fs::metadata(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            other => other.map_err(Error::file("cannot look at", dir))?,
+        };
+        if meta.uid() != own.as_raw() {
+            return Err(Error::Invalid(format!(
+                "'{}' belongs to uid {}, which could replace anything in it: give it to \
+                 root (chown), or choose another --root",
+                dir.display(),
+                meta.uid()
+            )));
+        }
+        if meta.mode() & 0o077 != 0 {
+            let is_other = |entry: std::io::Result<fs::DirEntry>| {
+                entry.map_or(true, |entry| entry.file_name() != "lost+found")
+            };
+            let mut entries = fs::read_dir(dir).map_err(Error::file("cannot read", dir))?;
+            if !dir.join(mark).exists() && entries.any(is_other) {
+                return Err(Error::Invalid(format!(
+                    "'{}' has files that are not Dormouse's: choose another --root",
+                    dir.display()
+                )));
+            }
+            disk::close(dir, &["containers", "pending", "names", "ids", "quiet", "c"])?;
+        }
+    }
+    Ok(())
+}
+
+/// At the first call after a boot: makes the directories, forgets the processes of the last
+/// boot and releases the leftovers of interrupted verbs.
+fn recover_after_boot(ground: &Ground) -> Result<()> {
+    let marker = ground.places.run.join("boot");
+    let boot = dormouse_kernel::proc::boot_id().map_err(Error::call("cannot read boot id"))?;
+    if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
+        return Ok(());
+    }
+    let p = &ground.places;
+    for dir in [&p.lib, &p.run] {
+        if let Some(above) = dir.parent() {
+            disk::make_dir(above, 0o755)?;
+        }
+        disk::make_dir(dir, 0o700)?;
+    }
+    for dir in [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids"), p.running()]
+    {
+        disk::make_dir(&dir, 0o700)?;
+    }
+    let _lock = Lock::take(&p.run)?;
+    if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
+        return Ok(());
+    }
+    forget_last_boot(ground)?;
+    sweep(ground)?;
+    recover_slots(ground)?;
+    disk::write(&marker, boot.as_bytes(), Durable::No)
+}
+
+/// Settles containers that ran when the host went down, with unknown exits. A pid of the last
+/// boot means nothing in this one, so no process is looked up.
+fn forget_last_boot(ground: &Ground) -> Result<()> {
+    for id in ground.ids()? {
+        let config = match ground.config(&id) {
+            Err(Error::Corrupt { .. } | Error::NoContainer(_)) => continue,
+            other => other?,
+        };
+        let record = ground.run_dir(&id).join("init.json");
+        if let Some(init) = disk::read_json::<InitRecord>(&record)? {
+            if !init.sleeping {
+                end::forget_sleep(ground, &config)?; // an old checkpoint: the container ran on
+            }
+            state::write_exit(ground, &id, &exit::from_status(&init, None))?;
+            end::tear_down(ground, &id, Some(&config))?;
+        }
+        if config.auto_remove {
+            remove::remove_locked(ground, &id, Some(&config), true)?;
+        }
+    }
+    Ok(())
+}
+
+/// Releases id slots of containers that were never published. Runs only after a boot, when no
+/// create can be under way. Does nothing if a record is damaged, for its slot is not known
+/// then.
+fn recover_slots(ground: &Ground) -> Result<()> {
+    let owners = || ground.ids()?.into_iter().map(|id| Ok((ground.config(&id)?.ids, id))).collect();
+    match ground.slots.reset(owners) {
+        Err(Error::Corrupt { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// Releases names, addresses and process records without a container. Every command finishes
+/// interrupted creates and removals ([`crate::pending`]); this is a full search, after a boot
+/// and for `prune`. Returns how many things were released.
+pub(crate) fn sweep(ground: &Ground) -> Result<usize> {
+    let mut swept = interrupted::finish(ground)?;
+    for (name, holder) in ground.names.all()? {
+        let alive = ground.dir(&holder).exists() || pending::is_being_created(ground, &holder)?;
+        if !alive {
+            ground.names.release(&name, &holder)?;
+            swept += 1;
+        }
+    }
+    let is_someone = |id: &ContainerId| {
+        ground.dir(id).exists() || pending::is_being_created(ground, id).unwrap_or(true)
+    };
+    swept += ground.network()?.sweep(&is_someone)? as usize;
+    for entry in fs::read_dir(ground.places.running()).into_iter().flatten().flatten() {
+        let id = entry.file_name().to_str().and_then(|n| n.parse::<ContainerId>().ok());
+        if let Some(id) = id
+            && !ground.dir(&id).exists()
+        {
+            end::tear_down(ground, &id, None)?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}

@@ -1,0 +1,98 @@
+//! Completion of interrupted creates, removals and changes ([`crate::pending`]).
+//!
+//! Recovery never waits: a locked entry is left to the next command. An entry locked at last may have
+//! been published or finished meanwhile, so its name is looked up again.
+//!
+//! Uses `ground`, `state`, `freeze`, `pending` and `end`.
+
+use std::fs;
+use std::path::Path;
+
+use dormouse_model::ContainerId;
+
+use crate::disk::{self, Lock};
+use crate::error::{Error, Result};
+use crate::ground::{CONFIG, Ground};
+use crate::pending::{self, Intent};
+use crate::{end, freeze, state};
+
+/// Finishes interrupted commands. Returns their number.
+pub(crate) fn finish(ground: &Ground) -> Result<usize> {
+    let pending = ground.places.pending();
+    let list = || fs::read_dir(&pending).map_err(Error::file("cannot list", &pending));
+    if list()?.next().is_none() {
+        return Ok(0);
+    }
+    // Another process is making an entry or recovering already: leave the entries to the next
+    // command.
+    let Some(_alone) = Lock::try_take(&pending)? else { return Ok(0) };
+    let mut finished = 0;
+    for entry in list()? {
+        let entry = entry.map_err(Error::file("cannot list", &pending))?;
+        let name = entry.file_name();
+        let Some((kind, id)) = name.to_str().and_then(|name| name.split_once('-')) else {
+            continue;
+        };
+        let id = id.split_once('.').map_or(id, |(id, _)| id);
+        let Ok(id) = id.parse::<ContainerId>() else { continue };
+        let Some(_lock) = Lock::try_take(&entry.path())? else { continue };
+        // ORDER: its last holder may have published it after it was opened here: then it is no
+        // orphan.
+        if !entry.path().exists() {
+            continue;
+        }
+        if kind == "do" {
+            finished += usize::from(finish_intent(ground, &id, &entry.path())?);
+            continue;
+        }
+        finished += 1;
+        // An interrupted removal still has its record. Volumes are kept, even if the removal
+        // was to remove them.
+        let config = match kind {
+            "dead" => disk::read_json(&entry.path().join(CONFIG)),
+            _ => Ok(None),
+        };
+        pending::release(ground, &id, &entry.path(), config.unwrap_or(None).as_ref(), false)?;
+    }
+    Ok(finished)
+}
+
+/// Finishes an intent. Returns false while another process works on the container.
+fn finish_intent(ground: &Ground, id: &ContainerId, path: &Path) -> Result<bool> {
+    let lock = Lock::try_take(&ground.dir(id))?;
+    let config = match ground.config(id) {
+        Ok(_) if lock.is_none() => return Ok(false),
+        Err(Error::NoContainer(_)) => None,
+        other => Some(other?),
+    };
+    // Nothing was done yet if the intent is not completely written.
+    match (disk::read_json(path).unwrap_or(None), &config) {
+        (Some(Intent::Rename { names }), config) => {
+            let keep = config.as_ref().map(|config| &config.name);
+            let mut strays = names.iter().filter(|name| keep != Some(*name));
+            strays.try_for_each(|name| ground.names.release(name, id))?;
+        }
+        (Some(Intent::Pause), Some(config)) => if_alive(freeze::finish(ground, config, false))?,
+        (Some(Intent::Freezer), Some(config)) => if_alive(freeze::finish(ground, config, true))?,
+        (Some(Intent::Limits), Some(config)) => if_alive(freeze::finish_limits(ground, config))?,
+        (Some(Intent::Sleep), Some(config)) => {
+            // An interrupted kill of all processes may have left the container frozen.
+            if_alive(freeze::finish(ground, config, true))?;
+            let observed = state::observe_locked(ground, config)?;
+            if observed.is_alive() {
+                end::stay_awake(ground, config, observed.init)?;
+            }
+        }
+        _ => {}
+    }
+    disk::remove_tree(path)?;
+    Ok(true)
+}
+
+/// Accepts the error for a container without processes: nothing remains to be finished there.
+fn if_alive(finished: Result<()>) -> Result<()> {
+    match finished {
+        Err(Error::State { .. }) => Ok(()),
+        other => other,
+    }
+}

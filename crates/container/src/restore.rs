@@ -1,0 +1,229 @@
+//! Plan of a restore, and the verification of the checkpoint meanwhile.
+//!
+//! A restore is a start ([`crate::start`]) whose newborn follows a restore program instead of calling
+//! execve. Its whole confinement comes from `config.json`.
+//!
+//! Uses `ground`, `state`, `io`, `process`, `silence`, `later` and `template`.
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use dormouse_checkpoint::format::Reader;
+use dormouse_checkpoint::load;
+use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
+use dormouse_launch::{Follow, Keeper, Plan};
+use dormouse_model::{Config, NetMode};
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::io::{self, Io};
+use crate::later::Later;
+use crate::state::InitRecord;
+use crate::template::Common;
+use crate::user::PasswdUser;
+use crate::{process, root, silence};
+
+/// Contents up to this size are verified without a thread, which costs some 0.3 ms.
+const SMALL_BYTES: u64 = 512 << 10;
+
+/// Everything needed to restore a checkpoint.
+pub(crate) struct RestorePlan {
+    pub(crate) reader: Arc<Reader>,
+    /// Verification of its contents, in progress or done.
+    pub(crate) check: Option<Check>,
+    /// Sockets that were held, by the numbers of their objects.
+    pub(crate) held: Vec<(u32, OwnedFd)>,
+    /// The container was asleep, and is again if the restore fails.
+    pub(crate) wakes: bool,
+    /// The old record of its first process, if start time and failure count are to be kept.
+    pub(crate) since: Option<InitRecord>,
+    /// Addresses to be replaced, old and new.
+    pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
+    /// The checkpoint is of another container, which continues by itself.
+    pub(crate) beside: bool,
+    /// An existing connection to the keeper.
+    pub(crate) keeper: Cell<Option<Keeper>>,
+    /// The part of its memory that is filled while it runs.
+    pub(crate) later: Option<Later>,
+    /// The part of its memory that the newborn inherits from a template.
+    pub(crate) common: Option<Arc<Common>>,
+    /// Drop rules must be applied to its network stack before the restore.
+    pub(crate) keeps_quiet: bool,
+}
+
+/// Verification of a checkpoint's contents against their checksums, concurrent with the rest of the
+/// restore: no process may run before its memory is verified.
+#[derive(Debug)]
+pub(crate) enum Check {
+    /// Runs in a thread.
+    Begun(RefCell<Option<JoinHandle<dormouse_checkpoint::Result<()>>>>),
+    /// Too small for a thread: done while the newborn is busy.
+    Small(Cell<bool>),
+}
+
+impl Check {
+    /// Begins the verification of the contents that are read before any process runs.
+    pub(crate) fn begin(reader: &Arc<Reader>, later: Option<&Later>) -> Self {
+        let lazy = later.map(|later| later.lazy.clone());
+        let bytes = match &lazy {
+            Some(lazy) => lazy.at_once_bytes(),
+            None => reader.records().pages.bytes,
+        };
+        if bytes <= SMALL_BYTES {
+            return Self::Small(Cell::new(false));
+        }
+        let reader = Arc::clone(reader);
+        let check = move || verify(&reader, lazy.as_ref());
+        Self::Begun(RefCell::new(Some(std::thread::spawn(check))))
+    }
+}
+
+fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<()> {
+    match lazy {
+        Some(lazy) => lazy.verify(reader),
+        None => reader.verify(),
+    }
+}
+
+impl RestorePlan {
+    /// Plans the restore of a verified checkpoint, for a container that was not asleep.
+    pub(crate) fn verified(reader: Arc<Reader>) -> Self {
+        Self {
+            reader,
+            check: None,
+            held: Vec::new(),
+            wakes: false,
+            since: None,
+            addresses: Vec::new(),
+            beside: false,
+            keeper: Cell::default(),
+            later: None,
+            common: None,
+            keeps_quiet: false,
+        }
+    }
+
+    /// Returns the keeper's key of the template.
+    pub(crate) fn template(&self) -> Option<String> {
+        self.common.as_ref().map(|common| common.key.clone())
+    }
+
+    /// Verifies small contents.
+    pub(crate) fn check_small(&self) -> dormouse_checkpoint::Result<()> {
+        match &self.check {
+            Some(Check::Small(done)) if !done.replace(true) => {
+                verify(&self.reader, self.later.as_ref().map(|later| &later.lazy))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the contents are verified.
+    pub(crate) fn checked(&self) -> dormouse_checkpoint::Result<()> {
+        let Some(Check::Begun(running)) = &self.check else { return self.check_small() };
+        match running.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(checked)) => checked,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Adds the last part of a restore's plan, which replaces the program.
+pub(crate) fn plan(
+    ground: &Ground,
+    plan: &mut Plan,
+    config: &Config,
+    user: &PasswdUser,
+    from: &RestorePlan,
+) -> Result<Restore> {
+    let security = &config.security;
+    let granted = process::granted(security)?;
+    let allowed = Allowed {
+        has_init: config.init,
+        capabilities: granted.bits(),
+        ambient: 0,
+        inheritable: 0,
+        uid: user.uid,
+        gid: user.gid,
+        groups: user.groups.clone(),
+        ids: if config.ids.wide { 65_536 } else { 32_767 },
+        memory: root::memory(config),
+        own_network: config.net == NetMode::None,
+        cgroups: config.systemd,
+        // The filter, of any kind, permits them.
+        user_namespaces: true,
+        chroots: !process::is_filtered(security),
+        no_new_privileges: security.no_new_privileges,
+        held: from.held.iter().map(|(number, _)| *number).collect(),
+        console: config.process.terminal,
+        addresses: from.addresses.clone(),
+        beside: from.beside,
+        // Clocks continue during sleep, and stand still between checkpoint and restore.
+        passed_ns: match from.wakes {
+            true => from.reader.records().about.passed_ns(),
+            false => 0,
+        },
+    };
+    let memory = match (&from.common, &from.later) {
+        (Some(common), _) => load::Memory::Shared(&common.choice),
+        (None, Some(later)) => load::Memory::Later(&later.lazy),
+        (None, None) => load::Memory::Own,
+    };
+    let mut restore = load::prepare(&from.reader, &allowed, memory)?;
+    if silence::is_quiet(ground, &config.id) {
+        restore.end_quiet(config.id.as_str());
+    }
+    let log = ground.dir(&config.id);
+    let descriptors = restore.wants().iter().map(|wanted| match wanted {
+        Wanted::Program => io::clone_fd(restore.program().sealed().as_fd()),
+        Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
+        Wanted::Outside(name) => outside(&log, name),
+        Wanted::Userfaults => {
+            let later = from.later.as_ref().expect("wanted only with a device");
+            io::clone_fd(later.device.as_fd())
+        }
+        Wanted::LastPid => Ok(load::last_pid()?),
+        Wanted::Held(number) => {
+            let held = from.held.iter().find(|(one, _)| one == number);
+            let (_, socket) = held.expect("only held sockets are wanted");
+            io::clone_fd(socket.as_fd())
+        }
+    });
+    let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
+    plan.setsid();
+    if config.process.terminal {
+        let size = restore.console_size().unwrap_or_default();
+        let with_device = config.systemd || config.init;
+        io::plan_io(plan, Io::Terminal(size), user.uid, with_device);
+    }
+    process::plan_rlimits(plan, security)?;
+    plan.sync();
+    process::plan_confinement(plan, config, security, granted);
+    if let Some(program) = from.reader.records().of_init() {
+        let (ids, masks) = process::identity(user, granted);
+        plan.init_as(program, &ids, &masks);
+    }
+    let program = restore.program();
+    plan.follow(Follow {
+        memory: io::clone_fd(program.memory().as_fd())?,
+        base: program.base(),
+        length_bytes: program.length_bytes(),
+        start: program.start(),
+        descriptors_at: program.descriptors_at(),
+        descriptors,
+    });
+    Ok(restore)
+}
+
+/// Opens a standard stream by the name under which it was saved.
+fn outside(log: &Path, name: &str) -> Result<OwnedFd> {
+    match name {
+        "stdout.log" | "stderr.log" => io::open_log(&log.join(name)),
+        _ => Err(Error::Invalid(format!("the checkpoint needs an unknown stream '{name}'"))),
+    }
+}

@@ -1,0 +1,87 @@
+//! Mounts for `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
+//!
+//! Uses `ground`, `net` and `root::dir`.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+
+use dormouse_kernel::mount;
+use dormouse_kernel::mount::MountAttr;
+use dormouse_model::Config;
+use rustix::fs::CWD;
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::net::Net;
+use crate::root::dir;
+
+/// Makes the mounts for `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, with their
+/// targets.
+pub(crate) fn mounts(
+    ground: &Ground,
+    config: &Config,
+    net: &Net,
+    shared: &Path,
+) -> Result<Vec<(OwnedFd, &'static str)>> {
+    let mut all = Vec::with_capacity(3);
+    let taken = |path: &str| config.mounts.iter().any(|m| m.target == path);
+    let mut bind = |from: &Path, to: &'static str| -> Result<()> {
+        if taken(to) {
+            return Ok(());
+        }
+        let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+        let tree =
+            mount::clone_with(CWD, from, attr).map_err(|e| Error::Rootfs(from.to_path_buf(), e))?;
+        all.push((tree, to));
+        Ok(())
+    };
+    let own = |name: &str, text: String| -> Result<PathBuf> {
+        let path = shared.join(name);
+        fs::write(&path, text).map_err(Error::file("cannot write", &path))?;
+        chown(&path, Some(config.ids.base), Some(config.ids.base))
+            .map_err(Error::file("cannot own", &path))?;
+        dir::set_mode(&path, 0o644)?;
+        Ok(path)
+    };
+    let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
+    bind(&own("hostname", format!("{}\n", config.hostname))?, "/etc/hostname")?;
+    match net {
+        Net::Domain(domain) => {
+            let hosts = ground.network()?.hosts_file(domain);
+            if config.extra_hosts.is_empty() {
+                bind(&hosts, "/etc/hosts")?;
+            } else {
+                // With lines of its own a container does not see later changes of names.
+                let mut text =
+                    fs::read_to_string(&hosts).map_err(Error::file("cannot read", &hosts))?;
+                text.extend(config.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
+                bind(&own("hosts", text)?, "/etc/hosts")?;
+            }
+            let resolv = ground.network()?.resolv_conf(domain);
+            if config.dns.is_empty() {
+                bind(&resolv, "/etc/resolv.conf")?;
+            }
+        }
+        Net::Host { .. } => {
+            // A host installed by hand or by a bootstrap tool may have none.
+            if Path::new("/etc/hosts").exists() {
+                bind(Path::new("/etc/hosts"), "/etc/hosts")?;
+            } else {
+                bind(&own("hosts", own_names())?, "/etc/hosts")?;
+            }
+            if config.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
+                let text = fs::read_to_string("/etc/resolv.conf")
+                    .map_err(Error::file("cannot read", "/etc/resolv.conf"))?;
+                bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
+            }
+        }
+        Net::None { .. } => bind(&own("hosts", own_names())?, "/etc/hosts")?,
+    }
+    if !config.dns.is_empty() {
+        let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
+        bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
+    }
+    Ok(all)
+}

@@ -1,0 +1,226 @@
+//! Saving of a container's processes: the engine's part on top of the crate `checkpoint`.
+//!
+//! Checkpoints contain processes only. Files stay in the container's own layer, so a restored process
+//! finds them as they are by then. A save stops all processes, publishes the checkpoint, and only
+//! then kills the processes. A kill in between leaves the container running, or stopped with a
+//! complete checkpoint.
+//!
+//! Uses `ground`, `state`, `process`, `saved`, `silence`, `later`, `root` and `end`.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dormouse_checkpoint::format::{Base, Reader};
+use dormouse_checkpoint::save::{Figures, Outside, Subject};
+use dormouse_checkpoint::{Refusal, save};
+use dormouse_kernel::capability::Capability;
+use dormouse_model::{Config, ContainerId, Mount, MountKind, NetMode, State};
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::silence::{self, Saved};
+use crate::state::{self, InitRecord};
+use crate::{disk, end, io, later, process, root, saved};
+
+/// How a checkpoint is made.
+#[derive(Debug, Clone, Default)]
+pub struct CheckpointOptions {
+    /// The processes continue after the checkpoint.
+    pub leave_running: bool,
+    /// Directory to be made, which must not exist; by default the container's next number.
+    pub to: Option<PathBuf>,
+}
+
+/// A new checkpoint.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its number among the container's checkpoints, unless it was written elsewhere.
+    pub number: Option<u32>,
+    /// Durations and sizes.
+    pub figures: Figures,
+}
+
+/// Returns everything that prevents a checkpoint of a running container, by name. No process is
+/// stopped.
+pub(crate) fn explain(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
+    let config = ground.config(id)?;
+    later::wait_until_filled(ground, &config)?;
+    let subject = subject(ground, &config)?;
+    Ok(save::explain(&subject)?)
+}
+
+/// Returns everything that prevents a sleep, which is less: reachable sockets are held by the
+/// keeper.
+pub(crate) fn explain_sleep(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
+    let config = ground.config(id)?;
+    later::wait_until_filled(ground, &config)?;
+    Ok(save::explain(&to_sleep(ground, &config)?)?)
+}
+
+/// Saves the processes of a running container.
+pub(crate) fn checkpoint(
+    ground: &Ground,
+    id: &ContainerId,
+    options: &CheckpointOptions,
+) -> Result<Made> {
+    save(ground, id, options, None)
+}
+
+/// Saves the processes, and calls a closure while they are stopped. If the closure fails the
+/// processes continue, and the checkpoint is removed.
+pub(crate) fn checkpoint_while<T, E: std::convert::From<Error>>(
+    ground: &Ground,
+    id: &ContainerId,
+    options: &CheckpointOptions,
+    meanwhile: impl FnOnce(&Path) -> std::result::Result<T, E>,
+) -> std::result::Result<(Made, T), E> {
+    let mut done = None;
+    let mut step = Some(meanwhile);
+    let mut once = |path: &Path| {
+        // Once: if the save fails afterwards, the result is dropped.
+        done = step.take().map(|step| step(path));
+        matches!(done, Some(Ok(_)))
+    };
+    let made = save(ground, id, options, Some(&mut once))?;
+    match done {
+        Some(done) => Ok((made, done?)),
+        None => Err(Error::Invalid("nothing was saved".into()).into()),
+    }
+}
+
+fn save(
+    ground: &Ground,
+    id: &ContainerId,
+    options: &CheckpointOptions,
+    meanwhile: Option<&mut dyn FnMut(&Path) -> bool>,
+) -> Result<Made> {
+    let _lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let (mut init, _) = can_be_saved(ground, &config)?;
+    if config.auto_remove && !options.leave_running {
+        return Err(Error::Invalid(
+            "a container of --rm is removed when it stops, with its checkpoints: use \
+             --leave-running and --to"
+                .into(),
+        ));
+    }
+    let (path, number) = match &options.to {
+        Some(path) => (path.clone(), None),
+        None => {
+            let number = saved::numbers(ground, id)?.last().map_or(1, |n| n + 1);
+            let all = saved::dir(ground, id);
+            disk::make_dir(&all, 0o700)?;
+            (all.join(number.to_string()), Some(number))
+        }
+    };
+    let subject = subject(ground, &config)?;
+    // Processes that continue are resumed when all is read, unless the closure needs them
+    // stopped.
+    let goes_on = options.leave_running && meanwhile.is_none();
+    // A checkpoint elsewhere belongs to the operator, and shares no file with the container's.
+    let base = number.and_then(|_| earlier(ground, id));
+    let (stopped, figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
+    let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
+    if !is_done {
+        saved::withdraw(&path)?;
+    } else if !options.leave_running {
+        if figures.connections > 0 {
+            // ORDER: before the connections end: the next start of this container finds the
+            // rules.
+            silence::record(ground, &config, Reader::open(&path)?.records(), Saved::JustNow)?;
+        }
+        // ORDER: published above; only now may the processes be killed.
+        init.stopping = true;
+        state::write_init(ground, id, &init)?;
+        let cgroup = ground.cgroups()?.find(id.as_str())?;
+        if let Some(stopped) = stopped {
+            stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
+        }
+        let observed = state::observe(ground, &config)?;
+        end::kill_locked(ground, &config, &observed)?;
+    }
+    let place = path.display().to_string();
+    ground.record("checkpoint", id.as_str(), config.name.as_str(), &[("path", place)]);
+    Ok(Made { path, number, figures })
+}
+
+/// Returns the first process of a running container that is in a state to be saved.
+pub(crate) fn can_be_saved(ground: &Ground, config: &Config) -> Result<(InitRecord, OwnedFd)> {
+    let found = state::alive(ground, config)?;
+    if found.0.paused {
+        return Err(Error::state(config, State::Paused, "unpause it first"));
+    }
+    if found.0.drowsy_unix_ms.is_some() {
+        return Err(Error::state(config, State::Drowsy, "wake it first"));
+    }
+    state::wait_for_exec(ground, config)?;
+    later::wait_until_filled(ground, config)?;
+    Ok(found)
+}
+
+/// Returns the last checkpoint as a base: unchanged memory need not be saved again. A damaged
+/// checkpoint is no base.
+pub(crate) fn earlier(ground: &Ground, id: &ContainerId) -> Option<Base> {
+    let last = saved::numbers(ground, id).ok().and_then(|all| all.last().copied());
+    let last = last.map(|number| saved::dir(ground, id).join(number.to_string()));
+    let made = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
+    let mut all: Vec<_> = last.into_iter().chain([ground.woken_dir(id)]).filter_map(made).collect();
+    all.sort();
+    let of = |(_, path): &(_, PathBuf)| Base::of(&Reader::open(path).ok()?).ok()?;
+    all.iter().rev().find_map(of)
+}
+
+/// Describes a running container for the crate `checkpoint`.
+pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
+    let (init, _) = state::alive(ground, config)?;
+    let pids = state::pids(ground, &config.id)?;
+    let logs = io::logs(ground, config);
+    let mut outside = Vec::new();
+    for path in std::iter::once(&logs.stdout).chain(&logs.stderr) {
+        // A log that was never opened does not exist yet.
+        let Ok(meta) = fs::metadata(path) else { continue };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let identity = (meta.dev(), meta.ino());
+        outside.push(Outside { name, identity, number: None });
+    }
+    Ok(Subject {
+        id: config.id.to_string(),
+        name: config.name.to_string(),
+        init: init.pid,
+        has_init: config.init,
+        pids,
+        outside,
+        memory: root::memory(config),
+        nodes: Vec::new(),
+        mounts: Some(root::places(config)),
+        volumes: volumes(config),
+        own_ipc: true,
+        own_network: config.net == NetMode::None
+            && process::granted(&config.security)?.contains(Capability::NetAdmin),
+        cgroups: config.systemd,
+        connections: true,
+        filters: u32::from(process::is_filtered(&config.security)),
+        hold: false,
+        quiet: Duration::ZERO,
+    })
+}
+
+/// Describes a container that falls asleep: its reachable sockets are held. A private network
+/// stack ends with its processes and has no clients outside.
+pub(crate) fn to_sleep(ground: &Ground, config: &Config) -> Result<Subject> {
+    Ok(Subject { hold: config.net != NetMode::None, ..subject(ground, config)? })
+}
+
+/// Returns the targets of bind mounts and volumes.
+fn volumes(config: &Config) -> Vec<String> {
+    let is_volume = |mount: &&Mount| match mount.kind {
+        MountKind::Bind { .. } | MountKind::Volume { .. } => true,
+        MountKind::Tmpfs { .. } | MountKind::Devpts => false,
+    };
+    config.mounts.iter().filter(is_volume).map(|mount| mount.target.to_string()).collect()
+}

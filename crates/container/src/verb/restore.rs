@@ -1,0 +1,77 @@
+//! `restore`, and clones from a checkpoint.
+//!
+//! Uses `ground`, `state`, `saved`, `silence`, `later`, `end`, `create`, `restore`, `template`,
+//! `remove` and `start`.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use dormouse_checkpoint::format::Reader;
+use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource, State};
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::restore::{Check, RestorePlan};
+use crate::saved::{self, From};
+use crate::silence::{self, Saved};
+use crate::start::{self, Running};
+use crate::template::Template;
+use crate::{create, end, later, remove, state};
+
+/// Restores the processes of a stopped container.
+pub(crate) fn restore(
+    ground: &Ground,
+    id: &ContainerId,
+    from: &From,
+    lazy: bool,
+) -> Result<Running> {
+    let _lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let observed = state::observe(ground, &config)?;
+    if observed.is_alive() {
+        return Err(Error::state(&config, observed.state, "stop it first"));
+    }
+    if observed.state == State::Asleep {
+        return Err(Error::state(&config, observed.state, "wake it, or stop it first"));
+    }
+    let path = saved::find(ground, &config, from)?;
+    let reader = Reader::open(&path)?;
+    let whose = &reader.records().about.container;
+    if whose != id.as_str() {
+        return Err(Error::Invalid(format!(
+            "the checkpoint is of container {whose}: this container does not have its files"
+        )));
+    }
+    let later = if lazy { later::choose(ground, id, &reader)? } else { None };
+    end::settle_locked(ground, &config, false)?;
+    let mut comeback = RestorePlan::verified(Arc::new(reader));
+    // No process runs before it is done, and damage is rare.
+    comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
+    comeback.later = later;
+    // Recorded rules may be missing in the host's stack, for example after a reboot.
+    let is_news = silence::record(ground, &config, comeback.reader.records(), Saved::Before)?;
+    comeback.keeps_quiet = is_news || silence::is_quiet(ground, id) && config.net == NetMode::Host;
+    let running = start::start_restored(ground, &config, &comeback)?;
+    silence::forget(ground, id)?; // the rules were removed from the stack
+    Ok(running)
+}
+
+/// Makes a container like another, with its own name, ids and addresses (`addresses`, or some
+/// of the pool). Its root has the files of the other, and its processes come from a checkpoint
+/// of the other.
+pub(crate) fn clone_of(
+    ground: &Ground,
+    other: &Config,
+    name: Name,
+    addresses: Vec<IpAddr>,
+    root: RootSource,
+    template: &Template,
+) -> Result<Running> {
+    let created = create::create(ground, create::request_like(other, name, addresses, root))?;
+    let addresses = create::address_pairs(other, &created.config);
+    let reader = Arc::clone(&template.reader);
+    let common = template.common.clone();
+    let comeback = RestorePlan { addresses, beside: true, common, ..RestorePlan::verified(reader) };
+    start::start_restored(ground, &created.config, &comeback)
+        .inspect_err(|_| remove::discard(ground, created))
+}

@@ -1,0 +1,120 @@
+//! Settling of an ended container, and its restart policy.
+//!
+//! Uses `ground`, `state`, `end` and `start`.
+
+use std::time::Duration;
+
+use dormouse_launch::ExitStatus;
+use dormouse_model::{ContainerId, Restart};
+
+use crate::end;
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::spec::Stdio;
+use crate::start::{self, Running};
+use crate::state::{self, Exit};
+
+/// Settles a container whose first process has exited, then restarts or removes it by its
+/// policy. The keeper calls this when no command waits for the container.
+pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> {
+    let lock = match ground.lock(id) {
+        Err(Error::NoContainer(_)) => return Ok(None),
+        other => other?,
+    };
+    let config = ground.config(id)?;
+    let exit = end::settle_locked(ground, &config, true)?;
+    let Some(exit) = exit.filter(|e| wants_restart(config.restart, e)) else {
+        return Ok(None);
+    };
+    // The lock is free while we wait, so that an operator can stop a container that keeps
+    // failing.
+    drop(lock);
+    std::thread::sleep(restart_delay(&exit));
+    let _lock = match ground.lock(id) {
+        Err(Error::NoContainer(_)) => return Ok(Some(exit)),
+        other => other?,
+    };
+    let config = ground.config(id)?;
+    let observed = state::observe(ground, &config)?;
+    let same = observed.exit.as_ref().is_some_and(|e| {
+        e.finished_unix_ms == exit.finished_unix_ms && wants_restart(config.restart, e)
+    });
+    if !observed.is_alive() && observed.init.is_none() && same {
+        ground.record("restart", config.id.as_str(), config.name.as_str(), &[]);
+        start::start_locked(ground, &config, Stdio::detached(), exit.past())?.detach();
+    }
+    Ok(Some(exit))
+}
+
+/// Waits for the first process of a container, settles the container and returns the exit
+/// status.
+pub(crate) fn finish(ground: &Ground, mut running: Running) -> Result<ExitStatus> {
+    let status = running.wait()?;
+    if running.keeper_is_gone {
+        // No other process has the status. If the directory is gone, the container was removed.
+        let _ = status.write(&ground.run_dir(&running.id), running.pid);
+    }
+    settle(ground, &running.id)?;
+    // A keeper that died meanwhile needs no report.
+    let _ = running.keeper.settled(running.pid);
+    Ok(status)
+}
+
+fn wants_restart(policy: Restart, exit: &Exit) -> bool {
+    match policy {
+        _ if exit.stopped => false,
+        Restart::No => false,
+        Restart::Always | Restart::UnlessStopped => true,
+        Restart::OnFailure { retries } => {
+            exit.code != Some(0) && retries.is_none_or(|r| exit.failures <= r)
+        }
+    }
+}
+
+/// Delay before the restart of a container that ended, as under docker: 100 ms after a short run,
+/// doubled with each further one, up to a minute. A container that succeeds waits as well, because its
+/// starts would fill the log of events.
+fn restart_delay(exit: &Exit) -> Duration {
+    match exit.short_runs {
+        0 => Duration::ZERO,
+        n => Duration::from_millis(100 << (n - 1).min(10)).min(Duration::from_secs(60)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: Option<i32>, failures: u32, stopped: bool) -> Exit {
+        Exit {
+            code,
+            signal: None,
+            oom_killed: false,
+            started_unix_ms: 0,
+            finished_unix_ms: 0,
+            failures,
+            short_runs: 0,
+            stopped,
+        }
+    }
+
+    #[test]
+    fn restart_policy_matches_podman() {
+        let retries = |r| Restart::OnFailure { retries: r };
+        assert!(wants_restart(Restart::Always, &exit(Some(0), 0, false)));
+        assert!(!wants_restart(Restart::Always, &exit(Some(0), 0, true)), "an operator stopped it");
+        assert!(!wants_restart(Restart::No, &exit(Some(1), 1, false)));
+        assert!(!wants_restart(retries(None), &exit(Some(0), 0, false)));
+        assert!(wants_restart(retries(None), &exit(None, 50, false)));
+        assert!(wants_restart(retries(Some(2)), &exit(Some(1), 2, false)));
+        assert!(!wants_restart(retries(Some(2)), &exit(Some(1), 3, false)));
+    }
+
+    #[test]
+    fn restart_waits_longer_after_each_short_run() {
+        let delay =
+            |short_runs| restart_delay(&Exit { short_runs, ..exit(Some(0), 0, false) }).as_millis();
+        let delays: Vec<u128> = [0, 1, 2, 3, 9, 10, 11, u32::MAX].map(delay).into();
+        assert_eq!(delays, [0, 100, 200, 400, 25_600, 51_200, 60_000, 60_000]);
+    }
+}

@@ -1,0 +1,54 @@
+//! `start` and `attach`.
+//!
+//! Uses `ground`, `state`, `io`, `policy`, `admission`, `end`, `start` and `wake`.
+
+use dormouse_launch::{Keeper, LaunchError};
+use dormouse_model::{ContainerId, State};
+
+use crate::admission::{self, Admitted};
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::policy::Why;
+use crate::spec::Stdio;
+use crate::start::{self, Running};
+use crate::state::{self, Past};
+use crate::{end, io, wake};
+
+/// Starts a container that is not running.
+pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Running> {
+    let Admitted { lock: _lock, config, observed, grant: _grant } =
+        admission::lock_to_wake(ground, id)?;
+    if observed.state == State::Drowsy {
+        return Err(Error::state(&config, observed.state, "wake it: it is started already"));
+    }
+    if observed.is_alive() {
+        return Err(Error::state(&config, observed.state, "it is started already"));
+    }
+    if observed.state == State::Asleep {
+        return wake::wake_locked(ground, &config, Why::Operator);
+    }
+    end::settle_found(ground, &config, observed, false)?;
+    start::start_locked(ground, &config, io, Past::default())
+}
+
+/// Attaches to the terminal or the standard input of a running container; a sleeping one is
+/// woken. Without a terminal, its output is in its logs.
+pub(crate) fn attach(ground: &Ground, id: &ContainerId) -> Result<Running> {
+    let config = ground.config(id)?;
+    if state::observe(ground, &config)?.state == State::Asleep {
+        wake::wake(ground, id, Why::Operator)?;
+    }
+    let (init, pidfd) = state::alive(ground, &config)?;
+    let mut keeper = Keeper::connect(&ground.places.run)?.ok_or(LaunchError::KeeperGone)?;
+    let kept = io::take_over(&mut keeper, &config)?;
+    Ok(Running {
+        id: id.clone(),
+        pid: init.pid,
+        pidfd,
+        console: kept.console,
+        console_log: kept.console_log,
+        stdin: kept.stdin,
+        keeper,
+        keeper_is_gone: false,
+    })
+}

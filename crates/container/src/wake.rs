@@ -1,0 +1,145 @@
+//! Wake of a sleeping or drowsy container.
+//!
+//! A wake is a start whose newborn follows a restore program and takes the held sockets into their
+//! old places ([`crate::sleep`]).
+//!
+//! Uses `ground`, `state`, `hold`, `pending`, `later`, `policy`, `admission`, `root`, `end`,
+//! `listen`, `restore`, `start` and `drowsy`.
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use dormouse_checkpoint::format::Reader;
+use dormouse_kernel::ErrorKind;
+use dormouse_launch::Keeper;
+use dormouse_model::{Config, ContainerId, State};
+
+use crate::admission::{self, Admitted};
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::listen::Origin;
+use crate::pending::{self, Intent};
+use crate::policy::{self, Why};
+use crate::restore::{Check, RestorePlan};
+use crate::start::{self, Running};
+use crate::state::{self, Observed};
+use crate::{disk, drowsy, end, hold, later, root};
+
+/// A smaller checkpoint is not kept, and is written anew.
+const WOKEN_BYTES_MIN: u64 = 8 << 20;
+
+/// LIMIT: number of sockets requested from the keeper before the first one is received.
+const AHEAD_MAX: usize = 32;
+
+/// Wakes a container; does nothing if it runs.
+pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Why) -> Result<()> {
+    let Admitted { lock: _lock, config, observed, grant: _grant } =
+        admission::lock_to_wake(ground, id)?;
+    if let (State::Drowsy, Some(init)) = (observed.state, &observed.init) {
+        return drowsy::resume(ground, &config, init.clone(), why);
+    }
+    if observed.is_alive() {
+        end::stay_awake(ground, &config, observed.init)?;
+        // A keeper that has its old descriptors from the vault would request a wake again and
+        // again.
+        return hold::release(ground, id);
+    }
+    wake_found(ground, &config, observed, why).map(Running::detach)
+}
+
+pub(crate) fn wake_locked(ground: &Ground, config: &Config, why: Why) -> Result<Running> {
+    wake_found(ground, config, state::observe(ground, config)?, why)
+}
+
+/// Wakes a container whose state the caller has read.
+fn wake_found(ground: &Ground, config: &Config, observed: Observed, why: Why) -> Result<Running> {
+    // A container with an unsettled exit may turn out to be stopped, or asleep.
+    let (state, ended) = (observed.state, observed.needs_settling());
+    end::settle_found(ground, config, observed, false)?;
+    let state = if ended { state::observe(ground, config)?.state } else { state };
+    if state != State::Asleep {
+        return Err(Error::state(config, state, "only a sleeping container is woken"));
+    }
+    let mut held = Vec::new();
+    let woken = wake_with(ground, config, &mut held, why);
+    if woken.is_err() {
+        hold::hold_again(ground, config, held);
+    }
+    woken
+}
+
+/// Wakes a container with its held sockets. On failure `held` contains the sockets taken from
+/// the keeper.
+fn wake_with(
+    ground: &Ground,
+    config: &Config,
+    held: &mut Vec<(u32, OwnedFd)>,
+    why: Why,
+) -> Result<Running> {
+    // The keeper is scheduled while the checkpoint is read.
+    let calling = Keeper::call(&ground.places.run)?;
+    let reader = Arc::new(Reader::open(&ground.asleep_dir(&config.id))?);
+    let is_large = reader.records().pages.bytes >= WOKEN_BYTES_MIN;
+    let later = later::choose_for_wake(ground, &config.id, &reader);
+    let check = Some(Check::begin(&reader, later.as_ref()));
+    let mut keeper = hold::complete_call(ground, calling)?;
+    let id = config.id.as_str();
+    let called = (0..).zip(&reader.records().objects);
+    let called = called.filter(|(_, object)| object.is_called_from_outside());
+    let called: Vec<u32> = called.map(|(number, _)| number).collect();
+    let ahead = called.len().min(AHEAD_MAX);
+    called[..ahead].iter().try_for_each(|number| keeper.ask_for(id, *number))?;
+    // The keeper looks the sockets up meanwhile.
+    let since = state::slept(ground, &config.id)?;
+    let origin = Origin::of(&ground.asleep_dir(&config.id))?;
+    let (wakes, beside) = (true, origin.is_some());
+    let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
+    let _doing = pending::intend(ground, &config.id, &Intent::Sleep)?;
+    for (place, number) in called.into_iter().enumerate() {
+        let taken = if place < ahead { keeper.taken() } else { keeper.take(id, number) };
+        match taken {
+            Ok(socket) => held.push((number, socket)),
+            // The socket was never held by this keeper: it is made again.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let (keeper, sockets) = (Cell::new(Some(keeper)), std::mem::take(held));
+    let comeback = RestorePlan {
+        reader,
+        check,
+        held: sockets,
+        wakes,
+        since,
+        addresses,
+        beside,
+        keeper,
+        later,
+        common: None,
+        keeps_quiet: false,
+    };
+    let mut running = match start::start_restored(ground, config, &comeback) {
+        // ORDER: now: no other process may have the container's files open when it closes them.
+        Ok(running) => {
+            drop(comeback);
+            running
+        }
+        Err(e) => {
+            *held = comeback.held;
+            return Err(e);
+        }
+    };
+    end::unmark(ground, config, disk::read_json(&ground.run_dir(&config.id).join("init.json"))?)?;
+    end::end_asleep(ground, config, Some(&mut running.keeper), is_large)?;
+    ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(why));
+    Ok(running)
+}
+
+/// Prepares the parts of a wake that are the same for all containers, in a process that waits
+/// for a job. No part has to succeed now.
+pub(crate) fn get_ready(ground: &Ground) {
+    let _ = (ground.cgroups(), ground.images(), ground.network());
+    let _ = (root::hidden(), dormouse_kernel::capability::all());
+    dormouse_kernel::process::map_own_program();
+}
