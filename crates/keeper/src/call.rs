@@ -14,6 +14,16 @@ fn check(returned: libc::c_long) -> Result<usize, Errno> {
     Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
 }
 
+/// signalfd(2) for the signals of a mask as of [`block_signals`]; it is closed by execve.
+pub fn signal_descriptor(mask: u64) -> Result<OwnedFd, Errno> {
+    // SAFETY: the mask is 8 bytes, the size that is passed.
+    let fd = check(unsafe {
+        libc::syscall(libc::SYS_signalfd4, -1, &mask as *const u64, 8usize, libc::SFD_CLOEXEC)
+    })?;
+    // SAFETY: the kernel has just returned it, and no other code has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// sigprocmask(2): bit N-1 of `mask` blocks signal N; all others are unblocked.
 pub fn block_signals(mask: u64) -> Result<(), Errno> {
     // SAFETY: the mask is 8 bytes, the size that is passed.

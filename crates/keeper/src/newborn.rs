@@ -22,6 +22,7 @@ use dormouse_launch::NEVER_BEGAN;
 use dormouse_launch::flat::{self, Code, Damaged, Flat, Record};
 use dormouse_launch::protocol::{FromNewborn, ToNewborn};
 use dormouse_launch::wire;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -43,6 +44,8 @@ const CLOSED: RawFd = -2;
 const SYS_ADMIN: u64 = 1 << 21;
 /// f_type of procfs (statfs(2)).
 const PROC_MAGIC: u64 = 0x9fa0;
+/// Signals that end a container that waits for its start: SIGHUP, SIGINT, SIGQUIT, SIGTERM.
+const ENDING: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 14;
 /// Index of a failure that is of no operation.
 const NO_OPERATION: u32 = u32::MAX;
 
@@ -83,6 +86,7 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         sock: SOCK,
         preserved: 0,
         root: None,
+        hook_dir: None,
         output: None,
         hook_filter: None,
         listener: None,
@@ -119,6 +123,8 @@ struct Newborn {
     preserved: u32,
     /// The mount that is to become the root, until it is.
     root: Option<BorrowedFd<'static>>,
+    /// The working directory of hooks, while the root is attached below the host's.
+    hook_dir: Option<BorrowedFd<'static>>,
     /// Where the programs of hooks write to.
     output: Option<BorrowedFd<'static>>,
     /// The operation that has their filter.
@@ -297,14 +303,17 @@ impl Newborn {
             },
             Code::Root => tree::put_root(fd()?),
             Code::RootBelow => {
+                let mount = fd()?;
                 if op.flags & flat::APART == 0 {
-                    tree::put_root_below(fd()?, text()?)?;
+                    tree::put_root_below(mount, text()?)?;
+                    self.hook_dir = Some(mount);
                 }
-                self.root = Some(fd()?);
+                self.root = Some(mount);
                 Ok(())
             }
             Code::Pivot => {
                 let mount = self.root.take().ok_or(Errno::INVAL)?;
+                self.hook_dir = None;
                 match op.flags & (flat::NO_PIVOT | flat::APART) {
                     0 => tree::pivot(mount),
                     flat::APART => tree::enter(mount),
@@ -318,9 +327,20 @@ impl Newborn {
                 let kind = Target::from_number(op.a & u64::from(u32::MAX)).ok_or(Errno::INVAL)?;
                 let place = self.tree()?.target(text()?, kind, create)?;
                 match op.flags & flat::COPY {
-                    0 => kernel::move_mount(fd()?, place.as_fd(), c""),
+                    0 => tree::attach(fd()?, place.as_fd(), op.a >> 32),
                     _ => tree::attach_copy(fd()?, place.as_fd(), borrowed(PROC), op.a >> 32),
                 }
+            }
+            Code::Take => {
+                let half = u64::from(u32::MAX);
+                let userns = match op.b & half {
+                    none if none == u64::from(flat::NO_FD) => None,
+                    index => Some(self.descriptor(index)?),
+                };
+                let taken = self.tree()?.take(text()?, op, userns)?;
+                let slot = self.fds.get_mut(op.fd as usize).ok_or(Errno::BADF)?;
+                close(std::mem::replace(slot, taken.into_raw_fd()));
+                Ok(())
             }
             Code::NewFilesystem => self.tree()?.new_filesystem(op, text()?),
             Code::Filesystem => {
@@ -392,6 +412,8 @@ impl Newborn {
             Code::Symlink => self.tree()?.symlink(plan.text_at(op.b).map_err(damaged)?, text()?),
             Code::Await => {
                 let listener = fd()?;
+                self.output = None;
+                (0..op.a.min(self.count as u64)).for_each(|index| self.let_go(index as u32));
                 self.wait_for_start(listener)
             }
             Code::Write => rustix::io::write(fd()?, text()?.to_bytes()).map(drop),
@@ -488,7 +510,23 @@ impl Newborn {
 
     /// The engine exits meanwhile; the starting command connects to the listener.
     fn wait_for_start(&mut self, listener: BorrowedFd<'_>) -> Outcome {
+        // The first process of a pid namespace ignores signals without a handler, but blocked ones
+        // stay pending for the descriptor. So SIGTERM ends a created container.
+        call::block_signals(ENDING)?;
+        let ending = call::signal_descriptor(ENDING)?;
         self.sync()?;
+        let mut watched = [
+            PollFd::new(&ending, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener, PollFlags::IN),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
+        if !watched[0].revents().is_empty() {
+            let mut info = [0u8; 128]; // signalfd(2): struct signalfd_siginfo
+            rustix::io::read(&ending, &mut info)?;
+            kernel::exit(128 + i32::from(info[0]));
+        }
+        drop(ending);
+        call::block_signals(0)?;
         let starter =
             rustix::io::retry_on_intr(|| rustix::net::accept_with(listener, SocketFlags::CLOEXEC))?;
         // SAFETY: the number is that of the socket to the engine, which no code uses any more.
@@ -514,8 +552,8 @@ impl Newborn {
             // The receiver has a copy. Where that is closed, calls fail instead of waiting for ever.
             close(listener);
         }
-        let (output, nofile) = (self.output, self.nofile);
-        let given = program::Given { input, output, nofile, filter, seconds: op.flags };
+        let (output, nofile, dir) = (self.output, self.nofile, self.hook_dir);
+        let given = program::Given { input, output, dir, nofile, filter, seconds: op.flags };
         // SAFETY: `relocate` has checked that every entry points to a text of the plan, and that
         // the tables end with null.
         unsafe { program::run(path, argv, envp, &given) }

@@ -23,6 +23,8 @@ pub(crate) struct Given<'g> {
     pub(crate) input: BorrowedFd<'g>,
     /// Its standard output and error; `/dev/null` if none is given.
     pub(crate) output: Option<BorrowedFd<'g>>,
+    /// Its working directory; the newborn's own if none is given.
+    pub(crate) dir: Option<BorrowedFd<'g>>,
     /// Its limit on descriptors, which the newborn itself does not have yet.
     pub(crate) nofile: Option<Record>,
     /// Its system call filter, with flags of seccomp(2).
@@ -88,6 +90,9 @@ pub(crate) unsafe fn run(
 /// and its root may inspect the open ones.
 fn prepare(given: &Given<'_>) -> Outcome {
     rustix::fs::seek(given.input, SeekFrom::Start(0))?;
+    if let Some(dir) = given.dir {
+        rustix::process::fchdir(dir)?;
+    }
     // SAFETY: this process is about to execute another program: no value owns these numbers.
     unsafe { call::duplicate_to(given.input, 0, false)? };
     let null;

@@ -105,6 +105,12 @@ fn spread_each(mount: BorrowedFd<'_>, mut spreads: u64) -> Outcome {
     Ok(())
 }
 
+/// Attaches a mount and sets its propagation.
+pub(crate) fn attach(mount: BorrowedFd<'_>, place: BorrowedFd<'_>, spreads: u64) -> Outcome {
+    kernel::move_mount(mount, place, c"")?;
+    spread_each(mount, spreads)
+}
+
 /// Attaches a copy of a mount, which is younger. Only an attached mount of this namespace can be
 /// copied, so the mount itself is attached for a moment.
 ///
@@ -559,6 +565,27 @@ impl Tree {
             kernel::mount_setattr(mount.as_fd(), true, MountAttr::RDONLY, none(), None, None)?;
         }
         kernel::move_mount(mount.as_fd(), self.target(path, kind, true)?.as_fd(), c"")
+    }
+
+    /// Copies the mount at a path, with the attributes and ids of the operation.
+    pub(crate) fn take(
+        &self,
+        path: &CStr,
+        op: &Record,
+        userns: Option<BorrowedFd<'_>>,
+    ) -> Outcome<OwnedFd> {
+        let source = self.open(path, ResolveFlags::empty())?;
+        let mount = copy(source.as_fd(), op.flags & flat::RECURSIVE != 0)?;
+        let bits = |half: u64| MountAttr::from_bits_truncate(half & u64::from(u32::MAX));
+        let (set, clear) = (bits(op.a), bits(op.a >> 32));
+        if !set.is_empty() || !clear.is_empty() {
+            kernel::mount_setattr(mount.as_fd(), false, set, clear, None, None)?;
+        }
+        if userns.is_some() {
+            let below = op.b >> 32 != 0;
+            kernel::mount_setattr(mount.as_fd(), below, none(), none(), None, userns)?;
+        }
+        Ok(mount)
     }
 
     /// Hides a path. A mount from outside can be copied only once it is attached here, so the first

@@ -27,6 +27,34 @@ impl Failure {
         self.op == Code::Exec.text() || self.op == Code::Lookup.text()
     }
 
+    /// Returns whether this was a mount at a place of the root filesystem.
+    pub fn is_mount(&self) -> bool {
+        [Code::Attach, Code::Filesystem].iter().any(|code| self.op == code.text())
+    }
+
+    /// Returns whether this was the search for the program, before the execve.
+    pub fn is_lookup(&self) -> bool {
+        self.op == Code::Lookup.text()
+    }
+
+    /// How a program that the newborn ran on the way has failed; `None` for other operations.
+    pub fn ending(&self) -> Option<String> {
+        let ended = self.errno.checked_sub(flat::PROGRAM_ENDED).filter(|n| *n >= 0)?;
+        let mut text = match ended {
+            flat::TIMED_OUT => "it did not end in time and was killed".to_owned(),
+            256.. => match signal_words(ended - 256) {
+                "" => format!("it was killed by signal {}", ended - 256),
+                words => format!("it was killed by signal {} ({words})", ended - 256),
+            },
+            _ => format!("it ended with exit status {ended}"),
+        };
+        if !self.words.is_empty() {
+            text.push_str(": ");
+            text.push_str(&self.words);
+        }
+        Some(text)
+    }
+
     /// The exit code that a shell or podman would return: 127 for a missing program, 126 for one
     /// that cannot be executed, 125 for all earlier steps.
     pub fn exit_code(&self) -> i32 {
@@ -38,19 +66,27 @@ impl Failure {
     }
 }
 
+/// Names the signals that end a faulty program (signal(7)); an empty text for others.
+fn signal_words(signal: i32) -> &'static str {
+    match signal {
+        4 => "illegal instruction",
+        6 => "aborted",
+        7 => "bus error",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        15 => "terminated",
+        24 => "CPU time limit exceeded",
+        25 => "file size limit exceeded",
+        31 => "bad system call",
+        _ => "",
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(ended) = self.errno.checked_sub(flat::PROGRAM_ENDED).filter(|n| *n >= 0) {
-            write!(f, "cannot {} {}: ", self.op, self.detail)?;
-            return match ended {
-                flat::TIMED_OUT => write!(f, "it did not end in time and was killed"),
-                256.. => write!(f, "it was killed by signal {}", ended - 256),
-                _ => write!(f, "it ended with exit status {ended}"),
-            }
-            .and_then(|()| match self.words.as_str() {
-                "" => Ok(()),
-                words => write!(f, ": {words}"),
-            });
+        if let Some(ending) = self.ending() {
+            return write!(f, "cannot {} {}: {ending}", self.op, self.detail);
         }
         let why = std::io::Error::from_raw_os_error(self.errno);
         match self.detail.is_empty() {

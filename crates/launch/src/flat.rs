@@ -66,7 +66,7 @@ codes! {
     /// The root mount becomes read-only.
     RootReadOnly = 7, "make the root filesystem read-only";
     /// Mount `fd` is attached at `text`; the lower half of `a` is the kind of the target, flag
-    /// CREATE makes it, and for flag COPY the upper half is how the copy's propagation is set.
+    /// CREATE makes it, and the upper half is how its propagation is set; flag COPY attaches a copy.
     Attach = 8, "mount";
     /// A new filesystem of type `b` (an index into `FILESYSTEMS`) at `text`.
     NewFilesystem = 9, "mount";
@@ -166,6 +166,11 @@ codes! {
     Affinity = 50, "set the CPU affinity";
     /// set_mempolicy: mode and flags `a`, the mask of nodes at `text`.
     MemoryPolicy = 51, "set the memory policy";
+    /// A copy of the mount at `text`, inside the root, takes the place of descriptor `fd`; with
+    /// everything below for flag RECURSIVE. The lower half of `a` is set and the upper half cleared of
+    /// its attributes. Where the lower half of `b` is not NO_FD, ids are mapped as in the user namespace
+    /// of that descriptor, with everything below if the upper half is not 0.
+    Take = 52, "copy the mount";
 }
 
 impl Code {

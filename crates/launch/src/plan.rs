@@ -383,9 +383,12 @@ impl Plan {
     /// Sends Ready, waits for [`crate::Newborn::release`], then disconnects from its engine and
     /// waits for a connection to `listener` and its Go. The newborn exits if either goes away
     /// before.
+    ///
+    /// ORDER: the newborn first closes every descriptor that was added before `listener`, since it may
+    /// wait for long. Operations that follow use descriptors that are added later.
     pub fn wait_for_start(&mut self, listener: FdIndex) {
         self.seal_root();
-        self.push(Code::Await, 0, listener.0, 0, 0, b"", "");
+        self.push(Code::Await, 0, listener.0, u64::from(listener.0), 0, b"", "");
     }
 
     /// personality(2).
@@ -479,6 +482,30 @@ impl Plan {
         let a = self.spreads(spreads) | kind as u64;
         let flags = flat::COPY | flat::CREATE;
         self.push(Code::Attach, flags, mount.0, a, 0, target.as_bytes(), target);
+    }
+
+    /// Attaches a copy of what is at `source` inside the root by then, with everything below if
+    /// `recursive`; `place` is any descriptor, which is replaced by it. `attr` are bits of `MountAttr` to
+    /// set and to clear. Ids are mapped as in a user namespace, of all mounts below where that is set.
+    /// The propagation is set for each element of the list, at most 8.
+    pub fn attach_inside(
+        &mut self,
+        (place, source): (FdIndex, &str),
+        (target, kind): (&str, TargetKind),
+        recursive: bool,
+        attr: (u32, u32),
+        idmap: Option<(FdIndex, bool)>,
+        spreads: &[(Spread, bool)],
+    ) {
+        let flags = if recursive { flat::RECURSIVE } else { 0 };
+        let a = u64::from(attr.1) << 32 | u64::from(attr.0);
+        let b = match idmap {
+            Some((userns, below)) => u64::from(below) << 32 | u64::from(userns.0),
+            None => u64::from(NO_FD),
+        };
+        self.push(Code::Take, flags, place.0, a, b, source.as_bytes(), source);
+        let a = self.spreads(spreads) | kind as u64;
+        self.push(Code::Attach, flat::CREATE, place.0, a, 0, target.as_bytes(), target);
     }
 
     /// Attaches the procfs of the container's own pid namespace ([`crate::Newborn::take_proc`]).

@@ -10,6 +10,7 @@
 //! something for every container; and one in each hierarchy that the client selects. Missing parent
 //! directories are created, too, and removed with it if they are empty.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -143,6 +144,28 @@ impl Forest {
             }
         }
         Ok(tree)
+    }
+
+    /// Makes the cgroup of a tree in the v1 hierarchies of more controllers, and moves every process of
+    /// it there, from wherever it is in them. Nothing for those that it has.
+    pub fn extend(&self, tree: &mut Tree, controllers: &[&str]) -> Result<(), CgroupError> {
+        let path = tree.path.clone();
+        let parts = components(&path)?;
+        for (words, mount) in &self.v1 {
+            let is_asked = controllers.iter().any(|name| has_word(words, name));
+            if !is_asked || tree.v1.iter().any(|(known, ..)| known == words) {
+                continue;
+            }
+            let is_cpuset = has_word(words, "cpuset");
+            let made = make_path(mount, &parts, |above, below| match is_cpuset {
+                true => fill_cpuset(above, below),
+                false => Ok(()),
+            });
+            let (dir, _) = made.map_err(CgroupError::Make)?;
+            tree.gather(&dir)?;
+            tree.v1.push((words.clone(), mount.clone(), dir));
+        }
+        Ok(())
     }
 
     fn tree(&self, parts: &[&str], made: usize) -> Tree {
@@ -351,6 +374,53 @@ impl Tree {
         Ok(placement)
     }
 
+    /// Descriptors for a new process in cgroups below it. `below` returns the path for the words of a
+    /// hierarchy, which are empty for v2; `None` stands for the cgroup itself. A missing cgroup is
+    /// [`CgroupError::Open`] with ENOENT.
+    pub fn placement_below<'p>(
+        &self,
+        below: impl Fn(&str) -> Option<&'p str>,
+    ) -> Result<Placement, CgroupError> {
+        let descend = |dir: &Dir, path: &str| -> Result<Dir, CgroupError> {
+            let mut dir = Dir::open(dir.path()).map_err(CgroupError::Open)?;
+            for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+                let missing = || {
+                    CallError::new("openat", format!("{:?}, {part:?}", dir.path()), libc::ENOENT)
+                };
+                let child = match part {
+                    ".." => None,
+                    part => dir.child(part).map_err(CgroupError::Open)?,
+                };
+                dir = child.ok_or_else(|| CgroupError::Open(missing()))?;
+            }
+            Ok(dir)
+        };
+        let mut placement = Placement::default();
+        match (self.v2_dir(), below("")) {
+            (Some(v2), Some(path)) => {
+                placement.v2 = Some(descend(v2, path)?.copy().map_err(CgroupError::Open)?);
+            }
+            (Some(_), None) => placement.v2 = self.placement()?.v2,
+            (None, _) => {}
+        }
+        for (words, _, dir) in &self.v1 {
+            placement.v1_tasks.push(match below(words) {
+                Some(path) => tasks(&descend(dir, path)?)?,
+                None => tasks(dir)?,
+            });
+        }
+        Ok(placement)
+    }
+
+    /// Returns whether it has a directory in the hierarchy of a v1 controller or of v2 (an empty
+    /// word).
+    pub fn has_hierarchy(&self, word: &str) -> bool {
+        match word {
+            "" => self.v2.is_some(),
+            word => self.has_v1(word),
+        }
+    }
+
     /// Sets which devices may be used: the last rule that matches decides (the flag means that it
     /// allows); without a match the access is denied.
     ///
@@ -414,6 +484,29 @@ impl Tree {
             .map_err(CgroupError::Read)?;
         }
         Ok(pids)
+    }
+
+    /// Moves every process into a directory of another hierarchy. A process is born where its parent is,
+    /// so the search is repeated until it finds none outside.
+    fn gather(&self, dir: &Dir) -> Result<(), CgroupError> {
+        // LIMIT: rounds; each finds only processes that were forked since the one before.
+        for _ in 0..64 {
+            let text = dir.read("cgroup.procs").map_err(CgroupError::Read)?;
+            let inside: BTreeSet<u32> = text.lines().filter_map(|l| l.parse().ok()).collect();
+            let outside = self.pids()?.into_iter().filter(|pid| !inside.contains(pid));
+            let mut moved = false;
+            for pid in outside {
+                match dir.write("cgroup.procs", &pid.to_string()) {
+                    Err(e) if e.errno() == libc::ESRCH => {}
+                    Err(e) => return Err(CgroupError::Make(e)),
+                    Ok(()) => moved = true,
+                }
+            }
+            if !moved {
+                return Ok(());
+            }
+        }
+        Err(CgroupError::InUse { pids: self.pids()?, waited: Duration::ZERO })
     }
 
     /// Sends SIGKILL to every process in it and below; frozen ones, too.
