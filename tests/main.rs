@@ -26,6 +26,7 @@ mod lifecycle;
 mod network;
 mod oci;
 mod oci_checkpoint;
+mod oci_scripts;
 mod podman;
 mod programs;
 mod sleep;

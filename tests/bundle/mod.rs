@@ -174,7 +174,7 @@ pub struct Bundle {
 
 impl Bundle {
     /// A bundle with the configuration that `spec` writes, this command, no terminal, a writable
-    /// root with busybox, and a cgroup of this test.
+    /// root with busybox, a cgroup of this test and a cgroup namespace.
     pub fn new(oci: &Oci, args: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -189,6 +189,9 @@ impl Bundle {
             c["process"]["terminal"] = false.into();
             c["process"]["args"] = json!(args);
             c["root"]["readonly"] = false.into();
+            let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
+            list.retain(|namespace| namespace["type"] != "cgroup");
+            list.push(json!({"type": "cgroup"}));
             c["linux"]["cgroupsPath"] = format!("/{}/{number}", oci.cgroup_name()).into();
         });
         bundle

@@ -25,13 +25,18 @@ impl Bundle {
     pub fn open(dir: &Path) -> Result<Self> {
         let dir = std::fs::canonicalize(dir).map_err(Error::file("find the bundle", dir))?;
         let config = dir.join("config.json");
-        let spec: Spec = spec::read(&config)?;
+        let mut spec: Spec = spec::read(&config)?;
         let rootfs = check(&spec, &dir).map_err(|e| match e {
             Error::Field { field, why } => {
                 Error::Config { path: config, why: format!("{field}: {why}") }
             }
             other => other,
         })?;
+        for mount in &mut spec.mounts {
+            if let Some(rest) = inside(&rootfs, &mount.destination) {
+                mount.destination = rest.to_owned();
+            }
+        }
         Ok(Self { dir, spec, rootfs })
     }
 
@@ -98,6 +103,13 @@ pub(crate) fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
     Ok(rootfs)
 }
 
+/// Returns the path inside the root of a path of the host that leads there. A destination of a mount may
+/// be one, too: runc takes the path of the root filesystem off its beginning.
+pub(crate) fn inside<'p>(root: &Path, path: &'p str) -> Option<&'p str> {
+    let root = root.to_str().filter(|root| *root != "/")?;
+    path.strip_prefix(root).filter(|rest| rest.starts_with('/'))
+}
+
 /// Accepts 1.x.y, with or without a suffix.
 fn check_version(version: &str) -> Result<()> {
     let number = version.split(['-', '+']).next().unwrap_or_default();
@@ -140,6 +152,10 @@ fn check_linux(linux: &Linux, namespaces: &Namespaces) -> Result<()> {
     if linux.intel_rdt.is_some() {
         let why = "this runtime does not use resctrl; remove it";
         return Err(Error::field("linux.intelRdt", why));
+    }
+    if let Some(device) = linux.net_devices.keys().next() {
+        let why = "this runtime moves no network devices; a createRuntime hook can";
+        return Err(Error::field(format!("linux.netDevices[{device}]"), why));
     }
     for (name, paths) in
         [("maskedPaths", &linux.masked_paths), ("readonlyPaths", &linux.readonly_paths)]

@@ -82,10 +82,9 @@ pub(crate) fn set(tree: &Tree, forest: &Forest, resources: &Resources) -> Result
     if let Some(memory) = &resources.memory {
         set.memory(memory)?;
     }
-    if let Some(pids) = &resources.pids
-        && pids.limit != 0
-    {
-        let value = if pids.limit < 0 { "max".to_owned() } else { pids.limit.to_string() };
+    if let Some(limit) = resources.pids.as_ref().and_then(|pids| pids.limit) {
+        // None at all is one for the process itself, as with runc and systemd.
+        let value = if limit < 0 { "max".to_owned() } else { limit.max(1).to_string() };
         set.write("pids.limit", "pids", "pids.max", "pids.max", &value)?;
     }
     if let Some(block_io) = &resources.block_io {
@@ -176,6 +175,15 @@ impl Set<'_> {
         self.write_one(&first)
     }
 
+    /// Writes those of two such files that have a value.
+    fn write_some(&self, first: Option<Pair<'_>>, second: Option<Pair<'_>>) -> Result<()> {
+        match (first, second) {
+            (Some(first), Some(second)) => self.write_pair(first, second),
+            (Some(one), None) | (None, Some(one)) => self.write_one(&one),
+            (None, None) => Ok(()),
+        }
+    }
+
     fn write_one(&self, pair: &Pair<'_>) -> Result<()> {
         self.write(pair.field, pair.controller, pair.v1, pair.v2, &pair.value)
     }
@@ -193,18 +201,14 @@ impl Set<'_> {
             self.write("cpu.shares", "cpu", "cpu.shares", "cpu.weight", &value.to_string())?;
         }
         self.cpu_bandwidth(cpu)?;
-        for (field, number, file) in [
-            ("cpu.realtimePeriod", cpu.realtime_period.map(|p| p.to_string()), "cpu.rt_period_us"),
-            (
-                "cpu.realtimeRuntime",
-                cpu.realtime_runtime.map(|r| r.to_string()),
-                "cpu.rt_runtime_us",
-            ),
-        ] {
-            if let Some(value) = number.filter(|n| n != "0") {
-                self.write(field, "cpu", file, file, &value)?;
-            }
-        }
+        let pair = |field, v1, value| Pair { field, controller: "cpu", v1, v2: v1, value };
+        let period = cpu.realtime_period.filter(|us| *us != 0);
+        let period =
+            period.map(|us| pair("cpu.realtimePeriod", "cpu.rt_period_us", us.to_string()));
+        let runtime = cpu.realtime_runtime.filter(|us| *us != 0);
+        let runtime =
+            runtime.map(|us| pair("cpu.realtimeRuntime", "cpu.rt_runtime_us", us.to_string()));
+        self.write_some(period, runtime)?;
         for (field, list, file) in
             [("cpu.cpus", &cpu.cpus, "cpuset.cpus"), ("cpu.mems", &cpu.mems, "cpuset.mems")]
         {
@@ -229,11 +233,7 @@ impl Set<'_> {
             let pair = |field, v1, value| Pair { field, controller: "cpu", v1, v2: v1, value };
             let period = period.map(|p| pair("cpu.period", "cpu.cfs_period_us", p.to_string()));
             let quota = quota.map(|q| pair("cpu.quota", "cpu.cfs_quota_us", q.to_string()));
-            match (period, quota) {
-                (Some(period), Some(quota)) => self.write_pair(period, quota)?,
-                (Some(one), None) | (None, Some(one)) => self.write_one(&one)?,
-                (None, None) => {}
-            }
+            self.write_some(period, quota)?;
             return burst();
         }
         if quota.is_some() || period.is_some() {
@@ -291,11 +291,7 @@ impl Set<'_> {
             (swap, _) => swap,
         };
         let swap = swap.map(|swap| pair("memory.swap", swap_file, swap));
-        match (limit, swap) {
-            (Some(limit), Some(swap)) => self.write_pair(limit, swap)?,
-            (Some(one), None) | (None, Some(one)) => self.write_one(&one)?,
-            (None, None) => {}
-        }
+        self.write_some(limit, swap)?;
         for (field, value, file) in [
             ("memory.reservation", memory.reservation, "memory.soft_limit_in_bytes"),
             ("memory.kernelTCP", memory.kernel_tcp, "memory.kmem.tcp.limit_in_bytes"),
@@ -440,7 +436,7 @@ impl Set<'_> {
             return bad("its value is longer than a page");
         }
         if !self.tree.has_v2(file) {
-            return bad("the container's cgroup v2 has no such file here");
+            return bad("invalid configuration: the container's cgroup v2 has no such file here");
         }
         for line in value.lines() {
             self.tree.write_v2(file, line).map_err(|e| refused(&field, &e))?;

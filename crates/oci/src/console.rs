@@ -130,5 +130,5 @@ pub(crate) fn send_listener(path: &Path, state: &[u8], listener: OwnedFd) -> Res
         wire::send(&socket, first, &[listener.as_fd()], SendFlags::empty())?;
         std::fs::File::from(socket).write_all(rest)
     };
-    send().map_err(Error::file("send the seccomp listener to", path))
+    send().map_err(Error::file("send the listener: failed to connect with seccomp agent", path))
 }

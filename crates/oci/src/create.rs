@@ -12,6 +12,7 @@ use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::cgroup::{CgroupError, Forest, Tree};
 use dormouse_kernel::mount::{FsContext, MountAttr, Propagation};
 use dormouse_kernel::{pidfd, proc, sysctl, weakened};
+use dormouse_launch::flat::Code;
 use dormouse_launch::{LaunchError, Newborn, Plan};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -186,10 +187,12 @@ impl Runtime {
         let field = |why: String| Error::field("linux.cgroupsPath", format!("{path}: {why}"));
         let count = tree.pids()?.len();
         if count != 0 {
-            return Err(field(format!("processes are in that cgroup already ({count})")));
+            let why = format!("container's cgroup is not empty: {count} process(es) found");
+            return Err(field(why));
         }
         if tree.is_frozen()? {
-            return Err(field("that cgroup is frozen, and a process in it would never run".into()));
+            let why = "container's cgroup unexpectedly frozen: a process in it would never run";
+            return Err(field(why.into()));
         }
         let parts = |path: &str| -> Vec<String> {
             path.split('/').filter(|p| !p.is_empty() && *p != ".").map(str::to_owned).collect()
@@ -491,6 +494,7 @@ impl Making<'_> {
         let given = Given {
             bundle: &self.bundle.dir,
             root: root_view.as_fd(),
+            rootfs: &self.bundle.rootfs,
             ids: &ids,
             userns: userns.as_ref().map(AsFd::as_fd),
             cgroup,
@@ -647,7 +651,10 @@ impl Making<'_> {
             };
             let empty = empty().map_err(Error::call("make an empty directory"))?;
             let (null, empty) = (plan.fd(device::null()?), plan.fd(empty));
-            let masked: Vec<&str> = linux.masked_paths.iter().map(String::as_str).collect();
+            // A path that is listed twice is masked once.
+            let mut masked: Vec<&str> = linux.masked_paths.iter().map(String::as_str).collect();
+            let mut seen = std::collections::BTreeSet::new();
+            masked.retain(|path| seen.insert(path.trim_end_matches('/')));
             plan.mask(null, empty, &masked);
         }
         Ok(())
@@ -718,6 +725,20 @@ pub(crate) fn copies(fds: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
 /// that callers of OCI runtimes search for.
 pub(crate) fn told(process: &Process, e: LaunchError) -> Error {
     let LaunchError::Failed(failure) = &e else { return Error::Launch(e) };
+    if let Some(why) = failure.ending() {
+        return Error::Hook { hook: failure.detail.clone(), why };
+    }
+    if failure.is_mount() && failure.errno == rustix::io::Errno::LOOP.raw_os_error() {
+        let why = "it must be mounted on ordinary directory, and the path has a symbolic link";
+        return Error::Usage(format!("cannot mount {}: {why}", failure.detail));
+    }
+    if failure.op == Code::Scheduler.text()
+        && failure.errno == rustix::io::Errno::PERM.raw_os_error()
+    {
+        let why = "process scheduler can't be used together with AllowedCPUs \
+                   (linux.resources.cpu.cpus), and requires CAP_SYS_NICE";
+        return Error::field("process.scheduler", format!("{e}: {why}"));
+    }
     if !failure.is_exec() {
         return Error::Launch(e);
     }
@@ -727,7 +748,7 @@ pub(crate) fn told(process: &Process, e: LaunchError) -> Error {
         rustix::io::Errno::NOENT if !program.contains('/') => {
             format!("exec: {program:?}: executable file not found in $PATH")
         }
-        rustix::io::Errno::NOENT => {
+        rustix::io::Errno::NOENT if failure.is_lookup() => {
             format!("exec: {program:?}: stat {program}: no such file or directory")
         }
         rustix::io::Errno::ACCESS => format!("exec: {program:?}: permission denied"),

@@ -57,14 +57,10 @@ pub enum Error {
         why: String,
     },
     /// A hook failed.
-    #[error("{stage} hook #{index} {path:?}: {why}")]
+    #[error("error running {hook}: {why}")]
     Hook {
-        /// Its list in the configuration.
-        stage: &'static str,
-        /// Its place in the list.
-        index: usize,
-        /// Its program.
-        path: String,
+        /// Its list, its place in the list and its program ([`crate::hook`]).
+        hook: String,
         /// The failure.
         why: String,
     },

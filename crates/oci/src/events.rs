@@ -5,11 +5,41 @@ use std::time::Duration;
 
 use dormouse_kernel::cgroup::{Forest, Tree};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::Runtime;
 use crate::error::{Error, Result};
 use crate::store::Status;
+
+/// A line of `events`, with its fields in runc's order, which scripts rely on.
+#[derive(Debug, Serialize)]
+pub struct Event<'e> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: &'e str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Stats>,
+}
+
+impl<'e> Event<'e> {
+    /// The resource use of a container.
+    pub(crate) fn stats(id: &'e str, stats: Stats) -> Self {
+        Self { kind: "stats", id, data: Some(stats) }
+    }
+}
+
+/// The present resource use of a container, as the `data` of a `stats` event.
+#[derive(Debug, Serialize)]
+pub struct Stats {
+    cpu: Value,
+    memory: Value,
+    pids: Value,
+    blkio: Value,
+    hugetlb: Map<String, Value>,
+    intel_rdt: Map<String, Value>,
+    network_interfaces: Option<Value>,
+}
 
 /// Parses a flat file: `name value` in each line.
 fn fields(text: &str) -> BTreeMap<&str, u64> {
@@ -191,8 +221,8 @@ impl Reader<'_> {
 }
 
 impl Runtime {
-    /// Returns the present resource use of a container, as the `data` of a `stats` event.
-    pub fn stats(&self, id: &str) -> Result<Value> {
+    /// Returns the present resource use of a container.
+    pub fn stats(&self, id: &str) -> Result<Stats> {
         let (record, status) = self.look(id)?;
         if status == Status::Stopped {
             let why = "a stopped container uses nothing";
@@ -201,15 +231,15 @@ impl Runtime {
         let forest = self.forest()?;
         let tree = forest.open(&record.cgroup, record.cgroup_made)?;
         let reader = Reader { tree: &tree, forest };
-        Ok(json!({
-            "cpu": reader.cpu(),
-            "memory": reader.memory(),
-            "pids": reader.pids(),
-            "blkio": reader.block_io(),
-            "hugetlb": {},
-            "intel_rdt": {},
-            "network_interfaces": null,
-        }))
+        Ok(Stats {
+            cpu: reader.cpu(),
+            memory: reader.memory(),
+            pids: reader.pids(),
+            blkio: reader.block_io(),
+            hugetlb: Map::new(),
+            intel_rdt: Map::new(),
+            network_interfaces: None,
+        })
     }
 
     /// Passes the events of a container to `each` until it ends: resource use, every `interval`,
@@ -218,7 +248,7 @@ impl Runtime {
         &self,
         id: &str,
         interval: Duration,
-        mut each: impl FnMut(Value) -> Result<()>,
+        mut each: impl FnMut(Event<'_>) -> Result<()>,
     ) -> Result<()> {
         let (record, _) = self.look(id)?;
         let forest = self.forest()?;
@@ -230,14 +260,14 @@ impl Runtime {
             tv_nsec: interval.subsec_nanos().into(),
         };
         while let Some(process) = record.process() {
-            each(json!({ "type": "stats", "id": id, "data": self.stats(id)? }))?;
+            each(Event::stats(id, self.stats(id)?))?;
             match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(Error::file("wait for", "the container")(e.into())),
             }
             let now = reader.oom_kills();
             if now > killed {
-                each(json!({ "type": "oom", "id": id }))?;
+                each(Event { kind: "oom", id, data: None })?;
             }
             killed = now;
         }

@@ -13,6 +13,7 @@ use dormouse_keeper::birth::{self, Wanted};
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::tiny::Outside;
 use dormouse_kernel::call::{self, CloneFlags};
+use dormouse_kernel::cgroup::{Placement, Tree};
 use dormouse_kernel::{pidfd, weakened};
 use dormouse_launch::{Newborn, Plan};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
@@ -45,6 +46,56 @@ pub struct Exec {
     pub keep_console: bool,
     /// In a paused container the process may wait until it is resumed.
     pub ignore_paused: bool,
+    /// Cgroups below the container's own for the process: `PATH` in every hierarchy, or
+    /// `CONTROLLER[,CONTROLLER]:PATH`.
+    pub cgroups: Vec<String>,
+}
+
+/// Parses cgroups below a container's own: pairs of a controller, empty for every hierarchy, and a path
+/// without `..`.
+fn cgroups_below(given: &[String], tree: &Tree) -> Result<Vec<(String, String)>> {
+    let bad =
+        |text: &str, why: &str| Error::Usage(format!("invalid --cgroup argument: {text} ({why})"));
+    let mut all: Vec<(String, String)> = Vec::new();
+    for text in given {
+        let (controllers, path) = match text.split_once(':') {
+            Some(pair) => pair,
+            None if given.len() == 1 => ("", text.as_str()),
+            None => return Err(bad(text, "missing <controller>: prefix")),
+        };
+        if path.split('/').any(|part| part == "..") {
+            return Err(Error::Usage(format!("--cgroup: bad sub cgroup path: {path}")));
+        }
+        for word in controllers.split(',') {
+            if word.is_empty() && text.contains(':') {
+                return Err(bad(text, "empty <controller> prefix"));
+            }
+            if !word.is_empty() && !tree.has_hierarchy(word) {
+                return Err(Error::Usage(format!("--cgroup: unknown controller {word} in {text}")));
+            }
+            if all.iter().any(|(known, _)| known == word) {
+                return Err(bad(text, "controller specified twice"));
+            }
+            all.push((word.to_owned(), path.to_owned()));
+        }
+    }
+    Ok(all)
+}
+
+/// Opens the cgroups of a later process.
+fn placement(tree: &Tree, given: &[String]) -> Result<Placement> {
+    let below = cgroups_below(given, tree)?;
+    if below.is_empty() {
+        return Ok(tree.placement()?);
+    }
+    let path = |words: &str| {
+        let is_of = |word: &str| word.is_empty() || words.split(',').any(|known| known == word);
+        below.iter().find(|(word, _)| is_of(word)).map(|(_, path)| path.as_str())
+    };
+    tree.placement_below(path).map_err(|e| {
+        let why = std::error::Error::source(&e).map_or(e.to_string(), ToString::to_string);
+        Error::Usage(format!("--cgroup: error adding pid to cgroups: {why}"))
+    })
 }
 
 /// The page by which a listener's descriptor is fetched ([`serve_listener`]).
@@ -103,7 +154,7 @@ impl Runtime {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|e| Error::file("make", "a socket pair")(e.into()))?;
-        let placement = tree.placement()?;
+        let placement = placement(&tree, &exec.cgroups)?;
         let has = |word: &str| record.namespaces.iter().any(|known| known == word);
         let affinity = Affinity::of(&process)?;
         if let Some(initial) = &affinity.initial {

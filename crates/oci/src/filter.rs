@@ -58,11 +58,17 @@ pub(crate) const OPERATORS: [&str; 7] = [
 ];
 /// Architectures listed by `features`.
 pub(crate) const ARCHITECTURES: [&str; 3] = ["SCMP_ARCH_X32", "SCMP_ARCH_X86", "SCMP_ARCH_X86_64"];
+/// SECCOMP_FILTER_FLAG_SPEC_ALLOW.
+const SPEC_ALLOW: u16 = 4;
+/// SECCOMP_FILTER_FLAG_NEW_LISTENER.
+const NEW_LISTENER: u16 = 8;
+/// SECCOMP_FILTER_FLAG_TSYNC: the newborn has one thread.
+const TSYNC: u16 = 1;
 /// Flags, with the kernel's bits (seccomp(2)).
 pub(crate) const FLAGS: [(&str, u16); 4] = [
-    ("SECCOMP_FILTER_FLAG_TSYNC", 1),
+    ("SECCOMP_FILTER_FLAG_TSYNC", TSYNC),
     ("SECCOMP_FILTER_FLAG_LOG", 2),
-    ("SECCOMP_FILTER_FLAG_SPEC_ALLOW", 4),
+    ("SECCOMP_FILTER_FLAG_SPEC_ALLOW", SPEC_ALLOW),
     ("SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV", 32),
 ];
 
@@ -111,8 +117,9 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
             }
         }
     }
-    let mut flags = 0;
-    for (at, name) in given.flags.iter().enumerate() {
+    // Without a list as with runc: a filter is no reason to slow its processes down.
+    let mut flags = if given.flags.is_none() { SPEC_ALLOW } else { 0 };
+    for (at, name) in given.flags.iter().flatten().enumerate() {
         let known = FLAGS.iter().find(|(known, _)| known == name);
         let (_, bit) = known.ok_or_else(|| {
             Error::field(field(&format!("flags[{at}]")), format!("there is no flag {name:?}"))
@@ -135,6 +142,8 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
         let why = "it is missing: a listener decides about some call";
         return Err(Error::field(field("listenerPath"), why));
     }
+    let listener = if notifies { NEW_LISTENER } else { 0 };
+    crate::log::debug(&format!("seccomp filter flags: {}", flags & !TSYNC | listener));
     let policy = table.finish(with_i386);
     let filter = policy.compile().ok_or_else(|| {
         Error::field("linux.seccomp.syscalls", "more rules than a filter of the kernel can hold")

@@ -59,10 +59,13 @@ pub(crate) fn run_at(
     status: Status,
 ) -> Result<()> {
     let Some(hook) = hooks.get(index) else { return Ok(()) };
-    run_one(hook, record, status, &record.bundle).map_err(|why| {
-        let path = hook.path.clone();
-        Error::Hook { stage, index, path, why }
-    })
+    run_one(hook, record, status, &record.bundle)
+        .map_err(|why| Error::Hook { hook: name(stage, index, hook), why })
+}
+
+/// Names a hook in errors, with the words that scripts for runc search for.
+fn name(stage: &str, index: usize, hook: &Hook) -> String {
+    format!("{stage} hook #{index}: {:?}", hook.path)
 }
 
 fn run_one(
@@ -146,8 +149,7 @@ pub(crate) fn plan(
         let candidates = vec![hook.path.clone().into_bytes()];
         let program = Exec { candidates, argv, envp };
         let seconds = hook.timeout.map_or(0, |t| u16::try_from(t).unwrap_or(u16::MAX));
-        let about = format!("{} #{at} {:?}", inside.stage, hook.path);
-        plan.hook(&program, input, seconds, &about);
+        plan.hook(&program, input, seconds, &name(inside.stage, at, hook));
     }
     Ok(())
 }

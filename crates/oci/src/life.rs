@@ -259,16 +259,9 @@ impl Runtime {
             return Err(Self::not(&record, status, "it has no limits any more"));
         }
         let forest = self.forest()?;
-        let tree = forest.open(&record.cgroup, record.cgroup_made)?;
-        for controller in cgroup::needed(resources) {
-            if forest.is_v1(controller) && !tree.has_v1(controller) {
-                let why = format!(
-                    "on cgroup v1 a container that was created without {controller} cannot get it \
-                     later"
-                );
-                return Err(Error::field("linux.resources", why));
-            }
-        }
+        let mut tree = forest.open(&record.cgroup, record.cgroup_made)?;
+        // On v1 it was created only where it was limited or counted then.
+        forest.extend(&mut tree, &cgroup::needed(resources))?;
         cgroup::set(&tree, forest, resources)
     }
 

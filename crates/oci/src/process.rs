@@ -160,19 +160,23 @@ pub(crate) fn memory_policy(given: &MemoryPolicy) -> Result<(u32, Vec<u64>)> {
     ];
     let field = |name: &str, why: String| Error::field(format!("linux.memoryPolicy.{name}"), why);
     let known = MODES.iter().find(|(name, _)| *name == given.mode);
-    let (_, mut mode) =
-        *known.ok_or_else(|| field("mode", format!("there is no mode {:?}", given.mode)))?;
+    let (_, mut mode) = *known
+        .ok_or_else(|| field("mode", format!("invalid memory policy mode {:?}", given.mode)))?;
+    let is_local = matches!(given.mode.as_str(), "MPOL_DEFAULT" | "MPOL_LOCAL");
     for (at, flag) in given.flags.iter().enumerate() {
         let known = FLAGS.iter().find(|(name, _)| name == flag);
-        let why = || field(&format!("flags[{at}]"), format!("there is no flag {flag:?}"));
+        let why = || field(&format!("flags[{at}]"), format!("invalid memory policy flag {flag:?}"));
         mode |= known.ok_or_else(why)?.1;
     }
     let nodes = match given.nodes.as_str() {
         "" => Vec::new(),
-        list => {
-            mask(list).ok_or_else(|| field("nodes", format!("{list:?} is no list of nodes")))?
-        }
+        list => mask(list)
+            .ok_or_else(|| field("nodes", format!("invalid memory policy nodes {list:?}")))?,
     };
+    let count: u32 = nodes.iter().map(|word| word.count_ones()).sum();
+    if is_local && count != 0 {
+        return Err(field("nodes", format!("the mode requires 0 nodes but got {count}")));
+    }
     Ok((mode, nodes))
 }
 
@@ -282,8 +286,8 @@ fn environment(given: &[String]) -> Vec<String> {
     last
 }
 
-/// Warns about unknown capabilities, which are ignored as the specification requires (config.md,
-/// process.capabilities).
+/// Warns about capabilities that cannot be given: unknown ones, which are ignored as the specification
+/// requires (config.md, process.capabilities), and ambient ones that are not inheritable.
 pub(crate) fn warn_of_unknown(given: Option<&Capabilities>) {
     let Some(given) = given else { return };
     let lists = [
@@ -297,6 +301,12 @@ pub(crate) fn warn_of_unknown(given: Option<&Capabilities>) {
         for (at, name) in names.iter().enumerate().filter(|(_, name)| known(name).is_none()) {
             let field = format!("process.capabilities.{list}[{at}]");
             crate::log::warn(&format!("{field}: there is no capability {name:?}"));
+        }
+    }
+    for (at, name) in given.ambient.iter().enumerate() {
+        if known(name).is_some() && !given.inheritable.contains(name) {
+            let why = format!("can't raise ambient capability {name}: it is not inheritable");
+            crate::log::warn(&format!("process.capabilities.ambient[{at}]: {why}"));
         }
     }
 }

@@ -260,6 +260,8 @@ pub struct Linux {
     pub readonly_paths: Vec<String>,
     pub mount_label: Option<String>,
     pub intel_rdt: Option<serde_json::Value>,
+    /// Refused unless empty.
+    pub net_devices: BTreeMap<String, serde_json::Value>,
     pub memory_policy: Option<MemoryPolicy>,
     pub personality: Option<Personality>,
 }
@@ -366,7 +368,7 @@ pub struct Cpu {
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Pids {
-    pub limit: i64,
+    pub limit: Option<i64>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
@@ -435,7 +437,9 @@ pub struct Seccomp {
     pub default_action: String,
     pub default_errno_ret: Option<u32>,
     pub architectures: Vec<String>,
-    pub flags: Vec<String>,
+    /// Not the same as an empty list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flags: Option<Vec<String>>,
     pub listener_path: Option<PathBuf>,
     pub listener_metadata: Option<String>,
     pub syscalls: Vec<Syscall>,

@@ -12,7 +12,7 @@ mod verb;
 
 use std::ffi::OsString;
 
-use context::{Context, Run};
+use context::{Context, Run, Verb};
 use flag::{Flag, Given, Takes, Words};
 
 use crate::error::Error;
@@ -65,15 +65,14 @@ fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
     let named = |e| (name.clone(), e);
     let verb = table::VERBS.iter().find(|verb| verb.name == name);
     let verb = verb.ok_or_else(|| {
-        named(Error::Usage("there is no such verb; see dormouse-oci --help".into()))
+        named(Error::Usage(format!("No help topic for '{name}': see dormouse-oci --help")))
     })?;
     // What follows the id is a command's or ps(1)'s.
     let between = if matches!(verb.name, "exec" | "ps") { Words::End } else { Words::Between };
     let words = words.map(OsString::from).collect();
     let given = Given::read(verb.flags, between, words).map_err(named)?;
     if given.has("help") {
-        let (name, words, what) = (verb.name, verb.words, verb.what);
-        print!("dormouse-oci {name} [flags] {words}\n\n{what}\n\n{}", flag::help(verb.flags));
+        print!("{}", help_of(verb));
         return Ok(0);
     }
     // ORDER: before this process opens a file, which would get the lowest free number.
@@ -87,21 +86,45 @@ fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
     if matches!(verb.name, "create" | "run" | "exec" | "restore") {
         crate::sealed::ensure().map_err(named)?;
     }
-    let root = global.one("root").filter(|root| !root.is_empty()).unwrap_or(DEFAULT_ROOT);
+    let given_root = global.one("root").filter(|root| !root.is_empty());
+    if let Some(root) = given_root.filter(|_| verb.name == "list") {
+        // A directory that was named by mistake has no containers either, and is not made here.
+        std::fs::read_dir(root).map_err(Error::file("list", root)).map_err(named)?;
+    }
+    let root = given_root.unwrap_or(DEFAULT_ROOT);
     let runtime = Runtime::open(root, global.has("systemd-cgroup")).map_err(named)?;
     run(Context { runtime: &runtime, given: &given, inherited }).map_err(named)
 }
 
+/// Formats a section of a help text, with the headings of runc's, which scripts search for.
+fn section(heading: &str, text: &str) -> String {
+    format!("{heading}:\n{text}\n")
+}
+
 fn help() -> String {
-    let mut text = String::from("dormouse-oci [global flags] verb [flags] words\n\nVerbs:\n");
-    for verb in table::VERBS {
-        text.push_str(&format!(
-            "   {:<34} {}\n",
-            format!("{} {}", verb.name, verb.words),
-            verb.what
-        ));
-    }
-    text.push_str("\nGlobal flags:\n");
-    text.push_str(&flag::help(GLOBAL));
-    text
+    let verbs: String = table::VERBS
+        .iter()
+        .map(|verb| format!("   {:<34} {}\n", format!("{} {}", verb.name, verb.words), verb.what))
+        .collect();
+    [
+        section("NAME", "   dormouse-oci - Open Container Initiative runtime\n"),
+        section(
+            "USAGE",
+            "   dormouse-oci [global options] command [command options] [arguments...]\n",
+        ),
+        section("VERSION", &format!("   {}\n", env!("CARGO_PKG_VERSION"))),
+        section("COMMANDS", &verbs),
+        section("GLOBAL OPTIONS", &flag::help(GLOBAL)),
+    ]
+    .concat()
+}
+
+fn help_of(verb: &Verb) -> String {
+    let Verb { name, words, what, .. } = verb;
+    [
+        section("NAME", &format!("   dormouse-oci {name} - {what}\n")),
+        section("USAGE", &format!("   dormouse-oci {name} [command options] {words}\n")),
+        section("OPTIONS", &flag::help(verb.flags)),
+    ]
+    .concat()
 }

@@ -86,7 +86,7 @@ pub(super) const VERBS: &[Verb] = &[
             ("no-new-privs", "", Nothing, "execve gives no privileges"),
             ("cap", "c", Many, "additional capability"),
             PRESERVE,
-            ("cgroup", "", Many, "refused: processes share the container's cgroup"),
+            ("cgroup", "", Many, "[CONTROLLER:]PATH of a cgroup below the container's"),
             ("ignore-paused", "", Nothing, "wait in a paused container until it is resumed"),
             HELP,
         ],

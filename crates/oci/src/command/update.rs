@@ -89,7 +89,7 @@ fn from_flags(given: &Given) -> Result<Resources> {
     Ok(Resources {
         cpu: Some(cpu),
         memory: Some(memory),
-        pids: given.number("pids-limit")?.map(|limit| Pids { limit }),
+        pids: given.number("pids-limit")?.map(|limit| Pids { limit: Some(limit) }),
         block_io: weight.map(|weight| BlockIo { weight: Some(weight), ..BlockIo::default() }),
         ..Resources::default()
     })

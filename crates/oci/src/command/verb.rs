@@ -1,17 +1,21 @@
 //! The code of each verb.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dormouse_kernel::cgroup::{Forest, Layout};
 use dormouse_kernel::weakened;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::context::Context;
 use super::flag::Given;
 use crate::create::Create;
 use crate::error::{Error, Result};
+use crate::events::Event;
 use crate::exec::Exec;
 use crate::foreground::{self, Signals};
 use crate::life::Signal;
@@ -112,25 +116,34 @@ pub(super) fn run(mut context: Context<'_>) -> Result<u8> {
     Ok(ended? as u8)
 }
 
-/// Returns the fields that `state` and `list` print of a container.
-fn described(record: &Record, status: Status) -> Value {
-    let pid = if status == Status::Stopped { 0 } else { record.pid };
-    let mut all = json!({
-        "ociVersion": OCI_VERSION,
-        "id": record.id,
-        "pid": pid,
-        "status": status,
-        "bundle": record.bundle,
-        "rootfs": record.rootfs,
-        "created": record.created,
-    });
-    if let Some(fields) = all.as_object_mut() {
-        if !record.annotations.is_empty() {
-            fields.insert("annotations".into(), json!(record.annotations));
-        }
-        fields.insert("owner".into(), "".into());
+/// The fields that `state` and `list` print of a container, in runc's order, which scripts rely on.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Described<'r> {
+    oci_version: &'static str,
+    id: &'r str,
+    pid: u32,
+    status: Status,
+    bundle: &'r Path,
+    rootfs: &'r Path,
+    created: &'r str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: &'r BTreeMap<String, String>,
+    owner: &'static str,
+}
+
+fn described(record: &Record, status: Status) -> Described<'_> {
+    Described {
+        oci_version: OCI_VERSION,
+        id: &record.id,
+        pid: if status == Status::Stopped { 0 } else { record.pid },
+        status,
+        bundle: &record.bundle,
+        rootfs: &record.rootfs,
+        created: &record.created,
+        annotations: &record.annotations,
+        owner: "",
     }
-    all
 }
 
 pub(super) fn state(context: Context<'_>) -> Result<u8> {
@@ -223,6 +236,9 @@ fn process(context: &Context<'_>) -> Result<(String, Process)> {
         for list in [&mut caps.bounding, &mut caps.effective, &mut caps.permitted] {
             list.extend(more.iter().cloned());
         }
+        let inherited: Vec<_> =
+            more.iter().filter(|name| caps.inheritable.contains(name)).cloned().collect();
+        caps.ambient.extend(inherited);
         if weakened("exec-capabilities") {
             caps.inheritable.extend(more);
         }
@@ -232,10 +248,6 @@ fn process(context: &Context<'_>) -> Result<(String, Process)> {
 
 pub(super) fn exec(mut context: Context<'_>) -> Result<u8> {
     let given = context.given;
-    if !given.many("cgroup").is_empty() {
-        let why = "--cgroup: processes of a container share its cgroup here";
-        return Err(Error::Usage(why.into()));
-    }
     let (id, process) = process(&context)?;
     let path = |name: &str| given.one(name).filter(|p| !p.is_empty()).map(PathBuf::from);
     let console_socket = path("console-socket");
@@ -249,6 +261,7 @@ pub(super) fn exec(mut context: Context<'_>) -> Result<u8> {
         pidfd_socket: path("pidfd-socket"),
         preserve: std::mem::take(&mut context.inherited),
         ignore_paused: given.has("ignore-paused"),
+        cgroups: given.many("cgroup").to_vec(),
     };
     let created = context.runtime.exec(&id, &exec)?;
     match signals {
@@ -310,8 +323,7 @@ pub(super) fn list(context: Context<'_>) -> Result<u8> {
         return Ok(0);
     }
     if json {
-        let all: Vec<Value> =
-            all.iter().map(|(record, status)| described(record, *status)).collect();
+        let all: Vec<_> = all.iter().map(|(record, status)| described(record, *status)).collect();
         print(&all, false)?;
         return Ok(0);
     }
@@ -361,7 +373,7 @@ pub(super) fn events(context: Context<'_>) -> Result<u8> {
     let (runtime, given) = (context.runtime, context.given);
     let id = given.id()?;
     if given.has("stats") {
-        print(&json!({ "type": "stats", "id": id, "data": runtime.stats(id)? }), false)?;
+        print(&Event::stats(id, runtime.stats(id)?), false)?;
         return Ok(0);
     }
     let interval = given.one("interval").map_or(Ok(Duration::from_secs(5)), interval)?;
@@ -372,6 +384,12 @@ pub(super) fn events(context: Context<'_>) -> Result<u8> {
 pub(super) fn spec(given: &Given) -> Result<u8> {
     let mut config: Value = serde_json::from_str(include_str!("default.json"))
         .map_err(|e| Error::Config { path: "default.json".into(), why: e.to_string() })?;
+    // With v1 hierarchies as runc has it: programs find their cgroup by `/proc/self/cgroup`.
+    if Forest::find().is_ok_and(|forest| forest.layout() != Layout::Unified)
+        && let Some(list) = config["linux"]["namespaces"].as_array_mut()
+    {
+        list.retain(|namespace| namespace["type"] != "cgroup");
+    }
     if given.has("rootless") {
         rootless(&mut config);
     }

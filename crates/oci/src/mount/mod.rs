@@ -3,6 +3,7 @@
 //! | type | made by | reason |
 //! |---|---|---|
 //! | bind | this process | the source is a path of the caller's |
+//! | bind of an earlier mount of the list | the newborn | only its root filesystem has the source |
 //! | tmpfs | the newborn | |
 //! | tmpfs with `tmpcopyup`, or read-only | this process | it is filled before it is visible |
 //! | cgroup, cgroup2 | this process | a bind of the container's own directories, no parents |
@@ -27,6 +28,7 @@ use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid};
 
 use self::copy::{Left, copy_dir, tree_dir};
 pub(crate) use self::option::{Options, known_options, propagation, spread};
+use crate::bundle::inside;
 use crate::error::{Error, Result};
 use crate::identity::{Ids, map_text};
 use crate::spec::{IdMapping, Mount};
@@ -54,6 +56,8 @@ pub(crate) struct Given<'g> {
     pub(crate) bundle: &'g Path,
     /// The root filesystem, detached.
     pub(crate) root: BorrowedFd<'g>,
+    /// Its path.
+    pub(crate) rootfs: &'g Path,
     pub(crate) ids: &'g Ids,
     /// The container's user namespace, if it has one.
     pub(crate) userns: Option<BorrowedFd<'g>>,
@@ -77,11 +81,16 @@ pub(crate) fn root(path: &Path, spread: (Propagation, bool)) -> Result<OwnedFd> 
     Ok(tree)
 }
 
+/// Joins the components of a path.
+fn clean(path: &str) -> String {
+    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
+    parts.join("/")
+}
+
 /// Returns the rest of `path` below `place`, empty for the place itself; both as in the
 /// configuration.
 fn is_at(path: &str, place: &str) -> Option<String> {
-    let clean: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
-    let rest = clean.join("/");
+    let rest = clean(path);
     if rest == place {
         return Some(String::new());
     }
@@ -95,14 +104,15 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
     let mut is_late = false;
     for (at, mount) in mounts.iter().enumerate() {
         let late = is_late && given.in_order;
-        let one = One { mount, options: Options::parse(&mount.options), at, given, late };
+        let earlier = mounts.get(..at).unwrap_or_default();
+        let one = One { mount, options: Options::parse(&mount.options), at, given, late, earlier };
         let is_bind = one.options.bind || mount.kind.as_deref() == Some("bind");
         one.check(is_bind)?;
         let kind = mount.kind.as_deref().unwrap_or_default();
         let is_dev = is_at(&mount.destination, "dev").is_some_and(|rest| rest.is_empty());
         match kind {
             _ if is_bind => {
-                one.bind(plan)?;
+                is_late |= one.bind(plan)?;
                 if is_dev {
                     dev = Dev::Bound;
                 }
@@ -174,6 +184,8 @@ struct One<'g> {
     given: &'g Given<'g>,
     /// The newborn makes an earlier mount.
     late: bool,
+    /// The mounts before it in the list.
+    earlier: &'g [Mount],
 }
 
 impl One<'_> {
@@ -249,13 +261,63 @@ impl One<'_> {
         Ok(self.given.bundle.join(source))
     }
 
-    fn bind(&self, plan: &mut Plan) -> Result<()> {
+    /// Returns the path inside the root of a source to which earlier mounts of the list belong: only the
+    /// newborn has them.
+    fn source_inside(&self) -> Result<Option<String>> {
+        let source = self.source()?;
+        let Some(path) = source.to_str().and_then(|path| inside(self.given.rootfs, path)) else {
+            return Ok(None);
+        };
+        let path = clean(path);
+        let is_part = |above: &str, below: &str| is_at(below, above).is_some();
+        let belongs = |mount: &Mount| {
+            let place = clean(&mount.destination);
+            is_part(&place, &path) || (self.options.recursive && is_part(&path, &place))
+        };
+        Ok(self.earlier.iter().any(belongs).then(|| format!("/{path}")))
+    }
+
+    /// Plans a bind mount of what earlier mounts of the list make inside the root.
+    fn bind_inside(&self, plan: &mut Plan, source: &str) -> Result<()> {
+        let options = &self.options;
+        if !(options.set_all | options.clear_all).is_empty() {
+            let why = "a source that is a mount of this list takes no recursive attribute";
+            return Err(self.field("options", why));
+        }
+        let (set, clear) = options.of_bind(self.given.userns.is_some());
+        let idmap = match self.id_map()? {
+            Some(userns) => Some((plan.fd(userns), options.idmap.unwrap_or(false))),
+            None => None,
+        };
+        let place = self.given.root.try_clone_to_owned();
+        let place = plan.fd(place.map_err(Error::file("duplicate", "a descriptor"))?);
+        let bits = |attr: MountAttr| attr.bits() as u32;
+        let (default, recursive) = self.given.spread;
+        let mut spreads = vec![(default, recursive || options.recursive)];
+        spreads.extend(&options.propagation);
+        let spreads: Vec<_> = spreads.into_iter().map(spread).collect();
+        // Where earlier mounts cover the source it is taken for a directory.
+        let kind = match self.source()?.metadata() {
+            Ok(meta) if !meta.is_dir() => TargetKind::File,
+            _ => self.target(TargetKind::Dir),
+        };
+        let target = (self.mount.destination.as_str(), kind);
+        let (attr, from) = ((bits(set), bits(clear)), (place, source));
+        plan.attach_inside(from, target, options.recursive, attr, idmap, &spreads);
+        Ok(())
+    }
+
+    /// Plans a bind mount; returns whether the newborn makes it.
+    fn bind(&self, plan: &mut Plan) -> Result<bool> {
+        if let Some(source) = self.source_inside()? {
+            return self.bind_inside(plan, &source).map(|()| true);
+        }
         let (source, options) = (self.source()?, &self.options);
         let tree = mount::clone_tree_in_group(CWD, &source, options.recursive)
             .map_err(|e| self.field("source", format!("{}: {e}", source.display())))?;
         let failed = |e| self.field("options", format!("{e}"));
         self.idmap(tree.as_fd())?;
-        let (set, clear) = (options.set, options.clear);
+        let (set, clear) = options.of_bind(self.given.userns.is_some());
         if !set.is_empty() || !clear.is_empty() {
             mount::set_attr(tree.as_fd(), false, set, clear).map_err(failed)?;
         }
@@ -273,37 +335,45 @@ impl One<'_> {
         let (default, recursive) = self.given.spread;
         let mut spreads = vec![(default, recursive || options.recursive)];
         spreads.extend(&options.propagation);
-        self.attach(plan, tree, (self.mount.destination.as_str(), kind), &spreads)
+        self.attach(plan, tree, (self.mount.destination.as_str(), kind), &spreads)?;
+        Ok(false)
     }
 
     /// Maps the ids by the mount's own maps, or by those of the container.
     fn idmap(&self, tree: BorrowedFd<'_>) -> Result<()> {
+        let Some(userns) = self.id_map()? else { return Ok(()) };
+        mount::idmap(tree, userns.as_fd(), self.options.idmap.unwrap_or(false))
+            .map_err(|e| self.field("options", format!("the ids cannot be mapped: {e}")))
+    }
+
+    /// Returns a user namespace with these maps; `None` if ids are not mapped.
+    fn id_map(&self) -> Result<Option<OwnedFd>> {
         let (uid, gid) = (&self.mount.uid_mappings, &self.mount.gid_mappings);
         if self.options.idmap.is_none() && uid.is_empty() && gid.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        let recursive = self.options.idmap.unwrap_or(false);
-        let own;
-        let userns = match (uid.is_empty(), gid.is_empty()) {
-            (true, true) => self.given.userns.ok_or_else(|| {
-                let why = "there is no user namespace to take the ids from: give uidMappings and \
-                           gidMappings";
-                self.field("options", why)
-            })?,
+        match (uid.is_empty(), gid.is_empty()) {
+            (true, true) => {
+                let userns = self.given.userns.ok_or_else(|| {
+                    let why = "there is no user namespace to take the ids from: give uidMappings \
+                               and gidMappings";
+                    self.field("options", why)
+                })?;
+                let copy = userns.try_clone_to_owned();
+                copy.map(Some).map_err(Error::file("duplicate", "a user namespace"))
+            }
             (false, false) => {
                 for (name, map) in [("uidMappings", uid), ("gidMappings", gid)] {
                     crate::bundle::check_map(&format!("mounts[{}].{name}", self.at), map)?;
                 }
                 let text = |map: &[IdMapping]| map_text(map);
-                own = namespace::new_user(&text(uid), &text(gid))
-                    .map_err(|e| self.field("uidMappings", e.to_string()))?;
-                own.as_fd()
+                namespace::new_user(&text(uid), &text(gid))
+                    .map(Some)
+                    .map_err(|e| self.field("uidMappings", e.to_string()))
             }
-            (true, false) => return Err(self.field("uidMappings", "it is missing")),
-            (false, true) => return Err(self.field("gidMappings", "it is missing")),
-        };
-        mount::idmap(tree, userns, recursive)
-            .map_err(|e| self.field("options", format!("the ids cannot be mapped: {e}")))
+            (true, false) => Err(self.field("uidMappings", "it is missing")),
+            (false, true) => Err(self.field("gidMappings", "it is missing")),
+        }
     }
 
     /// Returns whether this process makes a tmpfs.

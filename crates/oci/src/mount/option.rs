@@ -16,6 +16,8 @@ pub(crate) struct Options {
     pub(super) recursive: bool,
     pub(super) idmap: Option<bool>,
     pub(super) copy_up: bool,
+    /// Some option about an attribute of this mount alone was given.
+    pub(super) named: bool,
     /// Options of the filesystem itself.
     pub(super) data: Vec<String>,
 }
@@ -40,23 +42,15 @@ const PROPAGATION: [(&str, Propagation); 4] = [
 ];
 
 /// Options without effect: defaults, or ignored by the kernel for a new mount.
-const NOTHING: [&str; 9] = [
-    "defaults",
-    "async",
-    "loud",
-    "norelatime",
-    "relatime",
-    "remount",
-    "nolazytime",
-    "nomand",
-    "noiversion",
-];
+const NOTHING: [&str; 7] =
+    ["defaults", "async", "loud", "remount", "nolazytime", "nomand", "noiversion"];
 
 /// Returns all options, for `features`.
 pub(crate) fn known_options() -> Vec<String> {
     let attributes = ATTRIBUTES.iter().flat_map(|(on, off, _)| [*on, *off]);
     let plain: Vec<String> = attributes
-        .chain(["strictatime", "nostrictatime", "bind", "rbind", "idmap", "ridmap", "tmpcopyup"])
+        .chain(["strictatime", "nostrictatime", "relatime", "norelatime"])
+        .chain(["bind", "rbind", "idmap", "ridmap", "tmpcopyup"])
         .chain(NOTHING)
         .chain(["dirsync", "iversion", "lazytime", "mand", "silent", "sync"])
         .map(str::to_owned)
@@ -102,8 +96,11 @@ impl Options {
             "idmap" => self.idmap = Some(false),
             "ridmap" => self.idmap = Some(true),
             "tmpcopyup" => self.copy_up = true,
-            "strictatime" => set_bits(&mut self.set, &mut self.clear, MountAttr::STRICTATIME),
-            "nostrictatime" => set_bits(&mut self.clear, &mut self.set, MountAttr::STRICTATIME),
+            "strictatime" => self.name(true, MountAttr::STRICTATIME),
+            "nostrictatime" => self.name(false, MountAttr::STRICTATIME),
+            // The kernel's word for it is that none of the other kinds is set.
+            "relatime" => self.name(false, MountAttr::ATIME),
+            "norelatime" => self.named = true,
             "rstrictatime" => {
                 set_bits(&mut self.set_all, &mut self.clear_all, MountAttr::STRICTATIME);
             }
@@ -121,10 +118,9 @@ impl Options {
             return;
         }
         for (on, off, bit) in ATTRIBUTES {
-            let (set, clear) = (&mut self.set, &mut self.clear);
             match word {
-                _ if word == on => return set_bits(set, clear, bit),
-                _ if word == off => return set_bits(clear, set, bit),
+                _ if word == on => return self.name(true, bit),
+                _ if word == off => return self.name(false, bit),
                 _ => {}
             }
             let (set, clear) = (&mut self.set_all, &mut self.clear_all);
@@ -135,6 +131,37 @@ impl Options {
             }
         }
         self.data.push(word.to_owned());
+    }
+
+    /// Sets or clears an attribute of this mount alone.
+    fn name(&mut self, on: bool, bits: MountAttr) {
+        self.named = true;
+        match on {
+            true => set_bits(&mut self.set, &mut self.clear, bits),
+            false => set_bits(&mut self.clear, &mut self.set, bits),
+        }
+    }
+
+    /// Returns what a bind mount sets and clears. With any option about its own attributes it has those
+    /// that are named and no others, as with runc and crun; without one it has its source's. With a
+    /// user namespace (`is_confined`) it keeps what root in there could not clear (mount_setattr(2),
+    /// locked mounts). Access times are its source's unless an option names a kind of them.
+    pub(super) fn of_bind(&self, is_confined: bool) -> (MountAttr, MountAttr) {
+        let (set, mut clear) = (self.set, self.clear);
+        if !self.named {
+            return (set, clear);
+        }
+        clear |= MountAttr::NOSYMFOLLOW;
+        if !is_confined {
+            clear |= MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+        }
+        if set.contains(MountAttr::NODIRATIME) && !set.intersects(MountAttr::ATIME) {
+            clear |= MountAttr::ATIME;
+        }
+        if (set | clear).intersects(MountAttr::ATIME) && !is_confined {
+            clear |= MountAttr::NODIRATIME;
+        }
+        (set, clear - set)
     }
 
     /// Returns the value of a `key=value` option of the filesystem.
@@ -170,6 +197,30 @@ mod tests {
         assert_eq!(parse(&["rro"]).set_all, MountAttr::RDONLY);
         assert_eq!(parse(&["noatime", "strictatime"]).set, MountAttr::STRICTATIME);
         assert_eq!(parse(&["rrw"]).clear_all, MountAttr::RDONLY);
+    }
+
+    #[test]
+    fn bind_mount_has_exactly_the_named_attributes() {
+        let lockable = MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+        assert_eq!(parse(&["rbind", "rprivate"]).of_bind(false), Default::default());
+        let (set, clear) = parse(&["bind", "ro"]).of_bind(false);
+        assert_eq!(set, MountAttr::RDONLY);
+        assert_eq!(clear, (lockable | MountAttr::NOSYMFOLLOW) - MountAttr::RDONLY);
+        assert_eq!(parse(&["bind", "dev"]).of_bind(false).1, lockable | MountAttr::NOSYMFOLLOW);
+        // Root of a user namespace could not clear them either.
+        let (set, clear) = parse(&["bind", "ro"]).of_bind(true);
+        assert_eq!((set, clear), (MountAttr::RDONLY, MountAttr::NOSYMFOLLOW));
+        let times = MountAttr::ATIME | MountAttr::NODIRATIME;
+        for (word, set, clear) in [
+            ("ro", MountAttr::empty(), MountAttr::empty()),
+            ("relatime", MountAttr::empty(), times),
+            ("norelatime", MountAttr::empty(), MountAttr::empty()),
+            ("nodiratime", MountAttr::NODIRATIME, MountAttr::ATIME),
+            ("strictatime", MountAttr::STRICTATIME, MountAttr::NODIRATIME),
+        ] {
+            let found = parse(&["bind", word]).of_bind(false);
+            assert_eq!((found.0 & times, found.1 & times), (set, clear), "{word}");
+        }
     }
 
     #[test]
