@@ -67,7 +67,7 @@ pub struct TestArgs {
     manner: Manner,
 }
 
-/// Builds the tests and runs those of the ring.
+/// Builds the programs and the tests, and runs those of the ring.
 pub fn run(top: &Path, args: &TestArgs) -> Result<ExitCode> {
     let durations = top.join(duration::PATH);
     let recorded = Durations::read(&durations)?;
@@ -75,6 +75,7 @@ pub fn run(top: &Path, args: &TestArgs) -> Result<ExitCode> {
     if args.ring == Ring::Quick {
         println!("changed crates and their users: {}", words(users.iter().flatten()));
     }
+    build_programs(top)?;
     let programs = programs(top, &["--tests"])?;
     let all = all_tests(&programs)?;
     let is_small = |test: &Test| !test.name.contains(BIG) && !test.name.starts_with(SOAK);
@@ -136,6 +137,16 @@ pub struct Program {
     dir: PathBuf,
 }
 
+/// Compiles the programs under test, which `cargo test` leaves as they are: it compiles programs for the
+/// integration tests of their own package only.
+fn build_programs(top: &Path) -> Result<()> {
+    let mut build = cargo();
+    build.arg("build").args(SELECTION).arg("--bins").current_dir(top);
+    let built = build.status().context("starting cargo")?;
+    ensure!(built.success(), "the programs do not compile");
+    Ok(())
+}
+
 /// Compiles test programs: `which` are words of cargo's that select targets.
 pub fn programs(top: &Path, which: &[&str]) -> Result<Vec<Program>> {
     let built = cargo()
@@ -172,6 +183,7 @@ fn package_of(top: &Path, dir: &Path) -> String {
 
 /// The whole-system tests alone.
 pub fn system_tests(top: &Path) -> Result<Vec<Test>> {
+    build_programs(top)?;
     let programs = programs(top, &["--test=system"])?;
     Ok(all_tests(&programs)?.into_iter().filter(|test| test.of == SYSTEM).collect())
 }
