@@ -21,7 +21,7 @@ use dormouse_container::Create;
 use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
-    Name, NetMode, Process, Publish, Restart, RootSource, Security, User, parse_bytes,
+    Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec, User, parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -299,10 +299,8 @@ impl CreateArgs {
             Some(name) => name.parse()?,
             None => name::generate(0)?,
         };
-        Ok(Create {
-            name,
+        let spec = Spec {
             root,
-            image: None,
             process: Process {
                 args,
                 env: self.environment(image, here)?,
@@ -313,12 +311,11 @@ impl CreateArgs {
                 stdin: self.process.interactive,
             },
             security: self.security(systemd)?,
-            hostname: self.hostname.as_deref().map(hostname).transpose()?,
+            hostname: self.hostname.as_deref().map_or(Ok(String::new()), hostname)?,
             domainname: None,
             mounts,
             anonymous_volumes,
             net,
-            addresses: self.ip.clone(),
             publish: self.publish.iter().map(|p| p.parse::<Publish>()).collect::<Result<_, _>>()?,
             extra_hosts: self.add_host.iter().map(|h| extra_host(h)).collect::<Result<_, _>>()?,
             dns: self.dns.clone(),
@@ -335,9 +332,10 @@ impl CreateArgs {
             stop_timeout_s: self.stop_timeout.as_deref().map_or(Ok(10), stop_timeout)?,
             labels,
             sysctls,
-            wide_ids: self.ids.as_deref().map_or(systemd, |ids| ids == "65536"),
             log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
-        })
+        };
+        let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
+        Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })
     }
 
     /// Entrypoint and command.
@@ -565,7 +563,7 @@ mod tests {
             (&["--entrypoint", r#"["/e","-v"]"#, "img", "x"], "/e -v x"),
             (&["--rootfs", "/r", "x", "y"], "/entry x y"),
         ] {
-            assert_eq!(merge(args).process.args.join(" "), joined, "{args:?}");
+            assert_eq!(merge(args).spec.process.args.join(" "), joined, "{args:?}");
         }
         for args in [&["--entrypoint", "", "img"][..], &["--entrypoint", "[1]", "img"]] {
             assert!(merge_with(args, &image()).is_err(), "{args:?}");
@@ -576,13 +574,13 @@ mod tests {
     #[test]
     fn option_overrides_image_default() {
         let c = merge(&["img"]);
-        assert_eq!((c.process.cwd.as_str(), c.process.user.0.as_str()), ("/srv", "www"));
-        assert_eq!((c.stop_signal, c.stop_timeout_s, c.wide_ids), (3, 10, false));
+        assert_eq!((c.spec.process.cwd.as_str(), c.spec.process.user.0.as_str()), ("/srv", "www"));
+        assert_eq!((c.spec.stop_signal, c.spec.stop_timeout_s, c.wide_ids), (3, 10, false));
         assert_eq!(
-            c.process.env,
+            c.spec.process.env,
             ["PATH=/image/bin", "TERM=xterm", "container=dormouse", "LANG=file", "BARE=", "FILE=1"]
         );
-        assert_eq!((c.mounts.len(), c.anonymous_volumes.len()), (1, 1));
+        assert_eq!((c.spec.mounts.len(), c.spec.anonymous_volumes.len()), (1, 1));
         let c = merge(&[
             "-w",
             "/w",
@@ -608,13 +606,13 @@ mod tests {
             "box",
             "img",
         ]);
-        assert_eq!((c.process.cwd.as_str(), c.process.user.0.as_str()), ("/w", "0:0"));
-        assert_eq!((c.stop_signal, c.stop_timeout_s), (9, u32::MAX));
-        assert!(c.process.env.contains(&"LANG=x".to_owned()));
-        assert!(c.process.env.contains(&"HOSTVAR=1".to_owned()));
-        assert_eq!((c.labels["k"].as_str(), c.labels["l"].as_str()), ("mine", "image"));
-        assert_eq!((c.mounts.len(), c.anonymous_volumes.len()), (1, 0));
-        assert_eq!((c.hostname.as_deref(), c.sysctls.len()), (Some("box"), 1));
+        assert_eq!((c.spec.process.cwd.as_str(), c.spec.process.user.0.as_str()), ("/w", "0:0"));
+        assert_eq!((c.spec.stop_signal, c.spec.stop_timeout_s), (9, u32::MAX));
+        assert!(c.spec.process.env.contains(&"LANG=x".to_owned()));
+        assert!(c.spec.process.env.contains(&"HOSTVAR=1".to_owned()));
+        assert_eq!((c.spec.labels["k"].as_str(), c.spec.labels["l"].as_str()), ("mine", "image"));
+        assert_eq!((c.spec.mounts.len(), c.spec.anonymous_volumes.len()), (1, 0));
+        assert_eq!((c.spec.hostname.as_str(), c.spec.sysctls.len()), ("box", 1));
     }
 
     #[test]
@@ -627,18 +625,18 @@ mod tests {
             (&["img"], false),
         ] {
             let c = merge(args);
-            assert_eq!((c.systemd, c.wide_ids), (systemd, systemd), "{args:?}");
+            assert_eq!((c.spec.systemd, c.wide_ids), (systemd, systemd), "{args:?}");
         }
         let c =
             merge_with(&["--systemd", "always", "--ids", "32768", "x", "y"], &Defaults::default());
         let c = c.unwrap();
-        assert_eq!((c.stop_signal, c.wide_ids), (SIGRTMIN_3, false));
+        assert_eq!((c.spec.stop_signal, c.wide_ids), (SIGRTMIN_3, false));
     }
 
     #[test]
     fn outer_mounts_come_first() {
         let c = merge(&["--tmpfs", "/data/x/y", "-v", "v:/data", "--tmpfs", "/a", "img"]);
-        let targets: Vec<_> = c.mounts.iter().map(|m| m.target.as_str()).collect();
+        let targets: Vec<_> = c.spec.mounts.iter().map(|m| m.target.as_str()).collect();
         assert_eq!(targets, ["/data", "/a", "/data/x/y"]);
     }
 
@@ -684,8 +682,8 @@ mod tests {
         ) {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             if let Ok(create) = merge_with(&args, &image()) {
-                proptest::prop_assert!(!create.process.args.is_empty());
-                proptest::prop_assert!(create.process.cwd.starts_with('/'));
+                proptest::prop_assert!(!create.spec.process.args.is_empty());
+                proptest::prop_assert!(create.spec.process.cwd.starts_with('/'));
             }
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct Layers {
 /// Opens the layers of a container.
 pub(crate) fn open(engine: &Engine, config: &Config) -> Result<Layers> {
     let image = engine.image_of(config)?;
-    let lower = match (&config.root, &image) {
+    let lower = match (&config.spec.root, &image) {
         (RootSource::Directory(dir), _) => Lower::directory(
             rustix::fs::open(dir, DIRECTORY, Mode::empty())
                 .with_context(|| format!("cannot open '{}'", dir.display()))?,

@@ -16,7 +16,7 @@ pub(crate) fn is_alive(state: State) -> bool {
 /// `after 90 s without work, drowsy after 30 s`; empty for a container that does neither by itself.
 pub(crate) fn sleep(config: &Config) -> String {
     let seconds = |sleep: Sleep| sleep.after().map(|after| after.as_secs_f64());
-    match (seconds(config.sleep), seconds(config.drowsy)) {
+    match (seconds(config.spec.sleep), seconds(config.spec.drowsy)) {
         (Some(s), None) => format!("after {s} s without work"),
         (Some(s), Some(d)) => format!("after {s} s without work, drowsy after {d} s"),
         (None, Some(d)) => format!("drowsy after {d} s without work"),

@@ -91,7 +91,7 @@ pub(crate) fn write(
 ) -> Result<()> {
     let reader = Reader::open(checkpoint)?;
     let failed = |e| Error::file("cannot write", ARCHIVE)(e);
-    let whole = matches!(config.root, RootSource::Directory(_));
+    let whole = matches!(config.spec.root, RootSource::Directory(_));
     let carried = serde_json::to_vec(&Carried { config: config.clone(), whole })
         .map_err(|e| Error::Invalid(format!("the configuration cannot be written: {e}")))?;
     let mut archive = ArchiveWriter::begin(out, compress).map_err(failed)?;
@@ -99,7 +99,7 @@ pub(crate) fn write(
     part.write_all(&carried).map_err(failed)?;
     part.finish().map_err(failed)?;
     let mut part = archive.part(FILES).map_err(failed)?;
-    let lower = layer::lower(ground, &config.root)?;
+    let lower = layer::lower(ground, &config.spec.root)?;
     let (upper, _work) = Store::open_upper(&ground.dir(&config.id))?;
     ground.images()?.changes(whole, &lower, upper.as_fd(), &config.ids, &mut part)?;
     part.finish().map_err(failed)?;
@@ -121,7 +121,7 @@ pub(crate) fn import<E: std::convert::From<Error>>(
     // ORDER: first, since the importer may have to give more options.
     let mut create = ask(&carried.config)?;
     let image = take_files(ground, &mut archive, base.as_ref(), progress)?;
-    create.root = RootSource::Image { reference, id: image };
+    create.spec.root = RootSource::Image { reference, id: image };
     create.image = None;
     let created = create::create_with(ground, create, |config, dir| {
         let all = dir.join("checkpoints");
@@ -134,7 +134,7 @@ pub(crate) fn import<E: std::convert::From<Error>>(
 
 /// Returns the image below the files of an archive, and its name.
 fn base(ground: &Ground, carried: &Carried) -> Result<(Reference, Option<Image>)> {
-    let (reference, id) = match &carried.config.root {
+    let (reference, id) = match &carried.config.spec.root {
         RootSource::Image { reference, id } if !carried.whole => (reference, id),
         _ => return Ok(("imported".parse()?, None)),
     };
@@ -180,7 +180,7 @@ fn adapt(
     old: &Config,
     new: &Config,
 ) -> std::result::Result<(), CheckpointError> {
-    if let Some(peer) = saved::connection_outside(records, &new.net) {
+    if let Some(peer) = saved::connection_outside(records, &new.spec.net) {
         return Err(CheckpointError::Elsewhere(format!(
             "it has a TCP connection with {peer}, which ends where the container was"
         )));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use dormouse_image::Store;
-use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource};
+use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource, Spec};
 
 use crate::disk::Lock;
 use crate::error::{Error, Result};
@@ -91,50 +91,29 @@ fn create_in(
 ) -> Result<Config> {
     take_name(ground, &create.name, id)?;
     let ids = ground.slots.take(create.wide_ids, id)?;
-    if let RootSource::Image { id: image, .. } = &create.root
+    let mut spec = create.spec;
+    if let RootSource::Image { id: image, .. } = &spec.root
         && create.image.is_none()
     {
         ground.images()?.find(image)?;
     }
-    let addresses = match &create.net {
+    let addresses = match &spec.net {
         NetMode::Address { domain } => ground.network()?.allocate(domain, id, &create.addresses)?,
         NetMode::Host | NetMode::None => Vec::new(),
     };
-    let hostname = create.hostname.unwrap_or_else(|| id.short().to_owned());
+    if spec.hostname.is_empty() {
+        id.short().clone_into(&mut spec.hostname);
+    }
     let config = Config {
         version: 1,
         id: id.clone(),
         name: create.name,
         created_unix_s: event::now_unix_ms() / 1000,
-        root: create.root,
         ids,
-        process: create.process,
-        security: create.security,
-        hostname,
-        domainname: create.domainname,
-        extra_hosts: create.extra_hosts,
-        dns: create.dns,
-        anonymous_volumes: create.anonymous_volumes,
-        mounts: create.mounts,
-        net: create.net,
         addresses,
-        publish: create.publish,
-        limits: create.limits,
-        restart: create.restart,
-        sleep: create.sleep,
-        drowsy: create.drowsy,
-        wake_on: create.wake_on,
-        auto_remove: create.auto_remove,
-        read_only: create.read_only,
-        init: create.init,
-        systemd: create.systemd,
-        log_max_bytes: create.log_max_bytes,
-        stop_signal: create.stop_signal,
-        stop_timeout_s: create.stop_timeout_s,
-        labels: create.labels,
-        sysctls: create.sysctls,
+        spec,
     };
-    Store::create_upper(new, &ids, &layer::lower(ground, &config.root)?)?;
+    Store::create_upper(new, &ids, &layer::lower(ground, &config.spec.root)?)?;
     fill(&config, new)?;
     Ok(config)
 }
@@ -183,40 +162,17 @@ pub(crate) fn request_like(
     addresses: Vec<IpAddr>,
     root: RootSource,
 ) -> Create {
-    let own_name = other.hostname != other.id.short();
-    let other = other.clone();
-    Create {
-        name,
+    let has_name = other.spec.hostname != other.id.short();
+    let hostname = if has_name { other.spec.hostname.clone() } else { String::new() };
+    let spec = Spec {
         root,
-        image: None,
-        process: other.process,
-        security: other.security,
-        hostname: own_name.then_some(other.hostname),
-        domainname: other.domainname,
-        mounts: other.mounts,
+        hostname,
         anonymous_volumes: Vec::new(),
-        net: other.net,
-        addresses,
         // The host's ports lead to the other container.
         publish: Vec::new(),
-        extra_hosts: other.extra_hosts,
-        dns: other.dns,
-        limits: other.limits,
-        restart: other.restart,
-        sleep: other.sleep,
-        drowsy: other.drowsy,
-        wake_on: other.wake_on,
-        auto_remove: other.auto_remove,
-        read_only: other.read_only,
-        init: other.init,
-        systemd: other.systemd,
-        stop_signal: other.stop_signal,
-        stop_timeout_s: other.stop_timeout_s,
-        labels: other.labels,
-        sysctls: other.sysctls,
-        wide_ids: other.ids.wide,
-        log_max_bytes: other.log_max_bytes,
-    }
+        ..other.spec.clone()
+    };
+    Create { name, image: None, spec, addresses, wide_ids: other.ids.wide }
 }
 
 /// Pairs the other container's addresses with those of the clone.

@@ -137,7 +137,7 @@ fn freeze_watched(
     drop(still);
     cgroup.freeze()?;
     keeper.let_go(id)?; // leftovers of an interrupted command
-    let timers = config.wake_on.timer;
+    let timers = config.spec.wake_on.timer;
     let timerfd = calls.next_timerfd.filter(|_| timers != WakeOnTimer::InTime);
     let next_ring = calls.next_ring.into_iter().chain(timerfd).min();
     hold::hold_by(keeper, config, calls.held, calls.is_busy, watch::STAYS)?;

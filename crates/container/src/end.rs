@@ -41,7 +41,7 @@ fn tear_down_with(
         }
     };
     keep(cgroup.map_or(Ok(()), |cgroup| Ok(cgroup.kill().and_then(|()| cgroup.remove())?)));
-    if config.is_none_or(|c| matches!(c.net, NetMode::Address { .. })) {
+    if config.is_none_or(|c| matches!(c.spec.net, NetMode::Address { .. })) {
         keep(net::leave(ground, id, config));
     }
     keep(shared::remove(ground, id));
@@ -86,7 +86,7 @@ pub(crate) fn settle_found(
     exit.stopped = init.stopping;
     exit.failures = if exit.code == Some(0) { 0 } else { init.failures + 1 };
     exit.short_runs = if exit.is_short() { init.short_runs + 1 } else { 0 };
-    if !config.auto_remove {
+    if !config.spec.auto_remove {
         state::write_exit(ground, &config.id, &exit)?;
     }
     let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
@@ -94,7 +94,7 @@ pub(crate) fn settle_found(
     more.extend(later::failure(ground, &config.id).map(|why| ("reason", why)));
     ground.record("die", config.id.as_str(), config.name.as_str(), &more);
     tear_down_with(ground, &config.id, Some(config), cgroup)?;
-    if config.auto_remove && finally {
+    if config.spec.auto_remove && finally {
         remove_files(ground, &config.id, Some(config), true)?;
     }
     Ok(Some(exit))
@@ -149,7 +149,7 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
         cgroup.kill().and_then(|()| cgroup.remove())?;
     }
-    if matches!(config.net, dormouse_model::NetMode::Address { .. }) {
+    if matches!(config.spec.net, dormouse_model::NetMode::Address { .. }) {
         ground.network()?.doze(id)?;
     }
     shared::remove(ground, id)?;

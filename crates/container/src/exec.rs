@@ -61,15 +61,15 @@ pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Runn
     drop((lock, grant));
     let mut process = exec.process;
     if process.env.is_empty() {
-        process.env.clone_from(&config.process.env);
+        process.env.clone_from(&config.spec.process.env);
     }
     if process.cwd.is_empty() {
-        process.cwd.clone_from(&config.process.cwd);
+        process.cwd.clone_from(&config.spec.process.cwd);
     }
     if process.user.0.is_empty() {
-        process.user = config.process.user.clone();
+        process.user = config.spec.process.user.clone();
     }
-    process.umask = process.umask.or(config.process.umask);
+    process.umask = process.umask.or(config.spec.process.umask);
     let Root { fd: root, .. } = layer::root(ground, id)?;
     let user = Users::read(root.as_fd()).find(&process.user)?;
     let ptmx = resolve::in_root(root.as_fd(), "dev/pts/ptmx", OFlags::PATH, Mode::empty());
@@ -105,10 +105,10 @@ pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Runn
         Io::Fds([open(exec.io.stdin)?, open(exec.io.stdout)?, open(exec.io.stderr)?])
     };
     io::plan_io(&mut plan, io, user.uid, false);
-    process::plan_rlimits(&mut plan, &config.security)?;
+    process::plan_rlimits(&mut plan, &config.spec.security)?;
     plan.umask(process.umask.unwrap_or(0o022));
     plan.sync();
-    let mut security = config.security.clone();
+    let mut security = config.spec.security.clone();
     security.privileged |= exec.privileged;
     process::plan_identity(&mut plan, &config, &security, &process, &user)?;
     process::plan_exec(&mut plan, &config, &process, &user)?;

@@ -40,5 +40,5 @@ pub(crate) fn finish(ground: &Ground, config: &Config, stays: bool) -> Result<()
 /// Finishes an interrupted change of limits: sets the limits of the record.
 pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
     state::alive(ground, config)?;
-    Ok(state::cgroup(ground, config)?.set(&config.limits)?)
+    Ok(state::cgroup(ground, config)?.set(&config.spec.limits)?)
 }

@@ -158,7 +158,7 @@ impl Ground {
 
     pub(crate) fn write_config(&self, dir: &Path, config: &Config) -> Result<()> {
         // A container that is removed when it stops does not outlive a boot either way.
-        let durable = if config.auto_remove { Durable::No } else { Durable::Yes };
+        let durable = if config.spec.auto_remove { Durable::No } else { Durable::Yes };
         write_config_as(dir, config, durable)
     }
 

@@ -173,7 +173,7 @@ pub(crate) fn hold_by(
         keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ | more)?;
     }
     for HeldFile { object, file, wakes, cause } in held {
-        let (mut bits, is_watched) = (more, is_woken_by(config.wake_on, cause));
+        let (mut bits, is_watched) = (more, is_woken_by(config.spec.wake_on, cause));
         if wakes.readable && is_watched {
             bits |= watch::READ;
         }

@@ -48,8 +48,8 @@ pub enum Fell {
 /// shorter timeouts. Empty for a container that does not fall asleep by itself.
 pub(crate) fn stirs(ground: &Ground, id: &ContainerId) -> Result<Vec<Wait>> {
     let config = ground.config(id)?;
-    let after = config.sleep.after().into_iter().chain(config.drowsy.after()).min();
-    let Some(after) = after.filter(|_| config.wake_on.timer == WakeOnTimer::InTime) else {
+    let after = config.spec.sleep.after().into_iter().chain(config.spec.drowsy.after()).min();
+    let Some(after) = after.filter(|_| config.spec.wake_on.timer == WakeOnTimer::InTime) else {
         return Ok(Vec::new());
     };
     let mut waits = waits(&save::subject(ground, &config)?)?;

@@ -50,7 +50,7 @@ pub(crate) struct KeeperStreams {
 
 pub(crate) fn logs(ground: &Ground, config: &Config) -> Logs {
     let dir = ground.dir(&config.id);
-    let stderr = (!config.process.terminal).then(|| dir.join("stderr.log"));
+    let stderr = (!config.spec.process.terminal).then(|| dir.join("stderr.log"));
     Logs { stdout: dir.join("stdout.log"), stderr }
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn streams(
     user: &PasswdUser,
     io: Stdio,
 ) -> Result<Streams> {
-    if config.process.terminal {
+    if config.spec.process.terminal {
         let size = io.terminal_size.unwrap_or_default();
         return Ok(Streams { io: Io::Terminal(size), kept: None });
     }
@@ -95,10 +95,10 @@ pub(crate) fn hand_over(
 ) -> Result<KeeperStreams> {
     let id = config.id.as_str();
     let logs = logs(ground, config);
-    if config.log_max_bytes > 0 && !config.auto_remove {
+    if config.spec.log_max_bytes > 0 && !config.spec.auto_remove {
         let paths: Vec<&Path> =
             std::iter::once(&logs.stdout).chain(&logs.stderr).map(PathBuf::as_path).collect();
-        keeper.keep_logs(id, config.log_max_bytes, &paths)?;
+        keeper.keep_logs(id, config.spec.log_max_bytes, &paths)?;
     }
     match (console, kept) {
         (Some(master), _) => keeper.keep_console(id, master, open_log(&logs.stdout)?)?,
@@ -112,12 +112,12 @@ pub(crate) fn hand_over(
 /// lives.
 pub(crate) fn take_over(keeper: &mut Keeper, config: &Config) -> Result<KeeperStreams> {
     let id = config.id.as_str();
-    if config.process.terminal {
+    if config.spec.process.terminal {
         let console = keeper.attach_console(id)?;
         let (console, log) = (Some(console.master), Some(console.log));
         return Ok(KeeperStreams { console, console_log: log, stdin: None });
     }
-    let stdin = if config.process.stdin {
+    let stdin = if config.spec.process.stdin {
         match keeper.attach_stdin(id) {
             Err(e) if e.kind() == ErrorKind::NotFound => None, // its starter gave another stdin
             other => Some(other?),

@@ -42,9 +42,9 @@ pub(crate) fn assemble(
     config: &Config,
     userns: BorrowedFd<'_>,
 ) -> Result<Assembled> {
-    let lower = lower(ground, &config.root)?;
+    let lower = lower(ground, &config.spec.root)?;
     let (upper, work) = Store::open_upper(&ground.dir(&config.id))?;
-    let volume = Volume { upper: &upper, work: &work, volatile: config.auto_remove };
+    let volume = Volume { upper: &upper, work: &work, volatile: config.spec.auto_remove };
     Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume))?)
 }
 

@@ -21,7 +21,7 @@ use std::panic::resume_unwind;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dormouse_api::{Port, Summary, rfc3339};
-use dormouse_model::{Config, ContainerId, Name, NetMode, Publish, RootSource, State};
+use dormouse_model::{Config, ContainerId, Name, NetMode, Publish, RootSource, Spec, State};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, statat};
 use serde::{Deserialize, Serialize};
 
@@ -88,8 +88,8 @@ pub struct Listed {
 impl From<Details> for Listed {
     fn from(details: Details) -> Self {
         let Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit } = details;
-        let Config { id, name, root, created_unix_s, process, net, .. } = config;
-        let Config { addresses, publish, labels, .. } = config;
+        let Config { id, name, created_unix_s, addresses, spec, .. } = config;
+        let Spec { root, process, net, publish, labels, .. } = spec;
         let args = process.args;
         Self {
             id,

@@ -138,7 +138,7 @@ impl<'e> Helper<'e> {
         let origin = Origin::of(&asleep)?;
         let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
         self.read(&asleep)?;
-        let _alone = match &config.net {
+        let _alone = match &config.spec.net {
             NetMode::None => None,
             NetMode::Host => {
                 self.enter(None)?;
@@ -150,13 +150,13 @@ impl<'e> Helper<'e> {
             }
         };
         let (_, reader) = self.last.as_ref().expect("it was read just now");
-        let held = match config.net {
+        let held = match config.spec.net {
             NetMode::None => Vec::new(),
             _ => load::outside_sockets(reader.records(), &addresses)?,
         };
         let held = hold::held_files(reader.records(), held);
         hold::hold_by(keeper, &config, held, false, 0)?;
-        match policy::alarm_ms(reader.records(), config.wake_on) {
+        match policy::alarm_ms(reader.records(), config.spec.wake_on) {
             Some(after_ms) => Ok(keeper.set_alarm(config.id.as_str(), after_ms)?),
             None => Ok(()),
         }

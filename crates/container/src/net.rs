@@ -54,7 +54,7 @@ pub(crate) fn make_domain(ground: &Ground, name: &Name) -> Result<Domain> {
 
 /// Returns the network stack a container starts in; made if missing.
 pub(crate) fn open(ground: &Ground, config: &Config) -> Result<Net> {
-    Ok(match &config.net {
+    Ok(match &config.spec.net {
         NetMode::Host => {
             let open = |path: &str, flags| {
                 rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
@@ -88,14 +88,14 @@ pub(crate) fn enter(
 }
 
 fn add_names(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
-    let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+    let names = [config.name.as_str(), config.spec.hostname.as_str(), config.id.short()];
     Ok(ground.network()?.hosts_add(domain, &config.id, &names, &config.addresses)?)
 }
 
 /// Announces a container without processes to its domain, if it is in one: routes its addresses
 /// there and adds its names.
 pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
-    let NetMode::Address { domain } = &config.net else { return Ok(()) };
+    let NetMode::Address { domain } = &config.spec.net else { return Ok(()) };
     let network = ground.network()?;
     let domain = make_domain(ground, domain)?;
     network.announce(&domain, &config.id, &config.addresses)?;
@@ -103,23 +103,23 @@ pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
 }
 
 pub(crate) fn publish_ports(ground: &Ground, config: &Config) -> Result<()> {
-    if config.publish.is_empty() {
+    if config.spec.publish.is_empty() {
         return Ok(());
     }
-    Ok(ground.network()?.publish(&config.id, &config.publish, &config.addresses)?)
+    Ok(ground.network()?.publish(&config.id, &config.spec.publish, &config.addresses)?)
 }
 
 /// Releases the registrations of `enter` and `publish_ports`.
 pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
     let network = ground.network()?;
-    if config.is_none_or(|c| !c.publish.is_empty()) {
+    if config.is_none_or(|c| !c.spec.publish.is_empty()) {
         network.unpublish(id)?;
     }
     Ok(network.leave(id)?)
 }
 
 pub(crate) fn rename(ground: &Ground, config: &Config) -> Result<()> {
-    let NetMode::Address { domain } = &config.net else { return Ok(()) };
+    let NetMode::Address { domain } = &config.spec.net else { return Ok(()) };
     if !state::observe(ground, config)?.is_alive() {
         return Ok(());
     }
@@ -132,7 +132,7 @@ pub(crate) fn update_addresses(
     update: &Update,
     alive: bool,
 ) -> Result<()> {
-    let NetMode::Address { domain } = config.net.clone() else {
+    let NetMode::Address { domain } = config.spec.net.clone() else {
         return Err(Error::Invalid("only a container in address mode has addresses".into()));
     };
     let network = ground.network()?;
@@ -167,7 +167,7 @@ pub(crate) fn end_quiet(ground: &Ground, config: &Config) -> Result<()> {
     if !silence::is_quiet(ground, &config.id) {
         return Ok(());
     }
-    if let NetMode::Address { domain } = &config.net
+    if let NetMode::Address { domain } = &config.spec.net
         && ground.network()?.find_domain(domain)?.is_none()
     {
         return silence::forget(ground, &config.id); // the stack is gone, too

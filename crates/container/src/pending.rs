@@ -138,8 +138,8 @@ pub(crate) fn release(
             }
             ground.names.release(&config.name, id)?;
             ground.slots.release(config.ids, id)?;
-            if volumes || config.auto_remove {
-                for volume in &config.anonymous_volumes {
+            if volumes || config.spec.auto_remove {
+                for volume in &config.spec.anonymous_volumes {
                     disk::remove_tree(&ground.places.volumes().join(volume.as_str()))?;
                 }
             }

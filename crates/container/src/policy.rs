@@ -138,13 +138,13 @@ pub struct Idle {
 /// if it does not, or has no processes that could.
 pub(crate) fn of(ground: &Ground, id: &ContainerId) -> Result<Option<Policy>> {
     let config = ground.config(id)?;
-    let (drowsy, asleep) = (config.drowsy.after(), config.sleep.after());
+    let (drowsy, asleep) = (config.spec.drowsy.after(), config.spec.sleep.after());
     if drowsy.or(asleep).is_none() {
         return Ok(None);
     }
     let state = state::observe(ground, &config)?.state;
     let is_drowsy = state == State::Drowsy;
-    let timers_wait = config.wake_on.timer != WakeOnTimer::InTime;
+    let timers_wait = config.spec.wake_on.timer != WakeOnTimer::InTime;
     let policy = Policy { drowsy, asleep, is_drowsy, timers_wait };
     Ok((is_drowsy || state == State::Running).then_some(policy))
 }
@@ -167,7 +167,7 @@ pub(crate) fn set_alarm(
     next_ring: Option<Duration>,
     idle: Option<&Idle>,
 ) -> Result<()> {
-    let ends_after = |ring| config.wake_on.timer.ends_after(ring);
+    let ends_after = |ring| config.spec.wake_on.timer.ends_after(ring);
     let Some(next_ring) = next_ring.and_then(ends_after) else { return Ok(()) };
     if idle.is_some_and(|idle| next_ring < idle.worth) {
         let (pid, process, what) = (0, String::new(), String::new());

@@ -49,14 +49,14 @@ pub(crate) fn plan_process(
     user: &PasswdUser,
     io: Io,
 ) -> Result<()> {
-    let (process, security) = (&config.process, &config.security);
+    let (process, security) = (&config.spec.process, &config.spec.security);
     plan.setsid();
-    io::plan_io(plan, io, user.uid, config.systemd || config.init);
+    io::plan_io(plan, io, user.uid, config.spec.systemd || config.spec.init);
     plan_rlimits(plan, security)?;
     plan.umask(process.umask.unwrap_or(0o022));
     plan.sync();
     plan_identity(plan, config, security, process, user)?;
-    if config.init {
+    if config.spec.init {
         plan.init();
     }
     plan_exec(plan, config, process, user)
@@ -122,7 +122,7 @@ pub(crate) fn plan_confinement(
         plan.no_new_privs();
     }
     // A private stack may be inspected; a shared one shows the sockets of others.
-    let stack = match config.net {
+    let stack = match config.spec.net {
         NetMode::None => seccomp::Network::Own,
         NetMode::Address { .. } => seccomp::Network::Shared,
         NetMode::Host => seccomp::Network::Host,
@@ -160,7 +160,7 @@ pub(crate) fn plan_exec(
         env.push(format!("HOME={}", user.home));
     }
     if !has(&env, "HOSTNAME") {
-        env.push(format!("HOSTNAME={}", config.hostname));
+        env.push(format!("HOSTNAME={}", config.spec.hostname));
     }
     let path = env.iter().find_map(|e| e.strip_prefix("PATH="));
     let candidates: Vec<String> = if program.contains('/') {

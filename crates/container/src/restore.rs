@@ -141,10 +141,10 @@ pub(crate) fn plan(
     user: &PasswdUser,
     from: &RestorePlan,
 ) -> Result<Restore> {
-    let security = &config.security;
+    let security = &config.spec.security;
     let granted = process::granted(security)?;
     let allowed = Allowed {
-        has_init: config.init,
+        has_init: config.spec.init,
         capabilities: granted.bits(),
         ambient: 0,
         inheritable: 0,
@@ -153,14 +153,14 @@ pub(crate) fn plan(
         groups: user.groups.clone(),
         ids: if config.ids.wide { 65_536 } else { 32_767 },
         memory: root::memory(config),
-        own_network: config.net == NetMode::None,
-        cgroups: config.systemd,
+        own_network: config.spec.net == NetMode::None,
+        cgroups: config.spec.systemd,
         // The filter, of any kind, permits them.
         user_namespaces: true,
         chroots: !process::is_filtered(security),
         no_new_privileges: security.no_new_privileges,
         held: from.held.iter().map(|(number, _)| *number).collect(),
-        console: config.process.terminal,
+        console: config.spec.process.terminal,
         addresses: from.addresses.clone(),
         beside: from.beside,
         // Clocks continue during sleep, and stand still between checkpoint and restore.
@@ -196,9 +196,9 @@ pub(crate) fn plan(
     });
     let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
     plan.setsid();
-    if config.process.terminal {
+    if config.spec.process.terminal {
         let size = restore.console_size().unwrap_or_default();
-        let with_device = config.systemd || config.init;
+        let with_device = config.spec.systemd || config.spec.init;
         io::plan_io(plan, Io::Terminal(size), user.uid, with_device);
     }
     process::plan_rlimits(plan, security)?;

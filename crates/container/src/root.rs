@@ -67,12 +67,12 @@ pub(crate) fn host_mounts(
         let run = dir::clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?;
         Ok([run, dir::clone_dir(&shared.join("lock"), no_exec)?])
     };
-    let is_masked = !config.security.privileged && !weakened("masked-paths");
+    let is_masked = !config.spec.security.privileged && !weakened("masked-paths");
     Ok(HostMounts {
         dev: dir::clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?,
         shm: dir::clone_dir(&shared.join("shm"), no_exec)?,
         sys: dir::clone_of(net.sys(), Path::new(""), sys_attr)?,
-        systemd: config.systemd.then(systemd).transpose()?,
+        systemd: config.spec.systemd.then(systemd).transpose()?,
         names: name::mounts(ground, config, net, shared)?,
         masks: is_masked.then(|| masks(shared)).transpose()?,
     })
@@ -89,13 +89,13 @@ pub(crate) fn plan_root(
     plan.become_root();
     let mut own = CloneFlags::empty();
     own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
-    own.set(CloneFlags::NEWNET, config.net == NetMode::None);
+    own.set(CloneFlags::NEWNET, config.spec.net == NetMode::None);
     plan.unshare(own.bits() as u32);
     if !weakened("keyring") {
         plan.session_keyring();
     }
     let root = plan.fd(given.root);
-    plan.root(root, config.read_only);
+    plan.root(root, config.spec.read_only);
     if let Some(proc) = given.proc {
         let proc = plan.fd(proc);
         plan.proc(proc, "/proc");
@@ -126,7 +126,7 @@ pub(crate) fn plan_root(
         let fd = plan.fd(tree);
         plan.attach(fd, target, TargetKind::File, true);
     }
-    for (n, mount) in config.mounts.iter().enumerate() {
+    for (n, mount) in config.spec.mounts.iter().enumerate() {
         plan_mount(
             ground,
             plan,
@@ -142,12 +142,12 @@ pub(crate) fn plan_root(
     }
     // Without its own UTS namespace the newborn would set the host's name.
     if !weakened("uts-namespace") {
-        plan.hostname(&config.hostname);
-        if let Some(domain) = &config.domainname {
+        plan.hostname(&config.spec.hostname);
+        if let Some(domain) = &config.spec.domainname {
             plan.domainname(domain);
         }
     }
-    if config.net == NetMode::None {
+    if config.spec.net == NetMode::None {
         plan_own_stack(plan)?;
     }
     // Without its own namespace, a container would change the limits of the host.
@@ -156,7 +156,7 @@ pub(crate) fn plan_root(
             plan.sysctl(name, value)?;
         }
     }
-    for (name, value) in &config.sysctls {
+    for (name, value) in &config.spec.sysctls {
         plan.sysctl(name, value)?;
     }
     Ok(())
@@ -255,7 +255,7 @@ pub(crate) fn places(config: &Config) -> Places {
         }
         MountKind::Volume { .. } | MountKind::Tmpfs { .. } | MountKind::Devpts => false,
     };
-    let trees = config.mounts.iter().filter(brings_others);
+    let trees = config.spec.mounts.iter().filter(brings_others);
     Places {
         configured: configured(config),
         trees: trees.map(|mount| mount.target.to_string()).collect(),
@@ -270,23 +270,23 @@ fn configured(config: &Config) -> Vec<String> {
     if needs_devpts(config) {
         all.push("/dev/pts");
     }
-    if config.process.terminal && (config.systemd || config.init) {
+    if config.spec.process.terminal && (config.spec.systemd || config.spec.init) {
         all.push("/dev/console");
     }
-    if config.systemd {
+    if config.spec.systemd {
         all.extend(["/run", "/run/lock", "/sys/fs/cgroup"]);
     }
     all.extend(hidden());
-    all.extend(config.mounts.iter().map(|mount| &*mount.target));
+    all.extend(config.spec.mounts.iter().map(|mount| &*mount.target));
     all.into_iter().map(str::to_owned).collect()
 }
 
 /// Returns the directories of a container that are kept in memory.
 pub(crate) fn memory(config: &Config) -> Vec<String> {
-    let mounts = config.mounts.iter();
+    let mounts = config.spec.mounts.iter();
     let tmpfs = mounts.filter(|mount| matches!(mount.kind, MountKind::Tmpfs { .. }));
     let targets = tmpfs.map(|mount| mount.target.to_string());
-    let own: &[&str] = match config.systemd {
+    let own: &[&str] = match config.spec.systemd {
         true => &["/dev/shm", "/run", "/run/lock"],
         false => &["/dev/shm"],
     };
@@ -296,8 +296,8 @@ pub(crate) fn memory(config: &Config) -> Vec<String> {
 /// Returns whether a container has its own pseudo-terminals from the start. Other containers get
 /// them at the first `exec --tty`.
 fn needs_devpts(config: &Config) -> bool {
-    let declared = config.labels.get("dormouse.devpts").is_some_and(|v| v == "true");
-    config.process.terminal || config.init || config.systemd || declared
+    let declared = config.spec.labels.get("dormouse.devpts").is_some_and(|v| v == "true");
+    config.spec.process.terminal || config.spec.init || config.spec.systemd || declared
 }
 
 /// Paths of `/proc` and `/sys` that user namespaces do not hide and that reveal facts about the

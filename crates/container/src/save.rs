@@ -102,7 +102,7 @@ fn save(
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
     let (mut init, _) = can_be_saved(ground, &config)?;
-    if config.auto_remove && !options.leave_running {
+    if config.spec.auto_remove && !options.leave_running {
         return Err(Error::Invalid(
             "a container of --rm is removed when it stops, with its checkpoints: use \
              --leave-running and --to"
@@ -192,7 +192,7 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
         id: config.id.to_string(),
         name: config.name.to_string(),
         init: init.pid,
-        has_init: config.init,
+        has_init: config.spec.init,
         pids,
         outside,
         memory: root::memory(config),
@@ -200,11 +200,11 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
         mounts: Some(root::places(config)),
         volumes: volumes(config),
         own_ipc: true,
-        own_network: config.net == NetMode::None
-            && process::granted(&config.security)?.contains(Capability::NetAdmin),
-        cgroups: config.systemd,
+        own_network: config.spec.net == NetMode::None
+            && process::granted(&config.spec.security)?.contains(Capability::NetAdmin),
+        cgroups: config.spec.systemd,
         connections: true,
-        filters: u32::from(process::is_filtered(&config.security)),
+        filters: u32::from(process::is_filtered(&config.spec.security)),
         hold: false,
         quiet: Duration::ZERO,
     })
@@ -213,7 +213,7 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
 /// Describes a container that falls asleep: its reachable sockets are held. A private network
 /// stack ends with its processes and has no clients outside.
 pub(crate) fn to_sleep(ground: &Ground, config: &Config) -> Result<Subject> {
-    Ok(Subject { hold: config.net != NetMode::None, ..subject(ground, config)? })
+    Ok(Subject { hold: config.spec.net != NetMode::None, ..subject(ground, config)? })
 }
 
 /// Returns the targets of bind mounts and volumes.
@@ -222,5 +222,5 @@ fn volumes(config: &Config) -> Vec<String> {
         MountKind::Bind { .. } | MountKind::Volume { .. } => true,
         MountKind::Tmpfs { .. } | MountKind::Devpts => false,
     };
-    config.mounts.iter().filter(is_volume).map(|mount| mount.target.to_string()).collect()
+    config.spec.mounts.iter().filter(is_volume).map(|mount| mount.target.to_string()).collect()
 }

@@ -35,7 +35,7 @@ pub(crate) fn rules_of(ground: &Ground, domain: &Name) -> String {
     for entry in fs::read_dir(dir(ground)).into_iter().flatten().flatten() {
         let id = entry.file_name().to_str().and_then(|id| id.parse::<ContainerId>().ok());
         let Some(id) = id else { continue };
-        match ground.config(&id).map(|config| config.net) {
+        match ground.config(&id).map(|config| config.spec.net) {
             Ok(NetMode::Address { domain: its }) if its == *domain => {
                 // The file may have been removed in the meantime.
                 all += &fs::read_to_string(entry.path()).unwrap_or_default();
@@ -60,7 +60,7 @@ pub(crate) fn record(
         return Ok(false);
     }
     // A checkpoint may be forged: it must not silence the connections of others.
-    let is_own = |ip: IpAddr| match &config.net {
+    let is_own = |ip: IpAddr| match &config.spec.net {
         NetMode::None => false, // a private stack has no peers outside
         NetMode::Address { .. } => config.addresses.contains(&ip),
         NetMode::Host => saved == Saved::JustNow,

@@ -61,7 +61,7 @@ pub(crate) fn sleep(
     if observed.state == State::Asleep {
         return Ok(None);
     }
-    if config.auto_remove {
+    if config.spec.auto_remove {
         return Err(Error::Invalid(
             "a container of --rm does not sleep: its files are not kept beyond its processes"
                 .into(),

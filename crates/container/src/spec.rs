@@ -1,6 +1,5 @@
 //! Requests of a caller.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -9,8 +8,7 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
-    Sleep, WakeOn,
+    Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -18,68 +16,20 @@ use crate::error::{Error, Result};
 /// LIMIT: falling asleep and waking take some ten milliseconds each.
 const SLEEP_AFTER_MIN: Duration = Duration::from_millis(100);
 
-/// A container to be created: all choices of the operator and the image. The engine chooses the id,
-/// the slot of host ids and the addresses.
+/// A container to be created. The engine chooses the id, the slot of host ids and the addresses.
 #[derive(Debug)]
 pub struct Create {
     /// Name given by the operator.
     pub name: Name,
-    /// Its root filesystem.
-    pub root: RootSource,
-    /// The image of `root`, if the caller has looked it up already.
+    /// The image of its root, if the caller has looked it up already.
     pub image: Option<Image>,
-    /// Its first process. `HOME` and `HOSTNAME` are added if the environment lacks them.
-    pub process: Process,
-    /// Its confinement.
-    pub security: Security,
-    /// Host name inside; the short id by default.
-    pub hostname: Option<String>,
-    /// NIS domain name inside.
-    pub domainname: Option<String>,
-    /// Volumes, binds, tmpfs, in order.
-    pub mounts: Vec<Mount>,
-    /// The volumes that are removed with the container.
-    pub anonymous_volumes: Vec<Name>,
-    /// How it reaches a network.
-    pub net: NetMode,
+    /// All choices of the operator and the image. `HOME` and `HOSTNAME` are added to the environment
+    /// if it lacks them.
+    pub spec: Spec,
     /// Requested addresses; by default the pool assigns them.
     pub addresses: Vec<IpAddr>,
-    /// Ports of the host that lead to it.
-    pub publish: Vec<Publish>,
-    /// Additional lines for its `/etc/hosts`.
-    pub extra_hosts: Vec<(String, IpAddr)>,
-    /// Name servers instead of the host's.
-    pub dns: Vec<IpAddr>,
-    /// Resource limits.
-    pub limits: Limits,
-    /// Restart policy.
-    pub restart: Restart,
-    /// When it falls asleep by itself.
-    pub sleep: Sleep,
-    /// When it becomes drowsy by itself.
-    pub drowsy: Sleep,
-    /// Events that wake it then.
-    pub wake_on: WakeOn,
-    /// Removed when it ends.
-    pub auto_remove: bool,
-    /// Its root cannot be written.
-    pub read_only: bool,
-    /// A tiny init is its first process.
-    pub init: bool,
-    /// Its first process is a systemd.
-    pub systemd: bool,
-    /// Signal sent by `stop`.
-    pub stop_signal: i32,
-    /// Seconds until SIGKILL follows.
-    pub stop_timeout_s: u32,
-    /// Free-form labels.
-    pub labels: BTreeMap<String, String>,
-    /// Sysctls of its own namespaces.
-    pub sysctls: BTreeMap<String, String>,
     /// 65,536 ids in one range instead of 32,767 and nobody.
     pub wide_ids: bool,
-    /// Bytes kept of each output stream.
-    pub log_max_bytes: u64,
 }
 
 /// A process to be run in a running container.
@@ -148,26 +98,26 @@ pub struct Update {
 
 /// Refuses a container that could never start, before anything is made.
 pub(crate) fn validate(create: &Create) -> Result<()> {
+    let spec = &create.spec;
     let bad = |text: String| Err(Error::Invalid(text));
-    if create.process.args.first().is_none_or(String::is_empty) {
+    if spec.process.args.first().is_none_or(String::is_empty) {
         return bad("there is no command to run, and the image names none: give one".into());
     }
-    let texts = create.process.args.iter().chain(&create.process.env);
+    let texts = spec.process.args.iter().chain(&spec.process.env);
     if let Some(text) = texts.clone().find(|t| t.contains('\0')) {
         return bad(format!("'{}' contains a NUL byte", text.escape_default()));
     }
-    if !create.process.cwd.is_empty() && !create.process.cwd.starts_with('/') {
-        return bad(format!("working directory '{}' is not absolute", create.process.cwd));
+    if !spec.process.cwd.is_empty() && !spec.process.cwd.starts_with('/') {
+        return bad(format!("working directory '{}' is not absolute", spec.process.cwd));
     }
-    if let Some(name) = &create.hostname
-        && (name.is_empty() || name.len() > 64 || name.contains(['\0', '\n', ' ', '\t']))
-    {
+    let name = &spec.hostname;
+    if name.len() > 64 || name.contains(['\0', '\n', ' ', '\t']) {
         return bad(format!(
-            "hostname '{}' is not 1 to 64 plain characters",
+            "hostname '{}' is not at most 64 plain characters",
             name.escape_default()
         ));
     }
-    for mount in &create.mounts {
+    for mount in &spec.mounts {
         let whole = mount.target.starts_with('/') && !mount.target.contains('\0');
         let plain = mount.target.split('/').all(|part| part != "..");
         if !whole || !plain || mount.target.trim_matches('/').is_empty() {
@@ -179,20 +129,20 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
             return bad(format!("'{}' does not exist: it cannot be mounted", source.display()));
         }
     }
-    sleep_allowed(create.sleep, create.auto_remove)?;
-    long_enough(create.drowsy)?;
-    for key in create.sysctls.keys() {
-        sysctl_allowed(key, &create.net)?;
+    sleep_allowed(spec.sleep, spec.auto_remove)?;
+    long_enough(spec.drowsy)?;
+    for key in spec.sysctls.keys() {
+        sysctl_allowed(key, &spec.net)?;
     }
-    if let RootSource::Directory(path) = &create.root
+    if let RootSource::Directory(path) = &spec.root
         && !path.is_dir()
     {
         return bad(format!("--rootfs '{}' is not a directory", path.display()));
     }
-    if !create.publish.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
+    if !spec.publish.is_empty() && !matches!(spec.net, NetMode::Address { .. }) {
         return bad("ports can only be published in address mode: leave out --net".into());
     }
-    if !create.addresses.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
+    if !create.addresses.is_empty() && !matches!(spec.net, NetMode::Address { .. }) {
         return bad("an address can only be requested in address mode: leave out --net".into());
     }
     Ok(())

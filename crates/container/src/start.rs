@@ -189,7 +189,7 @@ fn start_clean(
     let map = config.ids.to_proc_text();
     let (flags, maps) = (process::namespaces(), (map.clone(), map));
     let (cgroup, (mut keeper, expected)) =
-        ground.cgroups()?.create_with(config.id.as_str(), &config.limits, |cgroup| {
+        ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
             let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
             let expected = keeper.expect(Spawn {
                 netns: net.netns().map(io::clone_fd).transpose()?,
@@ -202,7 +202,7 @@ fn start_clean(
             })?;
             Ok::<_, Error>((keeper, expected))
         })?;
-    if config.systemd {
+    if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;
     }
     let placement = cgroup.placement()?;
@@ -220,14 +220,14 @@ fn start_clean(
     };
     // The source mounts are closed at the end.
     let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
-    let user = Users::read(root.as_fd()).find(&config.process.user)?;
+    let user = Users::read(root.as_fd()).find(&config.spec.process.user)?;
     let streams = io::streams(ground, config, &user, io)?;
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);
         plan.join_cgroup(fd);
     }
-    if let Some(adj) = config.security.oom_score_adj {
+    if let Some(adj) = config.spec.security.oom_score_adj {
         plan.oom_score_adj(adj);
     }
     let proc = newborn.take_proc();
@@ -239,9 +239,9 @@ fn start_clean(
         }
         Some(from) => Some(restore::plan(ground, &mut plan, config, &user, from)?),
     };
-    newborn.send(plan).map_err(|e| process::exec_error(&config.process, e))?;
+    newborn.send(plan).map_err(|e| process::exec_error(&config.spec.process, e))?;
     from.map_or(Ok(()), RestorePlan::check_small)?; // the newborn is busy for a while
-    let console = newborn.ready().map_err(|e| process::exec_error(&config.process, e))?;
+    let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
     let since = from.and_then(|from| from.since.as_ref());
     let init = InitRecord {
         pid: newborn.pid,
@@ -261,11 +261,11 @@ fn start_clean(
     state::write_init(ground, &config.id, &init)?;
     let (pid, pidfd) = (newborn.pid, io::clone_fd(newborn.pidfd.as_fd())?);
     match &restore {
-        None => newborn.go().map_err(|e| process::exec_error(&config.process, e))?,
+        None => newborn.go().map_err(|e| process::exec_error(&config.spec.process, e))?,
         Some(restore) => {
             // ORDER: traced, then released: until it is complete, its death follows ours.
             let mut traced = Traced::seize(pid)?;
-            if config.init {
+            if config.spec.init {
                 newborn.release()?;
                 traced = traced.leave_init()?;
                 newborn.watch()?;

@@ -71,7 +71,7 @@ pub(crate) fn make(
 
 /// Opens a checkpoint for clones and verifies its contents.
 pub(crate) fn open_for_clones(other: &Config, checkpoint: &Path) -> Result<Reader> {
-    if !other.anonymous_volumes.is_empty() {
+    if !other.spec.anonymous_volumes.is_empty() {
         return Err(Error::Invalid(format!(
             "'{}' has anonymous volumes, which two containers cannot share: name them",
             other.name
@@ -79,7 +79,7 @@ pub(crate) fn open_for_clones(other: &Config, checkpoint: &Path) -> Result<Reade
     }
     let reader = Reader::open(checkpoint)?;
     reader.verify()?;
-    match saved::connection_outside(reader.records(), &other.net) {
+    match saved::connection_outside(reader.records(), &other.spec.net) {
         Some(found) => Err(Error::Invalid(format!(
             "'{}' has a TCP connection with {found}, which two containers cannot share",
             other.name

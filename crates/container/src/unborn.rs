@@ -59,7 +59,7 @@ pub(crate) fn begin<'g>(
     root: RootSource,
     checkpoint: &Path,
 ) -> Result<Unborn<'g>> {
-    if other.auto_remove {
+    if other.spec.auto_remove {
         return Err(Error::Invalid(
             "a container of --rm does not sleep: its files are not kept beyond its processes"
                 .into(),

@@ -19,7 +19,7 @@ pub(crate) fn asleep_bytes(ground: &Ground, id: &ContainerId) -> u64 {
 
 /// Returns the image of a container, if it has one.
 pub(crate) fn image_of(ground: &Ground, config: &Config) -> Result<Option<Image>> {
-    match &config.root {
+    match &config.spec.root {
         RootSource::Image { id, .. } => Ok(Some(ground.images()?.find(id)?)),
         RootSource::Directory(_) => Ok(None),
     }
@@ -30,8 +30,12 @@ pub(crate) fn images_in_use(ground: &Ground) -> Result<Vec<String>> {
     let mut used = Vec::new();
     for id in ground.ids()? {
         match ground.config(&id) {
-            Ok(Config { root: RootSource::Image { id, .. }, .. }) => used.push(id),
-            Ok(_) | Err(Error::NoContainer(_)) => {}
+            Ok(config) => {
+                if let RootSource::Image { id, .. } = config.spec.root {
+                    used.push(id);
+                }
+            }
+            Err(Error::NoContainer(_)) => {}
             Err(e) => return Err(e),
         }
     }
@@ -42,7 +46,7 @@ pub(crate) fn images_in_use(ground: &Ground) -> Result<Vec<String>> {
 pub(crate) fn unused_volumes(ground: &Ground) -> Result<Vec<Name>> {
     let mut used = std::collections::HashSet::new();
     for id in ground.ids()? {
-        for mount in ground.config(&id)?.mounts {
+        for mount in ground.config(&id)?.spec.mounts {
             if let MountKind::Volume { name } = mount.kind {
                 used.insert(name);
             }
@@ -70,12 +74,12 @@ pub(crate) fn volumes_of(ground: &Ground, config: &Config) -> Vec<PathBuf> {
         MountKind::Volume { name } => Some(ground.places.volumes().join(name.as_str())),
         _ => None,
     };
-    config.mounts.iter().filter_map(name).collect()
+    config.spec.mounts.iter().filter_map(name).collect()
 }
 
 /// The image's name as lists show it.
 pub(crate) fn image_label(config: &Config) -> String {
-    match &config.root {
+    match &config.spec.root {
         RootSource::Image { reference, .. } => reference.to_string(),
         RootSource::Directory(path) => path.display().to_string(),
     }

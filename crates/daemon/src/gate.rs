@@ -150,7 +150,7 @@ impl Gate {
             Heard::Nothing => true,
             Heard::Wakes(id) => {
                 let config = engine.config(&id).ok();
-                client.place = place(client.since, config.and_then(|it| it.limits.cpu_weight));
+                client.place = place(client.since, config.and_then(|it| it.spec.limits.cpu_weight));
                 client.id = Some(id);
                 true
             }
@@ -298,7 +298,7 @@ impl Room for Gate {
 
 /// Returns whether the container may be suspended: `--sleep-after` is set.
 fn may_sleep(engine: &Engine, id: &ContainerId) -> bool {
-    engine.config(id).is_ok_and(|config| config.sleep.after().is_some())
+    engine.config(id).is_ok_and(|config| config.spec.sleep.after().is_some())
 }
 
 #[cfg(test)]

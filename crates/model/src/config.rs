@@ -1,6 +1,7 @@
 //! The configuration of a container: everything that is fixed when it is created.
 //!
-//! The configuration is written once, as `config.json`, and read by every later verb. Fields are
+//! A [`Spec`] is chosen by the operator and the image, a [`Config`] is a created container with one. The
+//! configuration is written once, as `config.json`, and read by every later verb. Fields are
 //! only ever added, each with a default, so that a newer program reads an older container. The
 //! parts that `update` and `rename` may change (name, limits, addresses, restart policy, sleep) are
 //! rewritten as a whole.
@@ -26,15 +27,29 @@ pub struct Config {
     pub name: Name,
     /// Seconds since the epoch.
     pub created_unix_s: i64,
-    /// The source of its root file system.
-    pub root: RootSource,
     /// Its ids on the host.
     pub ids: IdMap,
+    /// Its own addresses; empty but in address mode.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+    /// The choices of the operator and the image.
+    #[serde(flatten)]
+    pub spec: Spec,
+}
+
+/// The part of a configuration that the operator and the image choose. The engine chooses the id, the
+/// host ids and the addresses.
+///
+/// In `config.json` these fields are beside those of [`Config`], without a level of their own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The source of its root file system.
+    pub root: RootSource,
     /// Its first process.
     pub process: Process,
     /// The restrictions.
     pub security: Security,
-    /// Host name inside.
+    /// Host name inside; empty for the short id, until the container is created.
     pub hostname: String,
     /// NIS domain name inside (setdomainname(2)).
     #[serde(default)]
@@ -52,9 +67,6 @@ pub struct Config {
     pub mounts: Vec<Mount>,
     /// The network mode.
     pub net: NetMode,
-    /// Its own addresses; empty but in address mode.
-    #[serde(default)]
-    pub addresses: Vec<IpAddr>,
     /// Ports of the host that lead to it.
     #[serde(default)]
     pub publish: Vec<Publish>,
@@ -394,6 +406,67 @@ pub struct IdRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A `config.json` as version 0.1 writes it, byte for byte.
+    const WRITTEN: &str = concat!(
+        r#"{"version":1,"id":"45bdbfd36bb0eedfe039d6610cead33b","name":"web","#,
+        r#""created_unix_s":1795729366,"root":{"directory":"/srv"},"#,
+        r#""ids":{"base":2022309888,"wide":false},"process":{"args":["/bin/server","-x"],"#,
+        r#""env":["PATH=/usr/bin:/bin","A=b"],"cwd":"/w","user":"www:33","umask":23,"#,
+        r#""terminal":false,"stdin":false},"security":{"capabilities":["CAP_CHOWN"],"#,
+        r#""no_new_privileges":false,"seccomp":"default","privileged":false,"#,
+        r#""rlimits":[{"name":"nofile","soft":64,"hard":128}],"oom_score_adj":100},"#,
+        r#""hostname":"box","domainname":null,"extra_hosts":[["db","10.0.0.9"]],"#,
+        r#""dns":["10.0.0.53"],"anonymous_volumes":[],"mounts":[{"target":"/data","#,
+        r#""kind":{"volume":{"name":"data"}},"read_only":true,"no_exec":false},"#,
+        r#"{"target":"/opt","kind":{"bind":{"source":"/opt","recursive":true,"idmap":true,"#,
+        r#""propagation":"private"}},"read_only":false,"no_exec":false},"#,
+        r#"{"target":"/scratch","kind":{"tmpfs":{"size_bytes":4096,"mode":1023}},"#,
+        r#""read_only":false,"no_exec":true}],"net":{"address":{"domain":"shop"}},"#,
+        r#""addresses":["10.136.0.4","fdea:cf3a:5a43::4"],"publish":[{"host_ip":"127.0.0.1","#,
+        r#""host_port":8080,"container_port":80,"protocol":"udp"}],"#,
+        r#""limits":{"cpu_max_milli":1500,"cpu_weight":null,"cpuset_cpus":null,"#,
+        r#""memory_max_bytes":67108864,"swap_max_bytes":67108864,"pids_max":null,"#,
+        r#""io_weight":null},"restart":{"on-failure":{"retries":3}},"#,
+        r#""sleep":{"after_ms":90000},"drowsy":"never","auto_remove":false,"read_only":true,"#,
+        r#""init":true,"systemd":false,"log_max_bytes":16777216,"stop_signal":15,"#,
+        r#""stop_timeout_s":7,"labels":{"k":"v"},"sysctls":{"kernel.shm_rmid_forced":"1"}}"#,
+    );
+
+    #[test]
+    fn configuration_of_earlier_version_is_read_and_keeps_its_fields() {
+        let config: Config = serde_json::from_str(WRITTEN).unwrap();
+        assert_eq!((config.name.as_str(), config.spec.hostname.as_str()), ("web", "box"));
+        assert_eq!(
+            config.addresses,
+            ["10.136.0.4", "fdea:cf3a:5a43::4"].map(|ip| ip.parse::<IpAddr>().unwrap())
+        );
+        assert_eq!(config.spec.extra_hosts, [("db".to_owned(), "10.0.0.9".parse().unwrap())]);
+        assert_eq!(config.spec.restart, Restart::OnFailure { retries: Some(3) });
+        assert_eq!(config.spec.limits.memory_max_bytes, Some(64 << 20));
+        // The same fields with the same values, all on one level; a later version may add some.
+        let old: serde_json::Map<_, _> = serde_json::from_str(WRITTEN).unwrap();
+        let new = serde_json::to_value(&config).unwrap();
+        for (field, value) in &old {
+            assert_eq!(new.get(field), Some(value), "{field}");
+        }
+        assert_eq!(serde_json::from_value::<Config>(new).unwrap(), config);
+    }
+
+    #[test]
+    fn field_of_specification_has_a_default_or_is_required() {
+        let old: serde_json::Map<_, _> = serde_json::from_str(WRITTEN).unwrap();
+        let required = ["process", "security", "hostname", "mounts", "net", "root"];
+        for field in old.keys() {
+            let mut less = old.clone();
+            less.remove(field);
+            let read = serde_json::from_value::<Config>(less.into());
+            let own =
+                ["version", "id", "name", "created_unix_s", "ids", "stop_signal", "stop_timeout_s"];
+            let is_required = required.contains(&field.as_str()) || own.contains(&field.as_str());
+            assert_eq!(read.is_err(), is_required, "{field}");
+        }
+    }
 
     #[test]
     fn ports() {

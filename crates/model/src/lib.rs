@@ -16,7 +16,7 @@ mod wake;
 
 pub use config::{
     Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
-    Rlimit, RootSource, SeccompChoice, Security, Sleep, User,
+    Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,
 };
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::Limits;

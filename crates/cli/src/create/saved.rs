@@ -23,43 +23,48 @@ impl CreateArgs {
     pub(crate) fn merge_saved(&self, saved: &Config, here: &Here) -> Result<Create> {
         self.refuse_what_is_decided()?;
         let inside = Defaults {
-            cmd: saved.process.args.clone(),
-            env: saved.process.env.clone(),
-            working_dir: saved.process.cwd.clone(),
-            user: saved.process.user.0.clone(),
-            labels: saved.labels.clone(),
+            cmd: saved.spec.process.args.clone(),
+            env: saved.spec.process.env.clone(),
+            working_dir: saved.spec.process.cwd.clone(),
+            user: saved.spec.process.user.0.clone(),
+            labels: saved.spec.labels.clone(),
             ..Defaults::default()
         };
-        let mut create = self.merge_defaults(saved.root.clone(), &inside, here)?;
+        let mut create = self.merge_defaults(saved.spec.root.clone(), &inside, here)?;
         if self.name.is_none() {
             create.name = saved.name.clone();
         }
-        create.process.terminal = saved.process.terminal;
-        create.process.stdin = saved.process.stdin;
-        create.process.umask = create.process.umask.or(saved.process.umask.map(|m| m & 0o777));
-        create.init = saved.init;
-        create.read_only |= saved.read_only;
-        create.security.no_new_privileges |= saved.security.no_new_privileges;
+        create.spec.process.terminal = saved.spec.process.terminal;
+        create.spec.process.stdin = saved.spec.process.stdin;
+        create.spec.process.umask =
+            create.spec.process.umask.or(saved.spec.process.umask.map(|m| m & 0o777));
+        create.spec.init = saved.spec.init;
+        create.spec.read_only |= saved.spec.read_only;
+        create.spec.security.no_new_privileges |= saved.spec.security.no_new_privileges;
         self.names(&mut create, saved)?;
         if self.stop_signal.is_none() {
-            let known = (1..=64).contains(&saved.stop_signal);
-            let bad =
-                || Invalid::new("signal of the archive", saved.stop_signal.to_string(), "1 to 64");
-            create.stop_signal = if known { saved.stop_signal } else { return Err(bad().into()) };
+            let known = (1..=64).contains(&saved.spec.stop_signal);
+            let bad = || {
+                Invalid::new("signal of the archive", saved.spec.stop_signal.to_string(), "1 to 64")
+            };
+            create.spec.stop_signal =
+                if known { saved.spec.stop_signal } else { return Err(bad().into()) };
         }
         if self.stop_timeout.is_none() {
-            create.stop_timeout_s = saved.stop_timeout_s;
+            create.spec.stop_timeout_s = saved.spec.stop_timeout_s;
         }
         let mut missing = Vec::new();
         self.network(&mut create, saved, &mut missing);
-        for (key, value) in &saved.sysctls {
+        for (key, value) in &saved.spec.sysctls {
             let (key, value) =
-                limit::sysctl(&format!("{key}={value}"), create.net == NetMode::None)?;
+                limit::sysctl(&format!("{key}={value}"), create.spec.net == NetMode::None)?;
             // Only the operator may lift a bound on kernel objects, not an archive.
-            if sysctl::owner(&key) == Some(Namespace::User) && !create.sysctls.contains_key(&key) {
+            if sysctl::owner(&key) == Some(Namespace::User)
+                && !create.spec.sysctls.contains_key(&key)
+            {
                 missing.push(format!("--sysctl {key}={value}"));
             }
-            create.sysctls.entry(key).or_insert(value);
+            create.spec.sysctls.entry(key).or_insert(value);
         }
         mounts(&mut create, saved, &mut missing);
         self.powers(&create, saved, &mut missing)?;
@@ -94,34 +99,34 @@ impl CreateArgs {
     }
 
     fn names(&self, create: &mut Create, saved: &Config) -> Result<()> {
-        if self.hostname.is_none() && saved.hostname != saved.id.short() {
-            create.hostname = Some(hostname(&saved.hostname)?);
+        if self.hostname.is_none() && saved.spec.hostname != saved.id.short() {
+            create.spec.hostname = hostname(&saved.spec.hostname)?;
         }
-        create.domainname = saved.domainname.as_deref().map(hostname).transpose()?;
+        create.spec.domainname = saved.spec.domainname.as_deref().map(hostname).transpose()?;
         if self.add_host.is_empty() {
-            for (name, address) in &saved.extra_hosts {
-                create.extra_hosts.push((hostname(name)?, *address));
+            for (name, address) in &saved.spec.extra_hosts {
+                create.spec.extra_hosts.push((hostname(name)?, *address));
             }
         }
         if self.dns.is_empty() {
-            create.dns.clone_from(&saved.dns);
+            create.spec.dns.clone_from(&saved.spec.dns);
         }
         Ok(())
     }
 
     /// Takes over a private stack; a shared stack is that of the given domain.
     fn network(&self, create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
-        match saved.net {
+        match saved.spec.net {
             NetMode::None if self.ip.is_empty() && self.publish.is_empty() => {
-                create.net = NetMode::None;
+                create.spec.net = NetMode::None;
             }
-            NetMode::Host if create.net != NetMode::Host => missing.push("--net host".into()),
+            NetMode::Host if create.spec.net != NetMode::Host => missing.push("--net host".into()),
             _ => {}
         }
     }
 
     fn powers(&self, create: &Create, saved: &Config, missing: &mut Vec<String>) -> Result<()> {
-        let (had, has) = (&saved.security, &create.security);
+        let (had, has) = (&saved.spec.security, &create.spec.security);
         if had.privileged {
             if !has.privileged {
                 missing.push("--privileged".into());
@@ -149,8 +154,8 @@ impl CreateArgs {
 
 /// Takes over tmpfs mounts; mounts of host files must be given as options, or are missing.
 fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
-    for mount in &saved.mounts {
-        if create.mounts.iter().any(|given| given.target == mount.target) {
+    for mount in &saved.spec.mounts {
+        if create.spec.mounts.iter().any(|given| given.target == mount.target) {
             continue;
         }
         let target = &mount.target;
@@ -158,16 +163,16 @@ fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
             MountKind::Tmpfs { size_bytes, mode } => {
                 let mut mount = mount.clone();
                 mount.kind = MountKind::Tmpfs { size_bytes: *size_bytes, mode: mode & 0o7777 };
-                create.mounts.push(mount);
+                create.spec.mounts.push(mount);
             }
-            MountKind::Devpts => create.mounts.push(mount.clone()),
+            MountKind::Devpts => create.spec.mounts.push(mount.clone()),
             MountKind::Bind { source, .. } => {
                 missing.push(format!("--volume {}:{target}", source.display()));
             }
             MountKind::Volume { name } => missing.push(format!("--volume {name}:{target}")),
         }
     }
-    create.mounts.sort_by_key(|m| m.target.matches('/').count());
+    create.spec.mounts.sort_by_key(|m| m.target.matches('/').count());
 }
 
 #[cfg(test)]
@@ -216,26 +221,26 @@ mod tests {
     #[test]
     fn archive_gives_values_that_stay_inside() {
         let made = merge(&["a"], |_| {}).unwrap();
-        assert_eq!(made.process.args, ["/bin/server", "-x"]);
-        assert_eq!((made.name.as_str(), made.process.user.0.as_str()), ("web", "www"));
-        assert!(made.process.env.contains(&"KEY=value".to_owned()));
-        assert_eq!(made.hostname.as_deref(), Some("web.example.org"));
-        assert_eq!(made.mounts[0].target, "/scratch");
-        assert_eq!((made.stop_signal, made.stop_timeout_s), (3, 7));
-        assert_eq!(made.net, NetMode::Address { domain: "default".parse().unwrap() });
-        assert!(made.publish.is_empty(), "ports of the host are not the archive's to give");
-        assert_eq!(made.limits, dormouse_model::Limits::default());
+        assert_eq!(made.spec.process.args, ["/bin/server", "-x"]);
+        assert_eq!((made.name.as_str(), made.spec.process.user.0.as_str()), ("web", "www"));
+        assert!(made.spec.process.env.contains(&"KEY=value".to_owned()));
+        assert_eq!(made.spec.hostname, "web.example.org");
+        assert_eq!(made.spec.mounts[0].target, "/scratch");
+        assert_eq!((made.spec.stop_signal, made.spec.stop_timeout_s), (3, 7));
+        assert_eq!(made.spec.net, NetMode::Address { domain: "default".parse().unwrap() });
+        assert!(made.spec.publish.is_empty(), "ports of the host are not the archive's to give");
+        assert_eq!(made.spec.limits, dormouse_model::Limits::default());
         let named =
             merge(&["--name", "b", "--domain", "d", "--memory", "1g", "a"], |_| {}).unwrap();
         assert_eq!(named.name.as_str(), "b");
-        assert_eq!(named.limits.memory_max_bytes, Some(1 << 30));
-        assert_eq!(merge(&["a"], |c| c.net = NetMode::None).unwrap().net, NetMode::None);
+        assert_eq!(named.spec.limits.memory_max_bytes, Some(1 << 30));
+        assert_eq!(merge(&["a"], |c| c.spec.net = NetMode::None).unwrap().spec.net, NetMode::None);
     }
 
     #[test]
     fn host_resources_need_options_or_are_named_as_missing() {
         let bind = |c: &mut Config| {
-            c.mounts[0].kind = MountKind::Bind {
+            c.spec.mounts[0].kind = MountKind::Bind {
                 source: "/etc".into(),
                 recursive: true,
                 idmap: false,
@@ -244,21 +249,21 @@ mod tests {
         };
         type Case = (fn(&mut Config), &'static str, &'static [&'static str]);
         let cases: [Case; 6] = [
-            (|c| c.security.privileged = true, "--privileged", &["--privileged"]),
+            (|c| c.spec.security.privileged = true, "--privileged", &["--privileged"]),
             (
-                |c| c.security.capabilities.push("CAP_SYS_ADMIN".into()),
+                |c| c.spec.security.capabilities.push("CAP_SYS_ADMIN".into()),
                 "--cap-add SYS_ADMIN",
                 &["--cap-add", "SYS_ADMIN"],
             ),
             (
-                |c| c.security.seccomp = SeccompChoice::Unconfined,
+                |c| c.spec.security.seccomp = SeccompChoice::Unconfined,
                 "seccomp=unconfined",
                 &["--security-opt", "seccomp=unconfined"],
             ),
-            (|c| c.net = NetMode::Host, "--net host", &["--net", "host"]),
+            (|c| c.spec.net = NetMode::Host, "--net host", &["--net", "host"]),
             (|c| c.ids.wide = true, "--ids 65536", &["--ids", "65536"]),
             (
-                |c| c.mounts[0].kind = MountKind::Volume { name: "data".parse().unwrap() },
+                |c| c.spec.mounts[0].kind = MountKind::Volume { name: "data".parse().unwrap() },
                 "--volume data:/scratch",
                 &["--volume", "data:/scratch"],
             ),
@@ -271,17 +276,17 @@ mod tests {
         let said = merge(&["a"], bind).unwrap_err().to_string();
         assert!(said.contains("--volume /etc:/scratch"), "{said}");
         let own = merge(&["--tmpfs", "/scratch:size=1m", "a"], bind).unwrap();
-        assert!(matches!(own.mounts[0].kind, MountKind::Tmpfs { size_bytes: Some(_), .. }));
+        assert!(matches!(own.spec.mounts[0].kind, MountKind::Tmpfs { size_bytes: Some(_), .. }));
     }
 
     #[test]
     fn invalid_archive_values_and_decided_options_are_refused() {
         let cases: [fn(&mut Config); 5] = [
-            |c| c.hostname = "a b".into(),
-            |c| c.stop_signal = 900,
-            |c| c.security.capabilities = vec!["CAP_\u{1b}".into()],
-            |c| drop(c.sysctls.insert("kernel.core_pattern".into(), "|/x".into())),
-            |c| c.process.args.clear(),
+            |c| c.spec.hostname = "a b".into(),
+            |c| c.spec.stop_signal = 900,
+            |c| c.spec.security.capabilities = vec!["CAP_\u{1b}".into()],
+            |c| drop(c.spec.sysctls.insert("kernel.core_pattern".into(), "|/x".into())),
+            |c| c.spec.process.args.clear(),
         ];
         for (n, change) in cases.into_iter().enumerate() {
             assert!(merge(&["a"], change).is_err(), "case {n}");

@@ -112,7 +112,7 @@ fn all_asleep(engine: &Engine, config: &Config, saved: &Saved, names: Vec<Name>)
 
 /// Returns the root of a clone.
 fn root(config: &Config, saved: &Saved) -> Result<RootSource> {
-    let reference = match &config.root {
+    let reference = match &config.spec.root {
         RootSource::Image { reference, .. } => reference.clone(),
         RootSource::Directory(_) => "clone".parse()?,
     };

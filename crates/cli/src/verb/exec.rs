@@ -37,7 +37,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let id = engine.find(name)?;
     let config = engine.config(&id)?;
     let mut environment = Environment::default();
-    for entry in &config.process.env {
+    for entry in &config.spec.process.env {
         let (name, value) = key_value(entry);
         // HOME of the container's first user may not fit this user.
         environment.set(name, value);

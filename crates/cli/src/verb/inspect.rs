@@ -59,23 +59,23 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
     let mut rows = vec![
         ("id", c.id.to_string()),
         ("name", c.name.to_string()),
-        ("image", view::image(&c.root)),
+        ("image", view::image(&c.spec.root)),
         ("state", view::status(&shown)),
         ("sleep", view::sleep(c)),
-        ("wakes on", c.wake_on.to_string()),
+        ("wakes on", c.spec.wake_on.to_string()),
         ("pid", shown.pid.map_or_else(String::new, |p| p.to_string())),
         ("addresses", view::addresses(&c.addresses)),
-        ("ports", view::ports(&c.publish)),
-        ("command", c.process.args.join(" ")),
-        ("directory", c.process.cwd.clone()),
-        ("user", c.process.user.0.clone()),
-        ("host name", c.hostname.clone()),
+        ("ports", view::ports(&c.spec.publish)),
+        ("command", c.spec.process.args.join(" ")),
+        ("directory", c.spec.process.cwd.clone()),
+        ("user", c.spec.process.user.0.clone()),
+        ("host name", c.spec.hostname.clone()),
         ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
-        ("capabilities", list(&c.security.capabilities)),
+        ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),
         ("errors", logs.stderr.map_or_else(String::new, |p| p.display().to_string())),
     ];
-    let mounts = c.mounts.iter().map(|m| {
+    let mounts = c.spec.mounts.iter().map(|m| {
         let mode = if m.read_only { " (read-only)" } else { "" };
         let from = match &m.kind {
             dormouse_model::MountKind::Bind { source, .. } => source.display().to_string(),
@@ -86,8 +86,8 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
         ("mount", format!("{from} at {}{mode}", m.target))
     });
     rows.extend(mounts);
-    rows.extend(c.process.env.iter().map(|e| ("environment", e.clone())));
-    rows.extend(c.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
+    rows.extend(c.spec.process.env.iter().map(|e| ("environment", e.clone())));
+    rows.extend(c.spec.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
     print(rows)
 }
 

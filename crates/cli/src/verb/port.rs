@@ -23,7 +23,7 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let (engine, id) = args.target.find(global)?;
     let config = engine.config(&id)?;
-    let mut ports: Vec<Port> = config.publish.iter().map(Port::from).collect();
+    let mut ports: Vec<Port> = config.spec.publish.iter().map(Port::from).collect();
     if let Some(port) = &args.port {
         let wanted = if port.contains('/') { port.clone() } else { format!("{port}/tcp") };
         ports.retain(|p| p.container() == wanted);

@@ -37,15 +37,15 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let [name] = &args.names[..] else { bail!("only one container can be attached to") };
     let id = engine.find(name)?;
     let config = engine.config(&id)?;
-    let interactive = args.interactive && config.process.stdin;
+    let interactive = args.interactive && config.spec.process.stdin;
     let signals = Signals::take()?;
-    let (io, pipes) = if config.process.terminal {
+    let (io, pipes) = if config.spec.process.terminal {
         (session::elsewhere(Stream::Null, || Stream::Log), Pipes::default())
     } else {
         session::pipes(interactive, || Stream::Log)?
     };
     let running = engine.start(&id, io)?;
-    let of = Of::Container { logs: !config.auto_remove };
+    let of = Of::Container { logs: !config.spec.auto_remove };
     let ending =
         session::foreground(&engine, running, pipes, interactive, of, &args.how, &signals)?;
     Ok(ending.code())
@@ -53,7 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
 
 /// Starts a container in the background.
 pub(crate) fn detached(engine: &Engine, id: &ContainerId) -> Result<()> {
-    let stdin = if engine.config(id)?.process.stdin { Stream::Kept } else { Stream::Null };
+    let stdin = if engine.config(id)?.spec.process.stdin { Stream::Kept } else { Stream::Null };
     engine.start(id, session::elsewhere(stdin, || Stream::Log))?.detach();
     Ok(())
 }

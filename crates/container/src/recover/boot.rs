@@ -105,7 +105,7 @@ fn forget_last_boot(ground: &Ground) -> Result<()> {
             state::write_exit(ground, &id, &exit::from_status(&init, None))?;
             end::tear_down(ground, &id, Some(&config))?;
         }
-        if config.auto_remove {
+        if config.spec.auto_remove {
             remove::remove_locked(ground, &id, Some(&config), true)?;
         }
     }

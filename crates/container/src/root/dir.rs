@@ -22,7 +22,7 @@ pub(crate) fn make(ground: &Ground, config: &Config) -> Result<PathBuf> {
     fs::create_dir(&dir).map_err(Error::file("cannot make directory", &dir))?;
     make_dev(&dir.join("dev"), config.ids)?;
     make_owned_dir(&dir.join("shm"), 0o1777, config.ids)?;
-    if config.systemd {
+    if config.spec.systemd {
         make_owned_dir(&dir.join("run"), 0o755, config.ids)?;
         make_owned_dir(&dir.join("lock"), 0o1777, config.ids)?;
     }

@@ -26,7 +26,7 @@ pub(crate) fn mounts(
     shared: &Path,
 ) -> Result<Vec<(OwnedFd, &'static str)>> {
     let mut all = Vec::with_capacity(3);
-    let taken = |path: &str| config.mounts.iter().any(|m| m.target == path);
+    let taken = |path: &str| config.spec.mounts.iter().any(|m| m.target == path);
     let mut bind = |from: &Path, to: &'static str| -> Result<()> {
         if taken(to) {
             return Ok(());
@@ -45,22 +45,22 @@ pub(crate) fn mounts(
         dir::set_mode(&path, 0o644)?;
         Ok(path)
     };
-    let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
-    bind(&own("hostname", format!("{}\n", config.hostname))?, "/etc/hostname")?;
+    let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.spec.hostname);
+    bind(&own("hostname", format!("{}\n", config.spec.hostname))?, "/etc/hostname")?;
     match net {
         Net::Domain(domain) => {
             let hosts = ground.network()?.hosts_file(domain);
-            if config.extra_hosts.is_empty() {
+            if config.spec.extra_hosts.is_empty() {
                 bind(&hosts, "/etc/hosts")?;
             } else {
                 // With lines of its own a container does not see later changes of names.
                 let mut text =
                     fs::read_to_string(&hosts).map_err(Error::file("cannot read", &hosts))?;
-                text.extend(config.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
+                text.extend(config.spec.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
                 bind(&own("hosts", text)?, "/etc/hosts")?;
             }
             let resolv = ground.network()?.resolv_conf(domain);
-            if config.dns.is_empty() {
+            if config.spec.dns.is_empty() {
                 bind(&resolv, "/etc/resolv.conf")?;
             }
         }
@@ -71,7 +71,7 @@ pub(crate) fn mounts(
             } else {
                 bind(&own("hosts", own_names())?, "/etc/hosts")?;
             }
-            if config.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
+            if config.spec.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
                 let text = fs::read_to_string("/etc/resolv.conf")
                     .map_err(Error::file("cannot read", "/etc/resolv.conf"))?;
                 bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
@@ -79,8 +79,8 @@ pub(crate) fn mounts(
         }
         Net::None { .. } => bind(&own("hosts", own_names())?, "/etc/hosts")?,
     }
-    if !config.dns.is_empty() {
-        let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
+    if !config.spec.dns.is_empty() {
+        let text = config.spec.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
         bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
     }
     Ok(all)

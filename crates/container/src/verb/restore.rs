@@ -50,7 +50,8 @@ pub(crate) fn restore(
     comeback.later = later;
     // Recorded rules may be missing in the host's stack, for example after a reboot.
     let is_news = silence::record(ground, &config, comeback.reader.records(), Saved::Before)?;
-    comeback.keeps_quiet = is_news || silence::is_quiet(ground, id) && config.net == NetMode::Host;
+    comeback.keeps_quiet =
+        is_news || silence::is_quiet(ground, id) && config.spec.net == NetMode::Host;
     let running = start::start_restored(ground, &config, &comeback)?;
     silence::forget(ground, id)?; // the rules were removed from the stack
     Ok(running)

@@ -23,7 +23,7 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
     };
     let config = ground.config(id)?;
     let exit = end::settle_locked(ground, &config, true)?;
-    let Some(exit) = exit.filter(|e| wants_restart(config.restart, e)) else {
+    let Some(exit) = exit.filter(|e| wants_restart(config.spec.restart, e)) else {
         return Ok(None);
     };
     // The lock is free while we wait, so that an operator can stop a container that keeps
@@ -37,7 +37,7 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
     let config = ground.config(id)?;
     let observed = state::observe(ground, &config)?;
     let same = observed.exit.as_ref().is_some_and(|e| {
-        e.finished_unix_ms == exit.finished_unix_ms && wants_restart(config.restart, e)
+        e.finished_unix_ms == exit.finished_unix_ms && wants_restart(config.spec.restart, e)
     });
     if !observed.is_alive() && observed.init.is_none() && same {
         ground.record("restart", config.id.as_str(), config.name.as_str(), &[]);

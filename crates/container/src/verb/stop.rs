@@ -21,7 +21,8 @@ use crate::{admission, end, freeze, state, wake};
 /// cancelled.
 pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
     let config = ground.config(id)?;
-    let timeout = timeout.unwrap_or_else(|| Duration::from_secs(u64::from(config.stop_timeout_s)));
+    let timeout =
+        timeout.unwrap_or_else(|| Duration::from_secs(u64::from(config.spec.stop_timeout_s)));
     let fd = {
         // A timeout of 0 wakes nothing, and needs no grant.
         let admitted = match timeout.is_zero() {
@@ -52,7 +53,7 @@ pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>)
             // A pending restart is cancelled.
             if let Some(mut exit) = end::settle_locked(ground, &config, true)?
                 && !exit.stopped
-                && !config.auto_remove
+                && !config.spec.auto_remove
             {
                 exit.stopped = true;
                 state::write_exit(ground, id, &exit)?;
@@ -64,7 +65,7 @@ pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>)
         let _doing = thaws.then(|| pending::intend(ground, id, &Intent::Freezer)).transpose()?;
         init.stopping = true;
         state::write_init(ground, id, &init)?;
-        let sent = pidfd::send_signal(fd.as_fd(), config.stop_signal);
+        let sent = pidfd::send_signal(fd.as_fd(), config.spec.stop_signal);
         sent.map_err(Error::call("cannot send the stop signal"))?;
         if thaws {
             freeze::thaw(ground, &config, &mut init)?;

@@ -16,7 +16,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let mut config = ground.config(id)?;
     let before = config.clone();
     let alive = state::observe_locked(ground, &config)?.is_alive();
-    let l = &mut config.limits;
+    let l = &mut config.spec.limits;
     let new = update.limits.clone();
     l.cpu_max_milli = new.cpu_max_milli.or(l.cpu_max_milli);
     l.cpu_weight = new.cpu_weight.or(l.cpu_weight);
@@ -26,18 +26,18 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     l.pids_max = new.pids_max.or(l.pids_max);
     l.io_weight = new.io_weight.or(l.io_weight);
     if let Some(restart) = update.restart {
-        config.restart = restart;
+        config.spec.restart = restart;
     }
     if let Some(sleep) = update.sleep {
-        spec::sleep_allowed(sleep, config.auto_remove)?;
-        config.sleep = sleep;
+        spec::sleep_allowed(sleep, config.spec.auto_remove)?;
+        config.spec.sleep = sleep;
     }
     if let Some(drowsy) = update.drowsy {
         spec::long_enough(drowsy)?;
-        config.drowsy = drowsy;
+        config.spec.drowsy = drowsy;
     }
     if let Some(wake_on) = update.wake_on {
-        config.wake_on = wake_on;
+        config.spec.wake_on = wake_on;
     }
     if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
         net::update_addresses(ground, &mut config, update, alive)?;
@@ -48,9 +48,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let _doing = changed.then(|| pending::intend(ground, id, &Intent::Limits)).transpose()?;
     ground.write_config(&ground.dir(id), &config)?;
     if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
-        (config.limits, config.restart) = (before.limits, before.restart);
-        (config.sleep, config.drowsy) = (before.sleep, before.drowsy);
-        config.wake_on = before.wake_on;
+        (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);
+        (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
+        config.spec.wake_on = before.spec.wake_on;
         ground.write_config(&ground.dir(id), &config)?;
         let _ = freeze::finish_limits(ground, &config); // the first error is returned
         return Err(e.into());
