@@ -45,7 +45,7 @@ use crate::state::{self, Observed};
 const SOCKET: &str = "gate.sock";
 
 /// Interval of the `wait` messages to a waiting waker.
-pub const TOLD_EVERY: Duration = Duration::from_secs(1);
+pub const WAIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the gate may be silent until the daemon counts as gone.
 const SILENT_MAX: Duration = Duration::from_secs(5);
@@ -186,11 +186,11 @@ impl Gate {
     }
 
     /// Accepts a waker; `None` if none has connected.
-    pub fn accept(&self) -> Option<Asker> {
+    pub fn accept(&self) -> Option<Waker> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let sock = rustix::net::accept_with(&self.listener, flags).ok()?;
         let peer = sockopt::socket_peercred(&sock).ok()?;
-        peer.uid.is_root().then_some(Asker(sock))
+        peer.uid.is_root().then_some(Waker(sock))
     }
 }
 
@@ -203,11 +203,11 @@ impl Drop for Gate {
 
 /// A waker, connected to the gate.
 #[derive(Debug)]
-pub struct Asker(OwnedFd);
+pub struct Waker(OwnedFd);
 
 /// Message or event from a waker.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum Received {
     /// Nothing new.
     Nothing,
     /// The waker is about to wake this container.
@@ -216,29 +216,30 @@ pub enum Heard {
     Gone,
 }
 
-impl std::os::fd::AsFd for Asker {
+impl std::os::fd::AsFd for Waker {
     /// Readable when the waker has sent a message or closed the connection.
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Asker {
+impl Waker {
     /// Receives without blocking.
-    pub fn hear(&self) -> Heard {
+    pub fn receive(&self) -> Received {
         let mut bytes = [0; WORD_BYTES_MAX];
         match recv(&self.0, &mut bytes, RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            Err(Errno::AGAIN | Errno::INTR) => Received::Nothing,
             Ok((n, _)) if n > 0 => {
                 let id = std::str::from_utf8(&bytes[..n]).ok().and_then(|id| id.parse().ok());
-                id.map_or(Heard::Gone, Heard::Wakes)
+                id.map_or(Received::Gone, Received::Wakes)
             }
-            _ => Heard::Gone,
+            _ => Received::Gone,
         }
     }
 
-    /// Sends an answer. A closed connection is reported by the next [`Asker::hear`].
-    pub fn tell(&self, answer: Answer) {
-        let _ = send(&self.0, answer.word(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    /// Sends an answer. A closed connection is reported by the next [`Waker::receive`].
+    pub fn send(&self, answer: Answer) {
+        let _ =
+            rustix::net::send(&self.0, answer.word(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }

@@ -39,7 +39,7 @@ use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
-use crate::policy::{self, Idle, Why};
+use crate::policy::{self, Idle, Reason};
 use crate::state::{self, InitRecord};
 use crate::{event, freeze, hold, later, save};
 
@@ -51,7 +51,7 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(100);
 
 /// Result of a push-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drowsed {
+pub struct PushOut {
     /// Memory charged to the container before, in bytes.
     pub before_bytes: u64,
     /// The same after, in bytes.
@@ -65,8 +65,8 @@ pub(crate) fn drowse(
     ground: &Ground,
     id: &ContainerId,
     idle: Option<&Idle>,
-    why: Why,
-) -> Result<Option<Drowsed>> {
+    why: Reason,
+) -> Result<Option<PushOut>> {
     let lock = ground.lock(id)?;
     let config = ground.config(id)?;
     let observed = state::observe_locked(ground, &config)?;
@@ -115,7 +115,7 @@ pub(crate) fn drowse(
         Err(_) if !goes_on() => (has_swap(), before_bytes),
         other => other?,
     };
-    Ok(Some(Drowsed { before_bytes, after_bytes, has_swap }))
+    Ok(Some(PushOut { before_bytes, after_bytes, has_swap }))
 }
 
 /// Freezes the container, and has the keeper watch its descriptors.
@@ -149,7 +149,7 @@ pub(crate) fn resume(
     ground: &Ground,
     config: &Config,
     mut init: InitRecord,
-    why: Why,
+    why: Reason,
 ) -> Result<()> {
     let _doing = pending::intend(ground, &config.id, &Intent::Freezer)?;
     freeze::thaw(ground, config, &mut init)?;

@@ -19,18 +19,18 @@ use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Name, RootSource};
 
 use crate::create::Created;
-use crate::drowsy::Drowsed;
+use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
 use crate::ground::{self, Ground};
-use crate::idle::Fell;
+use crate::idle::Outcome;
 use crate::inspect::Details;
 use crate::io::Logs;
 use crate::layer::Root;
 use crate::place::Places;
-use crate::policy::{Asked, Idle, Policy, Why};
+use crate::policy::{Idle, Policy, Reason, Request};
 use crate::recover::{boot, custody};
-use crate::save::{CheckpointOptions, Made};
+use crate::save::{CheckpointOptions, NewCheckpoint};
 use crate::saved::{Checkpoint, From};
 use crate::spec::{Create, Exec, Stdio, Update};
 use crate::start::Running;
@@ -239,7 +239,7 @@ impl Engine {
     /// saved, and nothing was stopped; [`ErrorKind::Busy`](crate::ErrorKind::Busy) while a process
     /// waits for the container's end.
     pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
-        sleep::sleep(&self.ground, id, None, Why::Operator)
+        sleep::sleep(&self.ground, id, None, Reason::Operator)
     }
 
     /// Freezes a running container until an event arrives, and pushes its memory out; `None` if the
@@ -247,12 +247,12 @@ impl Engine {
     ///
     /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for a paused container; a container that
     /// cannot be frozen within 10 s is thawed.
-    pub fn drowse(&self, id: &ContainerId) -> Result<Option<Drowsed>> {
-        drowsy::drowse(&self.ground, id, None, Why::Operator)
+    pub fn drowse(&self, id: &ContainerId) -> Result<Option<PushOut>> {
+        drowsy::drowse(&self.ground, id, None, Reason::Operator)
     }
 
     /// Wakes a container; does nothing if it runs.
-    pub fn wake(&self, id: &ContainerId, why: Why) -> Result<()> {
+    pub fn wake(&self, id: &ContainerId, why: Reason) -> Result<()> {
         wake::wake(&self.ground, id, why)
     }
 
@@ -280,9 +280,9 @@ impl Engine {
         &self,
         id: &ContainerId,
         idle: Option<&Idle>,
-        request: Asked,
-        why: Why,
-    ) -> Fell {
+        request: Request,
+        why: Reason,
+    ) -> Outcome {
         idle::fall_asleep(&self.ground, id, idle, request, why)
     }
 
@@ -307,7 +307,11 @@ impl Engine {
     }
 
     /// Saves the processes of a running container.
-    pub fn checkpoint(&self, id: &ContainerId, options: &CheckpointOptions) -> Result<Made> {
+    pub fn checkpoint(
+        &self,
+        id: &ContainerId,
+        options: &CheckpointOptions,
+    ) -> Result<NewCheckpoint> {
         save::checkpoint(&self.ground, id, options)
     }
 
@@ -318,7 +322,7 @@ impl Engine {
         id: &ContainerId,
         options: &CheckpointOptions,
         meanwhile: impl FnOnce(&Path) -> std::result::Result<T, E>,
-    ) -> std::result::Result<(Made, T), E> {
+    ) -> std::result::Result<(NewCheckpoint, T), E> {
         save::checkpoint_while(&self.ground, id, options, meanwhile)
     }
 

@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::io::{self, Io, TTY_GROUP};
 use crate::layer::{self, Root};
-use crate::policy::Why;
+use crate::policy::Reason;
 use crate::spec::Exec;
 use crate::start::Running;
 use crate::user::Users;
@@ -49,8 +49,8 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
 pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Running> {
     let Admitted { lock, config, observed, grant } = admission::lock_to_wake(ground, id)?;
     match (observed.state, observed.init) {
-        (State::Asleep, _) => wake::wake_locked(ground, &config, Why::Operator)?.detach(),
-        (State::Drowsy, Some(init)) => drowsy::resume(ground, &config, init, Why::Operator)?,
+        (State::Asleep, _) => wake::wake_locked(ground, &config, Reason::Operator)?.detach(),
+        (State::Drowsy, Some(init)) => drowsy::resume(ground, &config, init, Reason::Operator)?,
         _ => {}
     }
     let (init, init_fd) = state::alive(ground, &config)?;

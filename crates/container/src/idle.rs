@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::policy::{Asked, Idle, Tier, Why};
+use crate::policy::{Idle, Reason, Request, Tier};
 use crate::{drowsy, save, sleep};
 
 /// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fell {
+pub enum Outcome {
     /// The container is asleep.
     Asleep {
         /// From begin to end.
@@ -63,30 +63,30 @@ pub(crate) fn fall_asleep(
     ground: &Ground,
     id: &ContainerId,
     idle: Option<&Idle>,
-    request: Asked,
-    why: Why,
-) -> Fell {
+    request: Request,
+    why: Reason,
+) -> Outcome {
     let began = Instant::now();
     let took_us = || began.elapsed().as_micros() as u64;
     let fell = match request {
-        Asked::Fall(Tier::Asleep) => sleep::sleep(ground, id, idle, why)
-            .map(|done| done.map(|_| Fell::Asleep { took_us: took_us() })),
-        Asked::Fall(Tier::Drowsy) => drowsy::drowse(ground, id, idle, why)
-            .map(|done| done.map(|_| Fell::Drowsy { took_us: took_us() })),
-        Asked::PagesOut => {
-            drowsy::swap_out(ground, id, idle).map(|bytes| Some(Fell::Swapped { bytes }))
+        Request::Suspend(Tier::Asleep) => sleep::sleep(ground, id, idle, why)
+            .map(|done| done.map(|_| Outcome::Asleep { took_us: took_us() })),
+        Request::Suspend(Tier::Drowsy) => drowsy::drowse(ground, id, idle, why)
+            .map(|done| done.map(|_| Outcome::Drowsy { took_us: took_us() })),
+        Request::PagesOut => {
+            drowsy::swap_out(ground, id, idle).map(|bytes| Some(Outcome::Swapped { bytes }))
         }
     };
     match fell {
         Ok(Some(fell)) => fell,
-        Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
-        Err(Error::NotIdle(_)) => Fell::Ran,
+        Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Outcome::Gone,
+        Err(Error::NotIdle(_)) => Outcome::Ran,
         // All refusals are reported, in one line.
         Err(Error::Checkpoint(CheckpointError::Refused(refusals))) => {
             let all: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-            Fell::Awake { why: all.join("; ") }
+            Outcome::Awake { why: all.join("; ") }
         }
-        Err(e) => Fell::Awake { why: e.with_causes() },
+        Err(e) => Outcome::Awake { why: e.with_causes() },
     }
 }
 
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn outcome_is_one_line_of_json() {
-        let text = |fell: &Fell| serde_json::to_string(fell).unwrap();
-        assert_eq!(text(&Fell::Asleep { took_us: 5 }), "{\"asleep\":{\"took_us\":5}}");
-        assert_eq!(text(&Fell::Ran), "\"ran\"");
-        let awake = Fell::Awake { why: "a\nb".into() };
-        assert_eq!(serde_json::from_str::<Fell>(&text(&awake)).unwrap(), awake);
+        let text = |fell: &Outcome| serde_json::to_string(fell).unwrap();
+        assert_eq!(text(&Outcome::Asleep { took_us: 5 }), "{\"asleep\":{\"took_us\":5}}");
+        assert_eq!(text(&Outcome::Ran), "\"ran\"");
+        let awake = Outcome::Awake { why: "a\nb".into() };
+        assert_eq!(serde_json::from_str::<Outcome>(&text(&awake)).unwrap(), awake);
         assert!(!text(&awake).contains('\n'));
     }
 }

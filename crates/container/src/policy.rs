@@ -25,7 +25,7 @@ use crate::state;
 
 /// Reason why a container fell asleep or was woken: the attribute `reason` of the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum Reason {
     /// Command of an operator, or one that needs the container awake.
     Operator,
     /// No task had run for the configured time.
@@ -40,7 +40,7 @@ pub enum Why {
     Keeper,
 }
 
-impl Why {
+impl Reason {
     /// Returns the word of the events.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -81,29 +81,29 @@ pub enum Tier {
 
 /// Request for an idle container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum Request {
     /// Push its pages out to swap while it is idle; its state does not change.
     PagesOut,
     /// Suspend it to this tier.
-    Fall(Tier),
+    Suspend(Tier),
 }
 
-impl Asked {
+impl Request {
     /// Returns the word of the command line and the events.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PagesOut => "pages-out",
-            Self::Fall(Tier::Drowsy) => "drowsy",
-            Self::Fall(Tier::Asleep) => "asleep",
+            Self::Suspend(Tier::Drowsy) => "drowsy",
+            Self::Suspend(Tier::Asleep) => "asleep",
         }
     }
 }
 
-impl std::str::FromStr for Asked {
+impl std::str::FromStr for Request {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Self> {
-        let all = [Self::PagesOut, Self::Fall(Tier::Drowsy), Self::Fall(Tier::Asleep)];
+        let all = [Self::PagesOut, Self::Suspend(Tier::Drowsy), Self::Suspend(Tier::Asleep)];
         let found = all.into_iter().find(|request| request.as_str() == word);
         found
             .ok_or_else(|| Error::Invalid(format!("'{word}' is none of pages-out, drowsy, asleep")))
@@ -192,6 +192,6 @@ pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
     Some(left.as_millis() as u64 + 1)
 }
 
-pub(crate) fn reason(why: Why) -> [(&'static str, String); 1] {
+pub(crate) fn reason(why: Reason) -> [(&'static str, String); 1] {
     [("reason", why.as_str().to_owned())]
 }

@@ -36,7 +36,7 @@ pub struct CheckpointOptions {
 
 /// A new checkpoint.
 #[derive(Debug, Clone)]
-pub struct Made {
+pub struct NewCheckpoint {
     /// Its directory.
     pub path: PathBuf,
     /// Its number among the container's checkpoints, unless it was written elsewhere.
@@ -67,7 +67,7 @@ pub(crate) fn checkpoint(
     ground: &Ground,
     id: &ContainerId,
     options: &CheckpointOptions,
-) -> Result<Made> {
+) -> Result<NewCheckpoint> {
     save(ground, id, options, None)
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn checkpoint_while<T, E: std::convert::From<Error>>(
     id: &ContainerId,
     options: &CheckpointOptions,
     meanwhile: impl FnOnce(&Path) -> std::result::Result<T, E>,
-) -> std::result::Result<(Made, T), E> {
+) -> std::result::Result<(NewCheckpoint, T), E> {
     let mut done = None;
     let mut step = Some(meanwhile);
     let mut once = |path: &Path| {
@@ -98,7 +98,7 @@ fn save(
     id: &ContainerId,
     options: &CheckpointOptions,
     meanwhile: Option<&mut dyn FnMut(&Path) -> bool>,
-) -> Result<Made> {
+) -> Result<NewCheckpoint> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
     let (mut init, _) = can_be_saved(ground, &config)?;
@@ -146,7 +146,7 @@ fn save(
     }
     let place = path.display().to_string();
     ground.record("checkpoint", id.as_str(), config.name.as_str(), &[("path", place)]);
-    Ok(Made { path, number, figures })
+    Ok(NewCheckpoint { path, number, figures })
 }
 
 /// Returns the first process of a running container that is in a state to be saved.

@@ -44,7 +44,7 @@ use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
-use crate::policy::{self, Idle, Why};
+use crate::policy::{self, Idle, Reason};
 use crate::state::{self, SLEPT};
 use crate::{drowsy, end, exit, hold, save};
 
@@ -53,7 +53,7 @@ pub(crate) fn sleep(
     ground: &Ground,
     id: &ContainerId,
     idle: Option<&Idle>,
-    why: Why,
+    why: Reason,
 ) -> Result<Option<Figures>> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;

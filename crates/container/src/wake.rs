@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::listen::Origin;
 use crate::pending::{self, Intent};
-use crate::policy::{self, Why};
+use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
@@ -33,7 +33,7 @@ const WOKEN_BYTES_MIN: u64 = 8 << 20;
 const AHEAD_MAX: usize = 32;
 
 /// Wakes a container; does nothing if it runs.
-pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Why) -> Result<()> {
+pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Reason) -> Result<()> {
     let Admitted { lock: _lock, config, observed, grant: _grant } =
         admission::lock_to_wake(ground, id)?;
     if let (State::Drowsy, Some(init)) = (observed.state, &observed.init) {
@@ -48,12 +48,17 @@ pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Why) -> Result<()> {
     wake_found(ground, &config, observed, why).map(Running::detach)
 }
 
-pub(crate) fn wake_locked(ground: &Ground, config: &Config, why: Why) -> Result<Running> {
+pub(crate) fn wake_locked(ground: &Ground, config: &Config, why: Reason) -> Result<Running> {
     wake_found(ground, config, state::observe(ground, config)?, why)
 }
 
 /// Wakes a container whose state the caller has read.
-fn wake_found(ground: &Ground, config: &Config, observed: Observed, why: Why) -> Result<Running> {
+fn wake_found(
+    ground: &Ground,
+    config: &Config,
+    observed: Observed,
+    why: Reason,
+) -> Result<Running> {
     // A container with an unsettled exit may turn out to be stopped, or asleep.
     let (state, ended) = (observed.state, observed.needs_settling());
     end::settle_found(ground, config, observed, false)?;
@@ -75,7 +80,7 @@ fn wake_with(
     ground: &Ground,
     config: &Config,
     held: &mut Vec<(u32, OwnedFd)>,
-    why: Why,
+    why: Reason,
 ) -> Result<Running> {
     // The keeper is scheduled while the checkpoint is read.
     let calling = Keeper::call(&ground.places.run)?;

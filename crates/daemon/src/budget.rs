@@ -304,7 +304,7 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_container::Asked;
+    use dormouse_container::Request;
 
     use super::choice::{SETTLES, SLEEP};
     use super::*;
@@ -440,10 +440,10 @@ mod tests {
     fn pages_of_idle_containers_go_to_swap_before_any_container_sleeps() {
         let (mut budget, now) = used_by_rank(40 * MB, 4);
         budget.has_swap(15 * MB);
-        let asked = |chosen: &[Choice]| -> Vec<(ContainerId, Asked)> {
+        let asked = |chosen: &[Choice]| -> Vec<(ContainerId, Request)> {
             chosen.iter().map(|choice| (choice.id.clone(), choice.asked)).collect()
         };
-        assert_eq!(asked(&budget.choose(now, Need::Now, MB, 8)), [(id(4), Asked::PagesOut)]);
+        assert_eq!(asked(&budget.choose(now, Need::Now, MB, 8)), [(id(4), Request::PagesOut)]);
         assert_eq!(asked(&budget.choose(now, Need::Now, 9 * MB, 8)), [], "that is enough");
         budget.pushed_out(now, &id(4), 9 * MB);
         assert!(budget.has_room(now, 9 * MB) && !budget.has_room(now, 10 * MB));
@@ -471,7 +471,7 @@ mod tests {
         let locked = InUse { bytes: 10 * MB, for_swap_bytes: MB };
         assert_eq!(choice(locked).2, SLEEP, "most of it is locked");
         let (mut budget, now, asked) = choice(of(10 * MB));
-        assert_eq!(asked, Asked::PagesOut);
+        assert_eq!(asked, Request::PagesOut);
         budget.pushed_out(now, &id(1), MB);
         let again = budget.choose(now, Need::Now, 2 * MB, 1);
         assert_eq!(again[0].asked, SLEEP, "hardly anything of it went");

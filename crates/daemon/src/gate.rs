@@ -17,7 +17,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Answer, Asker, Engine, Fell, Gate as Door, Heard, TOLD_EVERY, Why};
+use dormouse_container::{
+    Answer, Engine, Gate as Door, Outcome, Reason, Received, WAIT_INTERVAL, Waker,
+};
 use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
 use dormouse_kernel::swap;
 use dormouse_model::ContainerId;
@@ -46,7 +48,7 @@ const LONG: Duration = Duration::from_secs(2);
 /// A connected client that wakes a container.
 #[derive(Debug)]
 struct Client {
-    asker: Asker,
+    waker: Waker,
     /// The container to wake, once the client has sent its id.
     id: Option<ContainerId>,
     is_admitted: bool,
@@ -140,21 +142,21 @@ impl Gate {
     /// Handles arriving and departing clients.
     fn receive(&mut self, now: Instant) {
         let engine = &self.engine;
-        while let Some(asker) = self.door.accept() {
+        while let Some(waker) = self.door.accept() {
             let (id, is_admitted, since) = (None, false, now);
-            let client = Client { asker, id, is_admitted, since, place: now, notified: now };
+            let client = Client { waker, id, is_admitted, since, place: now, notified: now };
             self.clients.push(client);
         }
         let budget = &mut self.budget;
-        self.clients.retain_mut(|client| match client.asker.hear() {
-            Heard::Nothing => true,
-            Heard::Wakes(id) => {
+        self.clients.retain_mut(|client| match client.waker.receive() {
+            Received::Nothing => true,
+            Received::Wakes(id) => {
                 let config = engine.config(&id).ok();
                 client.place = place(client.since, config.and_then(|it| it.spec.limits.cpu_weight));
                 client.id = Some(id);
                 true
             }
-            Heard::Gone => {
+            Received::Gone => {
                 if let Some(id) = client.id.as_ref().filter(|_| client.is_admitted) {
                     budget.arrived(now, id);
                 }
@@ -211,14 +213,14 @@ impl Gate {
                 break;
             }
             client.is_admitted = true;
-            client.asker.tell(Answer::Go);
+            client.waker.send(Answer::Go);
             self.budget.admit(now, id.clone(), may_sleep(engine, id), bytes);
         }
         for client in
             self.clients.iter_mut().filter(|client| !client.is_admitted && client.id.is_some())
         {
-            if now - client.notified >= TOLD_EVERY {
-                client.asker.tell(Answer::Wait);
+            if now - client.notified >= WAIT_INTERVAL {
+                client.waker.send(Answer::Wait);
                 client.notified = now;
             }
         }
@@ -258,7 +260,7 @@ impl Room for Gate {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        let clients = self.clients.iter().map(|it| it.asker.as_fd());
+        let clients = self.clients.iter().map(|it| it.waker.as_fd());
         std::iter::once(self.door.as_fd()).chain(clients).collect()
     }
 
@@ -266,7 +268,7 @@ impl Room for Gate {
         if self.is_changed {
             return Some(self.looked);
         }
-        let notices = self.waiting().map(|(client, _)| client.notified + TOLD_EVERY);
+        let notices = self.waiting().map(|(client, _)| client.notified + WAIT_INTERVAL);
         Some(notices.fold(self.next_look().min(self.glanced + GLANCES), Instant::min))
     }
 
@@ -276,7 +278,7 @@ impl Room for Gate {
         self.receive(now);
         self.read(now);
         self.admit(now);
-        let job = |Choice { id, asked, idle }| Job { id, asked, idle, why: Why::Memory };
+        let job = |Choice { id, asked, idle }| Job { id, asked, idle, why: Reason::Memory };
         Ok(self.choose(now).into_iter().map(job).map(Notice::Wanted).collect())
     }
 
@@ -286,10 +288,10 @@ impl Room for Gate {
             Notice::MaySleep(id, may_sleep) => self.budget.may_sleep(id, *may_sleep),
             Notice::Wanted(job) => self.budget.leaves(&job.id),
             Notice::Ended(Done { id, fell, .. }) => match fell {
-                Fell::Asleep { .. } | Fell::Gone => self.budget.left(now, id.clone()),
-                Fell::Swapped { bytes } => self.budget.pushed_out(now, id, *bytes),
-                Fell::Ran | Fell::Drowsy { .. } => self.budget.stays(now, id, false),
-                Fell::Awake { .. } => self.budget.stays(now, id, true),
+                Outcome::Asleep { .. } | Outcome::Gone => self.budget.left(now, id.clone()),
+                Outcome::Swapped { bytes } => self.budget.pushed_out(now, id, *bytes),
+                Outcome::Ran | Outcome::Drowsy { .. } => self.budget.stays(now, id, false),
+                Outcome::Awake { .. } => self.budget.stays(now, id, true),
             },
         }
         self.is_changed = true;

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use dormouse_api::EventKind;
-use dormouse_container::{Asked, Engine, Error as EngineError, Fell, Follow, Why};
+use dormouse_container::{Engine, Error as EngineError, Follow, Outcome, Reason, Request};
 use dormouse_kernel::cgroup::CpuTime;
 use dormouse_model::ContainerId;
 use rustix::fs::inotify;
@@ -160,7 +160,7 @@ impl IdleRoom {
                 };
                 self.queue.push(Reverse((watch.due, id.clone())));
                 watch.is_falling = true;
-                Some(Job { id, asked: Asked::Fall(tier), idle: Some(idle), why: Why::Idle })
+                Some(Job { id, asked: Request::Suspend(tier), idle: Some(idle), why: Reason::Idle })
             }
             Err(e) => {
                 say(&format!("{}: {e}", id.short()));
@@ -181,18 +181,18 @@ impl IdleRoom {
             watch.is_drowsy(policy.is_drowsy);
         }
         match fell {
-            Fell::Asleep { took_us } => watch.slept(now, Duration::from_micros(*took_us)),
-            Fell::Drowsy { took_us } => {
+            Outcome::Asleep { took_us } => watch.slept(now, Duration::from_micros(*took_us)),
+            Outcome::Drowsy { took_us } => {
                 watch.drowsed(now, Duration::from_micros(*took_us), used_ns.unwrap_or(0));
             }
-            Fell::Gone => return self.consider(id.clone()),
-            Fell::Ran => watch.ran(now),
-            Fell::Swapped { .. } => {} // still as idle as before
-            Fell::Awake { why } => {
+            Outcome::Gone => return self.consider(id.clone()),
+            Outcome::Ran => watch.ran(now),
+            Outcome::Swapped { .. } => {} // still as idle as before
+            Outcome::Awake { why } => {
                 // Admission control tries before the idle time is over; the idle timer may still
                 // try later.
-                if *reason == Why::Idle
-                    && let Asked::Fall(tier) = *asked
+                if *reason == Reason::Idle
+                    && let Request::Suspend(tier) = *asked
                     && watch.refused(now, why, tier)
                     && let Ok(config) = self.engine.config(id)
                 {

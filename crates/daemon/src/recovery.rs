@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, Fell};
+use dormouse_container::{Engine, Outcome};
 
 use crate::error::Result;
 use crate::notify::say;
@@ -81,7 +81,7 @@ impl Room for Recovery {
             Notice::Events => self.find_keeper(), // the keeper is there as soon as a container runs
             // The worker may have been killed in the middle of its job. ORDER: recovered before
             // other rooms read the state of the container.
-            Notice::Ended(Done { fell: Fell::Awake { .. }, .. }) => self.recover(),
+            Notice::Ended(Done { fell: Outcome::Awake { .. }, .. }) => self.recover(),
             Notice::Ended(_) | Notice::MaySleep(..) | Notice::Wanted(_) => {}
         }
     }

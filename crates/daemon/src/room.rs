@@ -19,7 +19,7 @@ use std::error::Error as _;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Asked, Fell, Idle, Why};
+use dormouse_container::{Idle, Outcome, Reason, Request};
 use dormouse_model::ContainerId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -33,19 +33,19 @@ const RESTS: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) id: ContainerId,
-    pub(crate) asked: Asked,
+    pub(crate) asked: Request,
     /// The idle time required of it; None if it is suspended although it is active.
     pub(crate) idle: Option<Idle>,
-    pub(crate) why: Why,
+    pub(crate) why: Reason,
 }
 
 /// The outcome of a job.
 #[derive(Debug, Clone)]
 pub(crate) struct Done {
     pub(crate) id: ContainerId,
-    pub(crate) asked: Asked,
-    pub(crate) why: Why,
-    pub(crate) fell: Fell,
+    pub(crate) asked: Request,
+    pub(crate) why: Reason,
+    pub(crate) fell: Outcome,
 }
 
 /// A change that other rooms may depend on.

@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Fell, Idle};
+use dormouse_container::{Idle, Outcome};
 
 use crate::error::Result;
 use crate::room::{Done, Job, Notice, Room};
@@ -117,7 +117,7 @@ impl Work {
             (Err(e), _) | (_, Err(e)) => format!("the result of the job is not known: {e}"),
             (_, Ok(status)) => format!("the worker process failed: {status}"),
         };
-        Done { id, asked, why, fell: Fell::Awake { why: cause } }
+        Done { id, asked, why, fell: Outcome::Awake { why: cause } }
     }
 }
 
@@ -154,7 +154,7 @@ impl Room for Work {
             Err(e) => {
                 let why = format!("cannot start a worker process: {e}");
                 let Job { id, asked, .. } = job.clone();
-                let done = Done { id, asked, why: job.why, fell: Fell::Awake { why } };
+                let done = Done { id, asked, why: job.why, fell: Outcome::Awake { why } };
                 self.failed.push((now, done));
             }
         }
@@ -170,7 +170,7 @@ impl Room for Work {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_container::{Asked, Why};
+    use dormouse_container::{Reason, Request};
     use dormouse_model::ContainerId;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -180,9 +180,9 @@ mod tests {
     fn job(n: u8) -> Job {
         Job {
             id: ContainerId::from_bytes([n; 16]),
-            asked: Asked::PagesOut,
+            asked: Request::PagesOut,
             idle: None,
-            why: Why::Memory,
+            why: Reason::Memory,
         }
     }
 
@@ -211,7 +211,9 @@ mod tests {
         work.notice(now, &Notice::Wanted(job(1)));
         assert!(work.due().is_some_and(|due| due <= now), "at once");
         let done = ended(&mut work);
-        assert!(matches!(&done.fell, Fell::Awake { why } if why.contains("cannot start a worker")));
+        assert!(
+            matches!(&done.fell, Outcome::Awake { why } if why.contains("cannot start a worker"))
+        );
         assert_eq!((done.id, work.due()), (job(1).id, None));
     }
 
@@ -222,7 +224,7 @@ mod tests {
         for n in 0..3 {
             work.notice(Instant::now(), &Notice::Wanted(job(n)));
             let done = ended(&mut work);
-            assert_eq!((done.id, done.fell), (job(n).id, Fell::Ran));
+            assert_eq!((done.id, done.fell), (job(n).id, Outcome::Ran));
             assert_eq!((work.free.len(), work.running.len()), (1, 0));
         }
         work.turn(Instant::now() + RESTS, &[]).unwrap();

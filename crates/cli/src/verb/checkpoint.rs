@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use dormouse_api::rfc3339;
 use dormouse_checkpoint::format::{Reader, Records, Thing};
-use dormouse_container::{CheckpointOptions, Engine, From, Made};
+use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint};
 use serde_json::json;
 
 use crate::command::Global;
@@ -140,7 +140,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(0)
 }
 
-fn tell(made: &Made, as_json: bool) -> Result<()> {
+fn tell(made: &NewCheckpoint, as_json: bool) -> Result<()> {
     if as_json {
         let us = |d: Duration| d.as_micros() as u64;
         let figures = made.figures;

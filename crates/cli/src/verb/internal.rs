@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use dormouse_container::{Asked, Idle, Why};
+use dormouse_container::{Idle, Reason, Request};
 use rustix::net::SendFlags;
 
 use crate::command::{Global, whole};
@@ -62,7 +62,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             while let Some(line) = lines.next().transpose().context("cannot read container id")? {
                 let mut words = line.split_ascii_whitespace();
                 let id = words.next().unwrap_or_default();
-                engine.wake(&id.parse()?, Why::of_keeper(words.next()))?;
+                engine.wake(&id.parse()?, Reason::of_keeper(words.next()))?;
                 let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
                 rustix::net::send(keeper, b"\n", flags).context("cannot answer the keeper")?;
             }
@@ -84,7 +84,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                     }),
                     _ => None,
                 };
-                let (asked, why): (Asked, _) = (asked.parse()?, Why::of_daemon(why));
+                let (asked, why): (Request, _) = (asked.parse()?, Reason::of_daemon(why));
                 let fell = engine.fall_asleep(&id.parse()?, idle.as_ref(), asked, why);
                 output::json_line(&fell)?;
             }

@@ -1,7 +1,7 @@
 //! `dormouse sleep`
 
 use anyhow::Result;
-use dormouse_container::{Drowsed, Engine};
+use dormouse_container::{Engine, PushOut};
 use dormouse_model::{ContainerId, State};
 
 use crate::command::Global;
@@ -35,7 +35,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
 }
 
 fn drowse(engine: &Engine, id: &ContainerId) -> Result<()> {
-    let Some(Drowsed { before_bytes, after_bytes, has_swap }) = engine.drowse(id)? else {
+    let Some(PushOut { before_bytes, after_bytes, has_swap }) = engine.drowse(id)? else {
         return Ok(());
     };
     if !has_swap {

@@ -1,7 +1,7 @@
 //! `dormouse wake`
 
 use anyhow::Result;
-use dormouse_container::Why;
+use dormouse_container::Reason;
 use dormouse_model::State;
 
 use crate::command::Global;
@@ -16,5 +16,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let sleeps = |state| matches!(state, State::Asleep | State::Drowsy);
-    args.targets.each(global, sleeps, |engine, id| Ok(engine.wake(id, Why::Operator)?))
+    args.targets.each(global, sleeps, |engine, id| Ok(engine.wake(id, Reason::Operator)?))
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::hold::{self, Custodian};
 use crate::listen::Listener;
-use crate::policy::{self, Why};
+use crate::policy::{self, Reason};
 use crate::{drowsy, end, later, net, state};
 
 /// LIMIT: how many containers are locked at a time.
@@ -115,7 +115,7 @@ fn prepare(ground: &Ground, id: &ContainerId, lock: Lock) -> Option<Orphan> {
         let observed = state::observe_locked(ground, &config)?;
         let is_alive = observed.is_alive();
         if let (State::Drowsy, Some(init)) = (observed.state, observed.init) {
-            drowsy::resume(ground, &config, init, Why::Keeper)?;
+            drowsy::resume(ground, &config, init, Reason::Keeper)?;
             return Ok(None);
         }
         if is_alive {

@@ -8,7 +8,7 @@ use dormouse_model::{ContainerId, State};
 use crate::admission::{self, Admitted};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::policy::Why;
+use crate::policy::Reason;
 use crate::spec::Stdio;
 use crate::start::{self, Running};
 use crate::state::{self, Past};
@@ -25,7 +25,7 @@ pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Runn
         return Err(Error::state(&config, observed.state, "it is started already"));
     }
     if observed.state == State::Asleep {
-        return wake::wake_locked(ground, &config, Why::Operator);
+        return wake::wake_locked(ground, &config, Reason::Operator);
     }
     end::settle_found(ground, &config, observed, false)?;
     start::start_locked(ground, &config, io, Past::default())
@@ -36,7 +36,7 @@ pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Runn
 pub(crate) fn attach(ground: &Ground, id: &ContainerId) -> Result<Running> {
     let config = ground.config(id)?;
     if state::observe(ground, &config)?.state == State::Asleep {
-        wake::wake(ground, id, Why::Operator)?;
+        wake::wake(ground, id, Reason::Operator)?;
     }
     let (init, pidfd) = state::alive(ground, &config)?;
     let mut keeper = Keeper::connect(&ground.places.run)?.ok_or(LaunchError::KeeperGone)?;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::exit::SIGKILL;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
-use crate::policy::Why;
+use crate::policy::Reason;
 use crate::{admission, end, freeze, state, wake};
 
 /// Sends the stop signal to the first process, and kills all processes if it has not exited
@@ -39,7 +39,7 @@ pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>)
             }
             // The program handles the signal as if it had been awake: its memory may hold data that it
             // writes at its end.
-            let woken = wake::wake_locked(ground, &config, Why::Operator).map_err(|e| {
+            let woken = wake::wake_locked(ground, &config, Reason::Operator).map_err(|e| {
                 Error::Invalid(format!(
                     "cannot wake '{}' for its stop signal: {}; 'stop --time 0' ends it as it is",
                     config.name.as_str(),

@@ -16,13 +16,13 @@
 
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Asked, Idle, Tier};
+use dormouse_container::{Idle, Request, Tier};
 use dormouse_model::ContainerId;
 
 use super::{Awake, Budget, Step, TURN};
 
 /// The last resort.
-pub(super) const SLEEP: Asked = Asked::Fall(Tier::Asleep);
+pub(super) const SLEEP: Request = Request::Suspend(Tier::Asleep);
 /// Fixed cost of a wake, in seconds.
 const WAKE_S: f64 = 0.005;
 /// Cost per byte: memory is read at some 1 GB/s.
@@ -43,7 +43,7 @@ const WORTH: Duration = Duration::from_secs(1);
 pub(crate) struct Choice {
     pub(crate) id: ContainerId,
     /// Push out its pages, or suspend it.
-    pub(crate) asked: Asked,
+    pub(crate) asked: Request,
     /// The idle time required of it; None if it is suspended although it is active.
     pub(crate) idle: Option<Idle>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Choice {
 /// The memory that one container can give, and its price.
 struct Offer {
     id: ContainerId,
-    asked: Asked,
+    asked: Request,
     is_busy: bool,
     /// Worth of keeping one byte of it in memory, in seconds per second.
     worth: f64,
@@ -79,7 +79,7 @@ impl Awake {
             && pages >= PUSHED_BYTES_MIN.max(self.bytes / 4)
             && self.keeps_pages_until <= now;
         let (asked, bytes, once, per_byte) = match goes_to_swap {
-            true => (Asked::PagesOut, pages, SWAP_S, SWAP_S_PER_BYTE),
+            true => (Request::PagesOut, pages, SWAP_S, SWAP_S_PER_BYTE),
             false => (SLEEP, self.bytes.max(1), WAKE_S, WAKE_S_PER_BYTE),
         };
         let cost = once + bytes as f64 * per_byte;
@@ -131,7 +131,7 @@ impl Budget {
         all.sort_by(|a, b| a.is_busy.cmp(&b.is_busy).then_with(|| a.worth.total_cmp(&b.worth)));
         let (mut chosen, mut swap_bytes) = (Vec::new(), self.swap_bytes);
         for Offer { id, asked, is_busy, bytes, .. } in all.into_iter().take(count_max - count) {
-            if asked == Asked::PagesOut {
+            if asked == Request::PagesOut {
                 let Some(rest) = swap_bytes.checked_sub(bytes) else { continue };
                 swap_bytes = rest;
             }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use dormouse_checkpoint::format::seal::Seal;
-use dormouse_container::{CheckpointOptions, Engine, From, Made};
+use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint};
 use dormouse_model::ContainerId;
 
 use super::seal::{self, KeyArgs, SealArgs};
@@ -68,7 +68,7 @@ pub(crate) fn save(
     compress: bool,
     seal: Option<&Seal>,
     file: PathBuf,
-) -> Result<Made> {
+) -> Result<NewCheckpoint> {
     let config = engine.config(id)?;
     let options = CheckpointOptions { leave_running, to: None };
     let (made, ()) = engine.checkpoint_while(id, &options, |checkpoint| {
@@ -81,7 +81,7 @@ pub(crate) fn save(
     if let Some(number) = made.number {
         engine.remove_checkpoint(id, number)?;
     }
-    Ok(Made { path: file, number: None, figures: made.figures })
+    Ok(NewCheckpoint { path: file, number: None, figures: made.figures })
 }
 
 pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
