@@ -65,7 +65,7 @@ pub(crate) fn drowse(
     ground: &Ground,
     id: &ContainerId,
     idle: Option<&Idle>,
-    why: Reason,
+    reason: Reason,
 ) -> Result<Option<PushOut>> {
     let lock = ground.lock(id)?;
     let config = ground.config(id)?;
@@ -102,8 +102,7 @@ pub(crate) fn drowse(
         freeze::thaw(ground, &config, &mut init)?;
         return Err(LaunchError::KeeperGone.into());
     }
-    let reason = [("reason", why.as_str().to_owned())];
-    ground.record("drowsy", id.as_str(), config.name.as_str(), &reason);
+    ground.record("drowsy", id.as_str(), config.name.as_str(), &policy::reason(reason));
     // ORDER: from here on an event wakes the container without waiting for the push-out.
     drop((doing, lock));
     let goes_on = || state::is_drowsy(ground, id);
@@ -149,12 +148,11 @@ pub(crate) fn resume(
     ground: &Ground,
     config: &Config,
     mut init: InitRecord,
-    why: Reason,
+    reason: Reason,
 ) -> Result<()> {
     let _doing = pending::intend(ground, &config.id, &Intent::Freezer)?;
     freeze::thaw(ground, config, &mut init)?;
-    let reason = [("reason", why.as_str().to_owned())];
-    ground.record("wake", config.id.as_str(), config.name.as_str(), &reason);
+    ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(reason));
     Ok(())
 }
 

@@ -1,7 +1,6 @@
 //! The engine: the public face of the crate, one line for each verb.
 //!
-//! Every method calls one function of the modules below, which take the engine's [`Ground`]. Uses all of them
-//! but `list`.
+//! Every method calls one function of the modules below, which take the engine's [`Ground`].
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -27,6 +26,7 @@ use crate::idle::Outcome;
 use crate::inspect::Details;
 use crate::io::Logs;
 use crate::layer::Root;
+use crate::list::Listed;
 use crate::place::Places;
 use crate::policy::{Idle, Policy, Reason, Request};
 use crate::recover::{boot, custody};
@@ -39,8 +39,9 @@ use crate::template::Template;
 use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::{
-    archive, create, drowsy, exec, hold, idle, inspect, io, later, layer, listen, policy, recover,
-    remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage, verb, wake,
+    archive, create, drowsy, exec, hold, idle, inspect, io, later, layer, list, listen, policy,
+    recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage,
+    verb, wake,
 };
 
 /// The engine on one set of directories.
@@ -252,8 +253,8 @@ impl Engine {
     }
 
     /// Wakes a container; does nothing if it runs.
-    pub fn wake(&self, id: &ContainerId, why: Reason) -> Result<()> {
-        wake::wake(&self.ground, id, why)
+    pub fn wake(&self, id: &ContainerId, reason: Reason) -> Result<()> {
+        wake::wake(&self.ground, id, reason)
     }
 
     /// Prepares the parts of a wake that are the same for all containers, in a process that waits
@@ -281,9 +282,9 @@ impl Engine {
         id: &ContainerId,
         idle: Option<&Idle>,
         request: Request,
-        why: Reason,
+        reason: Reason,
     ) -> Outcome {
-        idle::fall_asleep(&self.ground, id, idle, request, why)
+        idle::fall_asleep(&self.ground, id, idle, request, reason)
     }
 
     /// Returns everything that prevents a sleep, which is less: reachable sockets are held by the
@@ -429,6 +430,13 @@ impl Engine {
 
 /// Facts.
 impl Engine {
+    /// Returns the listed facts of all containers, oldest first. A container that is being removed
+    /// is left out; a damaged record is an error that names the file.
+    #[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
+    pub fn list(&self) -> Result<Vec<Box<Listed>>> {
+        list::list(&self.ground)
+    }
+
     /// Everything about one container.
     pub fn inspect(&self, id: &ContainerId) -> Result<Details> {
         inspect::inspect(&self.ground, id)

@@ -64,14 +64,14 @@ pub(crate) fn fall_asleep(
     id: &ContainerId,
     idle: Option<&Idle>,
     request: Request,
-    why: Reason,
+    reason: Reason,
 ) -> Outcome {
     let began = Instant::now();
     let took_us = || began.elapsed().as_micros() as u64;
     let fell = match request {
-        Request::Suspend(Tier::Asleep) => sleep::sleep(ground, id, idle, why)
+        Request::Suspend(Tier::Asleep) => sleep::sleep(ground, id, idle, reason)
             .map(|done| done.map(|_| Outcome::Asleep { took_us: took_us() })),
-        Request::Suspend(Tier::Drowsy) => drowsy::drowse(ground, id, idle, why)
+        Request::Suspend(Tier::Drowsy) => drowsy::drowse(ground, id, idle, reason)
             .map(|done| done.map(|_| Outcome::Drowsy { took_us: took_us() })),
         Request::PagesOut => {
             drowsy::swap_out(ground, id, idle).map(|bytes| Some(Outcome::Swapped { bytes }))

@@ -42,9 +42,8 @@
 //! save restore remove tidy archive                       parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
 //! sleep recover                                          ways out, and after a crash
-//! wake idle exec inspect verb                            verbs
+//! wake idle exec inspect verb list                       verbs
 //! engine                                                 public face
-//! list                                                   all containers
 //! ```
 //!
 //! # Places

@@ -12,6 +12,8 @@
 //!
 //! No result depends on the file. An invalid or misplaced line counts as missing; a list that finds
 //! many missing lines writes the file again, if it can.
+//!
+//! Uses `ground`, `state` and `inspect`.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -26,9 +28,9 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, statat};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Durable, Lock};
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::inspect::Details;
+use crate::ground::Ground;
+use crate::inspect::{self, Details};
 use crate::state::Exit;
 
 /// First line of the file. The number changes with the definition of [`Listed`], and with the
@@ -223,114 +225,110 @@ fn changed_ns(stat: &Stat) -> i128 {
     i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec)
 }
 
-impl Engine {
-    /// Returns the listed facts of all containers, oldest first. A container that is being removed
-    /// is left out; a damaged record is an error that names the file.
-    #[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
-    pub fn list(&self) -> Result<Vec<Box<Listed>>> {
-        // ORDER: the containers with processes, then the directories: a container that starts or
-        // wakes meanwhile is shown in its old or its new state.
-        let awake: HashSet<ContainerId> = self.started()?.into_iter().collect();
-        let path = self.places().lib.join("list");
-        let (ids, text) = std::thread::scope(|scope| {
-            let ids = scope.spawn(|| {
-                let mut ids = self.ids()?;
-                ids.sort_unstable();
-                Ok::<_, Error>(ids)
-            });
-            let text = fs::read(&path).unwrap_or_default(); // only a cache
-            (ids.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
+/// Returns the listed facts of all containers, oldest first. A container that is being removed
+/// is left out; a damaged record is an error that names the file.
+#[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
+pub(crate) fn list(ground: &Ground) -> Result<Vec<Box<Listed>>> {
+    // ORDER: the containers with processes, then the directories: a container that starts or
+    // wakes meanwhile is shown in its old or its new state.
+    let awake: HashSet<ContainerId> = ground.started()?.into_iter().collect();
+    let path = ground.places.lib.join("list");
+    let (ids, text) = std::thread::scope(|scope| {
+        let ids = scope.spawn(|| {
+            let mut ids = ground.ids()?;
+            ids.sort_unstable();
+            Ok::<_, Error>(ids)
         });
-        let ids = ids?;
-        let lines = Lines::of(&text);
-        // Each of ten thousand containers costs a few system calls: use all processors.
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let part = ids.len().div_ceil(cpus).max(PART_MIN);
-        let mut all = std::thread::scope(|scope| {
-            let awake = &awake;
-            let glance = |ids| scope.spawn(move || self.glance(ids, awake, lines));
-            // Other threads get their memory page by page (malloc(3), arenas): the first part is
-            // done here.
-            let (ours, theirs) = ids.split_at(part.min(ids.len()));
-            let parts: Vec<_> = theirs.chunks(part).map(glance).collect();
-            let mut all = self.glance(ours, awake, lines)?;
-            all.reserve(theirs.len());
-            for part in parts {
-                all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
-            }
-            Ok::<_, Error>(all)
-        })?;
-        // ORDER: the file is written while the list is sorted by id.
-        let anew = all.iter().filter(|found| found.is_new).count();
-        if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
-            let _ = self.keep(&all); // on failure the next list reads all again
+        let text = fs::read(&path).unwrap_or_default(); // only a cache
+        (ids.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
+    });
+    let ids = ids?;
+    let lines = Lines::of(&text);
+    // Each of ten thousand containers costs a few system calls: use all processors.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = ids.len().div_ceil(cpus).max(PART_MIN);
+    let mut all = std::thread::scope(|scope| {
+        let awake = &awake;
+        let begin = |ids| scope.spawn(move || glance(ground, ids, awake, lines));
+        // Other threads get their memory page by page (malloc(3), arenas): the first part is
+        // done here.
+        let (ours, theirs) = ids.split_at(part.min(ids.len()));
+        let parts: Vec<_> = theirs.chunks(part).map(begin).collect();
+        let mut all = glance(ground, ours, awake, lines)?;
+        all.reserve(theirs.len());
+        for part in parts {
+            all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
         }
-        // Stable: containers of the same second stay sorted by id.
-        all.sort_by_cached_key(|found| found.listed.created_unix_s);
-        Ok(all.into_iter().map(|found| found.listed).collect())
+        Ok::<_, Error>(all)
+    })?;
+    // ORDER: the file is written while the list is sorted by id.
+    let anew = all.iter().filter(|found| found.is_new).count();
+    if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
+        let _ = keep(ground, &all); // on failure the next list reads all again
     }
+    // Stable: containers of the same second stay sorted by id.
+    all.sort_by_cached_key(|found| found.listed.created_unix_s);
+    Ok(all.into_iter().map(|found| found.listed).collect())
+}
 
-    /// Returns the facts of some containers, in the order of their ids.
-    fn glance(
-        &self,
-        ids: &[ContainerId],
-        awake: &HashSet<ContainerId>,
-        lines: Lines<'_>,
-    ) -> Result<Vec<Found>> {
-        let Some(first) = ids.first() else { return Ok(Vec::new()) };
-        let mut lines = lines.from(first);
-        let path = self.places().containers();
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let containers = rustix::fs::open(&path, flags, Mode::empty());
-        let containers = containers.map_err(|e| Error::file("cannot open", &path)(e.into()))?;
-        let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() - SETTLED;
-        let mut all = Vec::with_capacity(ids.len());
-        for id in ids {
-            // ORDER: the time is read before the files.
-            let at = match awake.contains(id) {
-                true => None,
-                false => statat(&containers, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok(),
-            };
-            let at = at.map(|stat| changed_ns(&stat));
-            let known = lines.pass(id).filter(|kept| Some(kept.changed_ns) == at);
-            let known = known.and_then(|kept| serde_json::from_slice(kept.json).ok());
-            let found = match known {
-                Some(listed) => Found { listed, changed_ns: at, is_new: false },
-                None => match self.inspect(id) {
-                    Ok(details) => {
-                        // A container that was started in between is not cached.
-                        let rests = matches!(
-                            details.state,
-                            State::Created | State::Asleep | State::Stopped
-                        );
-                        let holds = |at: &i128| rests && *at <= settled.as_nanos() as i128;
-                        let changed_ns = at.filter(holds);
-                        let is_new = changed_ns.is_some();
-                        Found { listed: Box::new(details.into()), changed_ns, is_new }
-                    }
-                    Err(Error::NoContainer(_)) => continue,
-                    Err(e) => return Err(e),
-                },
-            };
-            all.push(found);
-        }
-        Ok(all)
+/// Returns the facts of some containers, in the order of their ids.
+fn glance(
+    ground: &Ground,
+    ids: &[ContainerId],
+    awake: &HashSet<ContainerId>,
+    lines: Lines<'_>,
+) -> Result<Vec<Found>> {
+    let Some(first) = ids.first() else { return Ok(Vec::new()) };
+    let mut lines = lines.from(first);
+    let path = ground.places.containers();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let containers = rustix::fs::open(&path, flags, Mode::empty());
+    let containers = containers.map_err(|e| Error::file("cannot open", &path)(e.into()))?;
+    let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() - SETTLED;
+    let mut all = Vec::with_capacity(ids.len());
+    for id in ids {
+        // ORDER: the time is read before the files.
+        let at = match awake.contains(id) {
+            true => None,
+            false => statat(&containers, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok(),
+        };
+        let at = at.map(|stat| changed_ns(&stat));
+        let known = lines.pass(id).filter(|kept| Some(kept.changed_ns) == at);
+        let known = known.and_then(|kept| serde_json::from_slice(kept.json).ok());
+        let found = match known {
+            Some(listed) => Found { listed, changed_ns: at, is_new: false },
+            None => match inspect::inspect(ground, id) {
+                Ok(details) => {
+                    // A container that was started in between is not cached.
+                    let rests =
+                        matches!(details.state, State::Created | State::Asleep | State::Stopped);
+                    let holds = |at: &i128| rests && *at <= settled.as_nanos() as i128;
+                    let changed_ns = at.filter(holds);
+                    let is_new = changed_ns.is_some();
+                    Found { listed: Box::new(details.into()), changed_ns, is_new }
+                }
+                Err(Error::NoContainer(_)) => continue,
+                Err(e) => return Err(e),
+            },
+        };
+        all.push(found);
     }
+    Ok(all)
+}
 
-    /// Writes the file again, unless another process is doing so.
-    fn keep(&self, all: &[Found]) -> Result<()> {
-        let lock = self.places().run.join("list.lock");
-        let Some(_alone) = Lock::try_take_new(&lock)? else { return Ok(()) };
-        let mut text = HEAD.to_vec();
-        for Found { listed, changed_ns, .. } in all {
-            let Some(changed_ns) = changed_ns else { continue };
-            text.extend_from_slice(format!("{} {changed_ns} ", listed.id).as_bytes());
-            if serde_json::to_writer(&mut text, listed).is_ok() {
-                text.push(b'\n');
-            }
+/// Writes the file again, unless another process is doing so.
+fn keep(ground: &Ground, all: &[Found]) -> Result<()> {
+    let lock = ground.places.run.join("list.lock");
+    let Some(_alone) = Lock::try_take_new(&lock)? else { return Ok(()) };
+    let mut text = HEAD.to_vec();
+    for Found { listed, changed_ns, .. } in all {
+        let Some(changed_ns) = changed_ns else { continue };
+        text.extend_from_slice(format!("{} {changed_ns} ", listed.id).as_bytes());
+        if serde_json::to_writer(&mut text, listed).is_ok() {
+            text.push(b'\n');
         }
-        disk::write(&self.places().lib.join("list"), &text, Durable::No)
     }
+    disk::write(&ground.places.lib.join("list"), &text, Durable::No)
 }
 
 #[cfg(test)]

@@ -192,6 +192,7 @@ pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
     Some(left.as_millis() as u64 + 1)
 }
 
-pub(crate) fn reason(why: Reason) -> [(&'static str, String); 1] {
-    [("reason", why.as_str().to_owned())]
+/// The attribute of an event.
+pub(crate) fn reason(reason: Reason) -> [(&'static str, String); 1] {
+    [("reason", reason.as_str().to_owned())]
 }

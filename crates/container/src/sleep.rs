@@ -53,7 +53,7 @@ pub(crate) fn sleep(
     ground: &Ground,
     id: &ContainerId,
     idle: Option<&Idle>,
-    why: Reason,
+    reason: Reason,
 ) -> Result<Option<Figures>> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
@@ -98,6 +98,6 @@ pub(crate) fn sleep(
     // record.
     exit::of(ground, id, &init)?;
     end::release_objects(ground, &config)?;
-    ground.record("sleep", id.as_str(), config.name.as_str(), &policy::reason(why));
+    ground.record("sleep", id.as_str(), config.name.as_str(), &policy::reason(reason));
     Ok(Some(written.figures))
 }

@@ -19,15 +19,15 @@
 //! `root::dir`, `end`, `create`, `restore` and `remove`.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 
 use dormouse_checkpoint::Error as CheckpointError;
-use dormouse_checkpoint::load::{Sources, Traced};
+use dormouse_checkpoint::load::{Restore, Sources, Traced};
 use dormouse_image::Assembled;
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{pidfd, weakened};
-use dormouse_launch::{ExitStatus, Keeper, Kind, LaunchError, Plan, Spawn};
+use dormouse_launch::{ExitStatus, Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
 use dormouse_model::{Config, ContainerId};
 
 use crate::create::Created;
@@ -237,24 +237,12 @@ fn start_clean(
             process::plan_process(&mut plan, config, &user, streams.io)?;
             None
         }
-        Some(from) => Some(restore::plan(ground, &mut plan, config, &user, from)?),
+        Some(from) => Some((from, restore::plan(ground, &mut plan, config, &user, from)?)),
     };
     newborn.send(plan).map_err(|e| process::exec_error(&config.spec.process, e))?;
     from.map_or(Ok(()), RestorePlan::check_small)?; // the newborn is busy for a while
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
-    let since = from.and_then(|from| from.since.as_ref());
-    let init = InitRecord {
-        pid: newborn.pid,
-        start_time: newborn.start_time,
-        started_unix_ms: since.map_or_else(event::now_unix_ms, |since| since.started_unix_ms),
-        paused: false,
-        drowsy_unix_ms: None,
-        console: console.is_some(),
-        stopping: false,
-        sleeping: from.is_some_and(|from| from.wakes),
-        failures: since.map_or(past.failures, |since| since.failures),
-        short_runs: since.map_or(past.short_runs, |since| since.short_runs),
-    };
+    let init = record_of(&newborn, console.is_some(), past, from);
     let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
     net::publish_ports(ground, config)?;
     // ORDER: recorded, then released: a running process is always on record.
@@ -262,39 +250,9 @@ fn start_clean(
     let (pid, pidfd) = (newborn.pid, io::clone_fd(newborn.pidfd.as_fd())?);
     match &restore {
         None => newborn.go().map_err(|e| process::exec_error(&config.spec.process, e))?,
-        Some(restore) => {
-            // ORDER: traced, then released: until it is complete, its death follows ours.
-            let mut traced = Traced::seize(pid)?;
-            if config.spec.init {
-                newborn.release()?;
-                traced = traced.leave_init()?;
-                newborn.watch()?;
-            } else {
-                newborn.go()?;
-            }
+        Some((from, restore)) => {
             let console = kept.console.as_ref().map(AsFd::as_fd);
-            let checked = || from.map_or(Ok(()), RestorePlan::checked);
-            let mut fill = |sources: Sources| match from
-                .and_then(|from| from.later.as_ref().zip(Some(&from.reader)))
-            {
-                None => Err("no fill process was requested".to_owned()),
-                Some((later, reader)) => later::fill(
-                    ground,
-                    &mut keeper,
-                    &config.id,
-                    (later, reader),
-                    pidfd.as_fd(),
-                    &sources,
-                )
-                .map_err(|e| e.to_string()),
-            };
-            let conducted = traced.conduct(restore, console, checked, &mut fill);
-            conducted.map_err(|e| match later::failure(ground, &config.id) {
-                None => e,
-                Some(what) => CheckpointError::Damaged { part: "pages".into(), what },
-            })?;
-            // Clients wait for the restored process, not for the rest of this function.
-            std::thread::yield_now();
+            conduct(ground, config, newborn, &mut keeper, (from, restore), console)?;
         }
     }
     Ok(Running {
@@ -307,4 +265,67 @@ fn start_clean(
         keeper,
         keeper_is_gone: false,
     })
+}
+
+/// The record of a newborn, which keeps the counts of earlier runs, or of its checkpoint.
+fn record_of(
+    newborn: &Newborn,
+    has_console: bool,
+    past: Past,
+    from: Option<&RestorePlan>,
+) -> InitRecord {
+    let since = from.and_then(|from| from.since.as_ref());
+    InitRecord {
+        pid: newborn.pid,
+        start_time: newborn.start_time,
+        started_unix_ms: since.map_or_else(event::now_unix_ms, |since| since.started_unix_ms),
+        paused: false,
+        drowsy_unix_ms: None,
+        console: has_console,
+        stopping: false,
+        sleeping: from.is_some_and(|from| from.wakes),
+        failures: since.map_or(past.failures, |since| since.failures),
+        short_runs: since.map_or(past.short_runs, |since| since.short_runs),
+    }
+}
+
+/// Releases a newborn that follows a restore program, and conducts the restore to its end.
+fn conduct(
+    ground: &Ground,
+    config: &Config,
+    newborn: Newborn,
+    keeper: &mut Keeper,
+    (from, restore): (&RestorePlan, &Restore),
+    console: Option<BorrowedFd<'_>>,
+) -> Result<()> {
+    let process = io::clone_fd(newborn.pidfd.as_fd())?;
+    // ORDER: traced, then released: until it is complete, its death follows ours.
+    let mut traced = Traced::seize(newborn.pid)?;
+    if config.spec.init {
+        newborn.release()?;
+        traced = traced.leave_init()?;
+        newborn.watch()?;
+    } else {
+        newborn.go()?;
+    }
+    let mut fill = |sources: Sources| match &from.later {
+        None => Err("no fill process was requested".to_owned()),
+        Some(later) => later::fill(
+            ground,
+            keeper,
+            &config.id,
+            (later, &from.reader),
+            process.as_fd(),
+            &sources,
+        )
+        .map_err(|e| e.to_string()),
+    };
+    let conducted = traced.conduct(restore, console, || from.checked(), &mut fill);
+    conducted.map_err(|e| match later::failure(ground, &config.id) {
+        None => e,
+        Some(what) => CheckpointError::Damaged { part: "pages".into(), what },
+    })?;
+    // Clients wait for the restored process, not for the rest of the start.
+    std::thread::yield_now();
+    Ok(())
 }

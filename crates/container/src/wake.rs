@@ -33,11 +33,11 @@ const WOKEN_BYTES_MIN: u64 = 8 << 20;
 const AHEAD_MAX: usize = 32;
 
 /// Wakes a container; does nothing if it runs.
-pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Reason) -> Result<()> {
+pub(crate) fn wake(ground: &Ground, id: &ContainerId, reason: Reason) -> Result<()> {
     let Admitted { lock: _lock, config, observed, grant: _grant } =
         admission::lock_to_wake(ground, id)?;
     if let (State::Drowsy, Some(init)) = (observed.state, &observed.init) {
-        return drowsy::resume(ground, &config, init.clone(), why);
+        return drowsy::resume(ground, &config, init.clone(), reason);
     }
     if observed.is_alive() {
         end::stay_awake(ground, &config, observed.init)?;
@@ -45,11 +45,11 @@ pub(crate) fn wake(ground: &Ground, id: &ContainerId, why: Reason) -> Result<()>
         // again.
         return hold::release(ground, id);
     }
-    wake_found(ground, &config, observed, why).map(Running::detach)
+    wake_found(ground, &config, observed, reason).map(Running::detach)
 }
 
-pub(crate) fn wake_locked(ground: &Ground, config: &Config, why: Reason) -> Result<Running> {
-    wake_found(ground, config, state::observe(ground, config)?, why)
+pub(crate) fn wake_locked(ground: &Ground, config: &Config, reason: Reason) -> Result<Running> {
+    wake_found(ground, config, state::observe(ground, config)?, reason)
 }
 
 /// Wakes a container whose state the caller has read.
@@ -57,7 +57,7 @@ fn wake_found(
     ground: &Ground,
     config: &Config,
     observed: Observed,
-    why: Reason,
+    reason: Reason,
 ) -> Result<Running> {
     // A container with an unsettled exit may turn out to be stopped, or asleep.
     let (state, ended) = (observed.state, observed.needs_settling());
@@ -67,7 +67,7 @@ fn wake_found(
         return Err(Error::state(config, state, "only a sleeping container is woken"));
     }
     let mut held = Vec::new();
-    let woken = wake_with(ground, config, &mut held, why);
+    let woken = wake_with(ground, config, &mut held, reason);
     if woken.is_err() {
         hold::hold_again(ground, config, held);
     }
@@ -80,7 +80,7 @@ fn wake_with(
     ground: &Ground,
     config: &Config,
     held: &mut Vec<(u32, OwnedFd)>,
-    why: Reason,
+    reason: Reason,
 ) -> Result<Running> {
     // The keeper is scheduled while the checkpoint is read.
     let calling = Keeper::call(&ground.places.run)?;
@@ -137,7 +137,7 @@ fn wake_with(
     };
     end::unmark(ground, config, disk::read_json(&ground.run_dir(&config.id).join("init.json"))?)?;
     end::end_asleep(ground, config, Some(&mut running.keeper), is_large)?;
-    ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(why));
+    ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(reason));
     Ok(running)
 }
 
