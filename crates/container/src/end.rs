@@ -185,6 +185,7 @@ pub(crate) fn stay_awake(ground: &Ground, config: &Config, init: Option<InitReco
     forget_sleep(ground, config)
 }
 
+/// Removes the mark of a container that falls asleep or wakes from its record.
 pub(crate) fn unmark(ground: &Ground, config: &Config, init: Option<InitRecord>) -> Result<()> {
     match init.filter(|init| init.sleeping) {
         Some(init) => {

@@ -58,6 +58,7 @@ fn written(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<Optio
     Ok(settled.filter(|exit| exit.started_unix_ms == init.started_unix_ms))
 }
 
+/// The exit of a recorded process with this status; an unknown one has none.
 pub(crate) fn from_status(init: &InitRecord, status: Option<ExitStatus>) -> Exit {
     let finished = status.as_ref().map_or_else(event::now_unix_ms, |s| s.finished_unix_ms);
     Exit {

@@ -116,10 +116,12 @@ impl Ground {
         let _ = event::append(&self.events(), &event); // a full disk must not stop a stop
     }
 
+    /// Directory of a container, kept over boots.
     pub(crate) fn dir(&self, id: &ContainerId) -> PathBuf {
         self.places.containers().join(id.as_str())
     }
 
+    /// Runtime directory of a container, made first by a start and removed last.
     pub(crate) fn run_dir(&self, id: &ContainerId) -> PathBuf {
         self.places.running().join(id.as_str())
     }
@@ -135,6 +137,7 @@ impl Ground {
         self.dir(id).join(WOKEN)
     }
 
+    /// Waits for the lock of a container, which every verb that changes it holds.
     pub(crate) fn lock(&self, id: &ContainerId) -> Result<Lock> {
         match Lock::take(&self.dir(id)) {
             Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -156,6 +159,7 @@ impl Ground {
         disk::read_json(&path)?.ok_or_else(|| Error::NoContainer(id.short().to_owned()))
     }
 
+    /// Writes the configuration of a container into its directory.
     pub(crate) fn write_config(&self, dir: &Path, config: &Config) -> Result<()> {
         // A container that is removed when it stops does not outlive a boot either way.
         let durable = if config.spec.auto_remove { Durable::No } else { Durable::Yes };

@@ -37,6 +37,7 @@ pub(crate) struct Custodian {
 }
 
 impl Custodian {
+    /// The identity of a keeper.
     pub(crate) fn of(keeper: &mut Keeper) -> Result<Self> {
         let pid = keeper.status()?.pid;
         let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?;
@@ -45,6 +46,7 @@ impl Custodian {
         Ok(Self { boot, pid, start_time })
     }
 
+    /// Returns whether it still holds its descriptors.
     pub(crate) fn lives(&self) -> bool {
         proc::boot_id().is_ok_and(|boot| boot == self.boot)
             && pidfd::open_exactly(self.pid, self.start_time).is_ok_and(|keeper| {
@@ -138,6 +140,7 @@ pub(crate) fn is_orphaned(ground: &Ground) -> Result<bool> {
     Ok(custodian.is_some_and(|custodian| !custodian.lives()))
 }
 
+/// The record of the keeper that holds descriptors.
 pub(crate) fn path(ground: &Ground) -> PathBuf {
     ground.places.lib.join("custody")
 }
@@ -222,6 +225,7 @@ pub(crate) fn release_rest(ground: &Ground) -> Result<()> {
     }
 }
 
+/// Records that the descriptors of a container are lost until its next wake.
 pub(crate) fn record_loss(
     ground: &Ground,
     id: &ContainerId,

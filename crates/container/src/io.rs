@@ -48,6 +48,7 @@ pub(crate) struct KeeperStreams {
     pub(crate) stdin: Option<OwnedFd>,
 }
 
+/// Where the output of a container is.
 pub(crate) fn logs(ground: &Ground, config: &Config) -> Logs {
     let dir = ground.dir(&config.id);
     let stderr = (!config.spec.process.terminal).then(|| dir.join("stderr.log"));
@@ -178,6 +179,7 @@ pub(crate) fn open_log(path: &Path) -> Result<OwnedFd> {
         .map_err(|e| Error::file("cannot open log", path)(e.into()))
 }
 
+/// Duplicates a descriptor.
 pub(crate) fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(Error::file("cannot duplicate", "a descriptor"))
 }

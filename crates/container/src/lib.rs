@@ -74,7 +74,7 @@
 //!
 //! # Locks, outermost first
 //!
-//! 1. `RUN/custody.lock`: recovery after the keeper died (`custody`), which takes container locks
+//! 1. `RUN/custody.lock`: recovery after the keeper died (`recover`), which takes container locks
 //!    below it;
 //! 2. the container's directory (flock on `LIB/containers/ID`), held by every verb that changes the
 //!    container;
@@ -83,10 +83,10 @@
 //! 4. `RUN/use.lock`: shared by starts and by recovery; exclusive for `dismantle`, which then holds
 //!    no container's lock, and for `tidy`, which never waits for it;
 //! 5. `LIB/pending`: shared while an entry is made; exclusive, without waiting, while interrupted
-//!    work is finished, which only tries the locks of entries and containers (`pending`);
+//!    work is finished, which only tries the locks of entries and containers (`recover`);
 //! 6. the names and the id slots, each held for one change, never while waiting for another lock;
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
-//!    (`custody`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
+//!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //! 8. the locks inside image, network and keeper, which take none of these;
 //! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
 //!
@@ -96,7 +96,7 @@
 //! # Interrupted at any step
 //!
 //! `create` publishes by one rename, `remove` withdraws by one; the next command finishes the rest
-//! (`pending`). `start` makes every kernel object before the record that names them. A killed start
+//! (`recover`). `start` makes every kernel object before the record that names them. A killed start
 //! therefore leaves a container without a record, and the next verb removes its kernel objects by
 //! name before it makes new ones. Teardown accepts half-built objects and is repeated until nothing
 //! remains.

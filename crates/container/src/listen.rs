@@ -43,6 +43,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    /// Its file in the directory of the checkpoint.
     pub(crate) fn path(asleep: &Path) -> PathBuf {
         asleep.join("origin.json")
     }

@@ -102,6 +102,7 @@ pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
     add_names(ground, config, &domain)
 }
 
+/// Leads ports of the host to a container.
 pub(crate) fn publish_ports(ground: &Ground, config: &Config) -> Result<()> {
     if config.spec.publish.is_empty() {
         return Ok(());
@@ -118,6 +119,7 @@ pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) 
     Ok(network.leave(id)?)
 }
 
+/// Adds the new name of a container to its domain, if it runs.
 pub(crate) fn rename(ground: &Ground, config: &Config) -> Result<()> {
     let NetMode::Address { domain } = &config.spec.net else { return Ok(()) };
     if !state::observe(ground, config)?.is_alive() {
@@ -126,6 +128,7 @@ pub(crate) fn rename(ground: &Ground, config: &Config) -> Result<()> {
     add_names(ground, config, &make_domain(ground, domain)?)
 }
 
+/// Adds and releases addresses; those of a running container at once.
 pub(crate) fn update_addresses(
     ground: &Ground,
     config: &mut Config,

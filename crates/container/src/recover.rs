@@ -1,6 +1,6 @@
 //! Recovery from killed commands, killed keepers and reboots.
 //!
-//! Uses `ground`, `recover::interrupted` and `recover::custody`.
+//! Uses `ground`, and its own modules.
 
 use crate::error::Result;
 use crate::ground::Ground;

@@ -3,7 +3,7 @@
 //! A restore is a start ([`crate::start`]) whose newborn follows a restore program instead of calling
 //! execve. Its whole confinement comes from `config.json`.
 //!
-//! Uses `ground`, `state`, `io`, `process`, `silence`, `later` and `template`.
+//! Uses `ground`, `state`, `io`, `silence`, `process`, `later`, `root` and `template`.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;

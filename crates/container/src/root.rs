@@ -5,7 +5,7 @@
 //! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. A devpts is mounted
 //! for a terminal, for an init, or on request.
 //!
-//! Uses `ground`, `io`, `net`, `root::name` and `root::dir`.
+//! Uses `ground`, `io`, `net`, and its own modules.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -5,7 +5,7 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `process`, `saved`, `silence`, `later`, `root` and `end`.
+//! Uses `ground`, `state`, `io`, `saved`, `silence`, `process`, `later`, `root` and `end`.
 
 use std::fs;
 use std::os::fd::OwnedFd;

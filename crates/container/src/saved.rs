@@ -80,10 +80,12 @@ pub(crate) fn remove(ground: &Ground, id: &ContainerId, number: u32) -> Result<(
     fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", gone))
 }
 
+/// Directory of the numbered checkpoints of a container.
 pub(crate) fn dir(ground: &Ground, id: &ContainerId) -> PathBuf {
     ground.dir(id).join("checkpoints")
 }
 
+/// Returns the numbers of the checkpoints of a container, in order.
 pub(crate) fn numbers(ground: &Ground, id: &ContainerId) -> Result<Vec<u32>> {
     let dir = dir(ground, id);
     let listing = match fs::read_dir(&dir) {
@@ -96,6 +98,7 @@ pub(crate) fn numbers(ground: &Ground, id: &ContainerId) -> Result<Vec<u32>> {
     Ok(all)
 }
 
+/// Returns the directory of a checkpoint.
 pub(crate) fn find(ground: &Ground, config: &Config, from: &From) -> Result<PathBuf> {
     let none = |number| Error::NoCheckpoint { name: config.name.to_string(), number };
     let numbers = numbers(ground, &config.id)?;

@@ -16,7 +16,7 @@
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! Uses `ground`, `state`, `exit`, `hold`, `io`, `process`, `net`, `later`, `layer`, `root`,
-//! `root::dir`, `end`, `create`, `restore` and `remove`.
+//! `create`, `end`, `restore` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -82,6 +82,7 @@ impl Running {
         }
     }
 
+    /// A process of `exec`, whose output goes to its starter.
     pub(crate) fn of_exec(
         id: ContainerId,
         pid: u32,

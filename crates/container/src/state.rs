@@ -92,10 +92,12 @@ pub struct Exit {
 }
 
 impl Exit {
+    /// Returns whether the run was a short one.
     pub(crate) fn is_short(&self) -> bool {
         self.finished_unix_ms - self.started_unix_ms < SHORT_RUN_MS
     }
 
+    /// Returns the counts for the next run.
     pub(crate) fn past(&self) -> Past {
         Past { failures: self.failures, short_runs: self.short_runs }
     }
@@ -120,10 +122,12 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
+    /// Returns whether it has a process.
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.state, State::Running | State::Paused | State::Drowsy)
     }
 
+    /// Returns whether its first process has exited and is still on record.
     pub(crate) fn needs_settling(&self) -> bool {
         self.init.is_some() && !self.is_alive()
     }
@@ -205,10 +209,12 @@ pub(crate) fn pids(ground: &Ground, id: &ContainerId) -> Result<Vec<u32>> {
     Ok(cgroup(ground, &config)?.pids()?)
 }
 
+/// Writes the record of the first process.
 pub(crate) fn write_init(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<()> {
     disk::write_json(&ground.run_dir(id).join("init.json"), init, Durable::No)
 }
 
+/// Writes the record of the last exit.
 pub(crate) fn write_exit(ground: &Ground, id: &ContainerId, exit: &Exit) -> Result<()> {
     disk::write_json(&ground.dir(id).join("exit.json"), exit, Durable::No)
 }
@@ -235,11 +241,13 @@ fn asleep_since(ground: &Ground, id: &ContainerId) -> Option<i64> {
     Some(published.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis() as i64)
 }
 
+/// Returns whether a container is drowsy by its record.
 pub(crate) fn is_drowsy(ground: &Ground, id: &ContainerId) -> bool {
     let init = disk::read_json::<InitRecord>(&ground.run_dir(id).join("init.json"));
     init.is_ok_and(|init| init.is_some_and(|init| init.drowsy_unix_ms.is_some()))
 }
 
+/// The lock of an exec in transit.
 pub(crate) fn exec_lock(ground: &Ground, id: &ContainerId) -> PathBuf {
     ground.run_dir(id).join("exec.lock")
 }

@@ -48,6 +48,7 @@ pub(crate) fn wake(ground: &Ground, id: &ContainerId, reason: Reason) -> Result<
     wake_found(ground, &config, observed, reason).map(Running::detach)
 }
 
+/// Wakes an asleep container. The caller holds its lock.
 pub(crate) fn wake_locked(ground: &Ground, config: &Config, reason: Reason) -> Result<Running> {
     wake_found(ground, config, state::observe(ground, config)?, reason)
 }

@@ -93,6 +93,7 @@ pub(crate) fn clone_dir(path: &Path, attr: MountAttr) -> Result<OwnedFd> {
     clone_of(CWD, path, attr)
 }
 
+/// Makes a detached mount of a directory below another.
 pub(crate) fn clone_of(dir: BorrowedFd<'_>, path: &Path, attr: MountAttr) -> Result<OwnedFd> {
     mount::clone_with(dir, path, attr)
         .map_err(Error::call("cannot clone a mount for the container"))
