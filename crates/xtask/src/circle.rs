@@ -11,6 +11,9 @@
 //! - comments, strings, and code that only tests compile;
 //! - a method call: the type of its receiver is not known here.
 //!
+//! A crate whose root has a section [`LINE`] lists its modules there in a line. No module uses a later one,
+//! and every module is in the list.
+//!
 //! [`LIMITS`] lists the crates that still have circles. A number there only becomes smaller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -20,6 +23,9 @@ use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
 /// Crates that may have circles, each with the number of modules in circles at most.
 const LIMITS: &[(&str, usize)] = &[];
+
+/// The heading of the section in which a crate's root lists its modules.
+const LINE: &str = "# Rooms, from the ground up";
 
 /// Uses that a complaint names per circle.
 const SAMPLES: usize = 4;
@@ -57,9 +63,11 @@ pub struct Complaint {
     pub is_allowed: bool,
 }
 
-/// Circles of all crates, judged by [`LIMITS`].
+/// Circles of all crates, judged by [`LIMITS`], and uses against the lines of modules.
 pub fn judge(files: &[(String, String)]) -> Vec<Complaint> {
-    judge_by(files, LIMITS)
+    let mut complaints = judge_by(files, LIMITS);
+    complaints.extend(lines(files));
+    complaints
 }
 
 fn judge_by(files: &[(String, String)], limits: &[(&str, usize)]) -> Vec<Complaint> {
@@ -108,10 +116,62 @@ fn summary(room: &str, text: String, is_allowed: bool) -> Complaint {
 
 /// The circles of every crate under `crates/`; `files` are paths from the repository's top, and texts.
 pub fn circles(files: &[(String, String)]) -> Vec<Circle> {
+    roots(files).into_iter().flat_map(|(room, _, modules)| modules.circles(room)).collect()
+}
+
+/// Complaints about the lines of modules that crates' roots list.
+fn lines(files: &[(String, String)]) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for (_, (path, text), modules) in roots(files) {
+        let Some(line) = listed(text) else { continue };
+        let mut complain = |path: &str, line: usize, text: String| {
+            complaints.push(Complaint { path: path.to_owned(), line, text, is_allowed: false });
+        };
+        let place = |name: &str| line.iter().position(|listed| *listed == name);
+        let tops: BTreeSet<&str> =
+            modules.list[1..].iter().map(|module| top(&module.name)).collect();
+        for name in tops.iter().filter(|name| place(name).is_none()) {
+            complain(path, 0, format!("module {name} is not in the list of rooms"));
+        }
+        for name in line.iter().filter(|name| !tops.contains(**name)) {
+            complain(path, 0, format!("'{name}' in the list of rooms is no module"));
+        }
+        for ((from, to), (at, name)) in modules.uses() {
+            let (from, to) = (&modules.list[from], &modules.list[to]);
+            if let (Some(own), Some(used)) = (place(top(&from.name)), place(top(&to.name)))
+                && own < used
+            {
+                let text = format!("{} uses {}, a later room ({name})", from.name, to.name);
+                complain(&from.path, at, text);
+            }
+        }
+    }
+    complaints
+}
+
+/// The module of the crate's root that a module is in.
+fn top(name: &str) -> &str {
+    name.split("::").next().unwrap_or(name)
+}
+
+/// The modules that the root of a crate lists: one or more in a line, before two spaces and a description.
+fn listed(root: &str) -> Option<Vec<&str>> {
+    let block = root.split_once(LINE)?.1.split_once("```text\n")?.1.split_once("```")?.0;
+    let lines = block.lines().map(|line| line.trim_start_matches("//!").trim());
+    let names = lines.filter_map(|line| line.split("  ").next());
+    Some(names.flat_map(str::split_whitespace).collect())
+}
+
+/// A library or program: its crate, the file of its root, and its modules.
+type Root<'f> = (&'f str, &'f (String, String), Modules);
+
+/// Every library and program under `crates/`.
+fn roots(files: &[(String, String)]) -> Vec<Root<'_>> {
     let texts: HashMap<&str, &str> =
         files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let mut all = Vec::new();
-    for (path, _) in files {
+    for file_and_text in files {
+        let path = &file_and_text.0;
         let Some((room, file)) =
             path.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"))
         else {
@@ -120,7 +180,7 @@ pub fn circles(files: &[(String, String)]) -> Vec<Circle> {
         let is_program = file.strip_prefix("bin/").is_some_and(|name| !name.contains('/'));
         if file == "lib.rs" || file == "main.rs" || is_program {
             let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-            all.extend(Modules::read(&texts, path, folder).circles(room));
+            all.push((room, file_and_text, Modules::read(&texts, path, folder)));
         }
     }
     all
@@ -851,6 +911,31 @@ mod tests {
         let a = "macro_rules! m { () => {} }\nuse crate::b::B;\n";
         let b = "pub struct B;\nm!();\n";
         assert_eq!(found(&[("main.rs", root), ("a.rs", a), ("b.rs", b)]), [["a", "b"]]);
+    }
+
+    #[test]
+    fn use_of_a_later_room_is_refused() {
+        let complaints = |block: &str, b: &str| -> Vec<String> {
+            let root = format!("//! {LINE}\n//!\n//! ```text\n{block}//! ```\nmod a;\nmod b;\n");
+            let b = format!("pub mod c;\n{b}");
+            let list = [
+                ("lib.rs", root.as_str()),
+                ("a.rs", "pub struct A;\n"),
+                ("b.rs", &b),
+                ("b/c.rs", "pub struct C(crate::a::A);\n"),
+            ];
+            lines(&files(&list)).into_iter().map(|complaint| complaint.text).collect()
+        };
+        assert!(complaints("//! a    words of a\n//! b\n", "").is_empty());
+        assert!(complaints("//! a b  words\n", "struct B(c::C);\n").is_empty());
+        let later = ["b::c uses a, a later room (crate::a::A)"];
+        assert_eq!(complaints("//! b    words\n//! a\n", ""), later);
+        assert_eq!(complaints("//! b a\n", ""), later);
+        assert_eq!(complaints("//! a\n", ""), ["module b is not in the list of rooms"]);
+        let no_module = ["'d' in the list of rooms is no module"];
+        assert_eq!(complaints("//! a b d\n", ""), no_module);
+        // A crate without a list has no line.
+        assert!(lines(&files(&[("lib.rs", "mod a;\n"), ("a.rs", "")])).is_empty());
     }
 
     #[test]
