@@ -17,9 +17,8 @@
 //!            the record             detects and reads it      the calls that make it again
 //! ```
 //!
-//! The configuration of a network stack (devices, routes and filters) is read and made again by
-//! `net`, which uses the kernel's interfaces of ip(8) and nft(8); `save/net.rs` and `load/net.rs`
-//! use it.
+//! Network stacks (devices, routes, filters) and what moves with connections are the work of crate
+//! `stacks`, which `save` and `load` use.
 //!
 //! # To add a kind
 //!
@@ -40,13 +39,10 @@
 //!
 //! This crate knows no containers and no images. The engine (crate `container`) passes it a process
 //! that follows the program. Root, mounts, cgroups and limits of that process are those of any
-//! start. Of networks the crate knows only stacks: their configuration (`net`), their sockets
-//! (`stack`, `packet`), and rules that drop packets of saved connections (`quiet`). Addresses and
-//! bridges of the host are the work of crate `network`. Credentials and limits of a checkpoint only
-//! narrow the grants of the configuration.
+//! start. Addresses and bridges of the host are the work of crate `network`. Credentials and limits of
+//! a checkpoint only narrow the grants of the configuration.
 #![deny(unsafe_code)]
 
-mod accept;
 mod clock;
 mod diff;
 mod error;
@@ -55,16 +51,13 @@ pub mod format;
 mod inject;
 pub mod load;
 mod look;
-mod net;
-mod packet;
-mod quiet;
 mod remaining;
-mod repair;
 pub mod save;
-mod stack;
 mod terminal_modes;
 mod vdso;
 
+use dormouse_stacks::{accept, net, packet, quiet, repair, stack};
+
 pub use diff::{Difference, diff};
+pub use dormouse_stacks::quiet::{end as end_quiet, keep_quiet, silence};
 pub use error::{Error, Refusal, Result};
-pub use quiet::{end as end_quiet, keep_quiet, silence};

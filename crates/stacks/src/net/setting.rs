@@ -5,8 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use dormouse_kernel::proc;
-
-use crate::format::check::setting::{DIRS, OF_LINKS, is_setting};
+use dormouse_record::check::setting::{DIRS, OF_LINKS, is_setting};
 
 /// The directory of all settings.
 const PLACE: &str = "/proc/sys/net";

@@ -17,13 +17,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::nft;
+use dormouse_record::{Error, Records, Result};
 
-use crate::error::{Error, Result};
-use crate::format::Records;
 use crate::stack::{self, Ends};
 
 /// Packets with this mark pass: the engine's own.
-pub(crate) const MARK: i32 = 0x646d;
+pub const MARK: i32 = 0x646d;
 
 const PREFIX: &str = "dormouse_quiet_";
 
@@ -34,7 +33,7 @@ fn table(id: &str) -> String {
 }
 
 /// Whether a table of that name is one of these.
-pub(crate) fn is_ours(table: &str) -> bool {
+pub fn is_ours(table: &str) -> bool {
     table.starts_with(PREFIX)
 }
 
@@ -57,7 +56,7 @@ pub fn keep_quiet(netns: &OwnedFd, rules: &str) -> Result<()> {
 }
 
 /// Drops the packets of these connections, and the answers.
-pub(crate) fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
+pub fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
     nft(netns, &rules(&table(id), connections))
 }
 
@@ -114,8 +113,8 @@ fn nft(netns: &OwnedFd, rules: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::check::tests::small;
-    use crate::format::{Object, TcpSocket, TcpState, Thing};
+    use dormouse_record::sample::small;
+    use dormouse_record::{Object, TcpSocket, TcpState, Thing};
 
     #[test]
     fn rules_name_both_ends_of_each_connection() {

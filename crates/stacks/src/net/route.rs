@@ -3,15 +3,15 @@
 use std::net::IpAddr;
 
 use dormouse_kernel::netlink::{Message, NEW, attributes, u16_at, u32_at};
+use dormouse_record::check::link::LOOPBACK;
+use dormouse_record::check::route::{self, FLAGS, Form, LIFETIME, ON_LINK, OUT, WAY_FLAGS, WAYS};
+use dormouse_record::{Bytes, Said};
 use rustix::io::Errno;
 
 use super::message::{ask, request};
-use crate::format::check::link::LOOPBACK;
-use crate::format::check::route::{self, FLAGS, Form, LIFETIME, ON_LINK, OUT, WAY_FLAGS, WAYS};
-use crate::format::{Bytes, Said};
 
 /// One of the kernel's tables.
-pub(crate) struct Table {
+pub(super) struct Table {
     /// Kinds of messages: to request all, and to make one.
     list: u16,
     make: u16,
@@ -21,10 +21,10 @@ pub(crate) struct Table {
     name: &'static str,
 }
 
-pub(crate) const ADDRESSES: Table =
+pub(super) const ADDRESSES: Table =
     Table { list: 22, make: 20, form: &route::ADDRESS, name: "an address" };
-pub(crate) const ROUTES: Table = Table { list: 26, make: 24, form: &route::ROUTE, name: "a route" };
-pub(crate) const RULES: Table =
+pub(super) const ROUTES: Table = Table { list: 26, make: 24, form: &route::ROUTE, name: "a route" };
+pub(super) const RULES: Table =
     Table { list: 34, make: 32, form: &route::RULE, name: "a rule of routing" };
 
 /// Of a route (`RTA_*`): when it was last used.

@@ -7,27 +7,26 @@ use std::os::fd::{AsFd, OwnedFd};
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::{pidfd, proc};
+use dormouse_record::{Error, Result as Outcome};
 use rustix::thread::LinkNameSpaceType;
 
-use crate::error::{Error, Result as Outcome};
-
 /// The address of this side, and that of the peer.
-pub(crate) type Ends = [SocketAddr; 2];
+pub type Ends = [SocketAddr; 2];
 
 /// The network namespace of a process.
-pub(crate) fn of(pid: u32) -> Outcome<OwnedFd> {
+pub fn of(pid: u32) -> Outcome<OwnedFd> {
     pidfd::open(pid)
         .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Net))
         .map_err(|e| Error::Elsewhere(e.to_string()))
 }
 
 /// The network namespace of a socket.
-pub(crate) fn of_socket(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+pub fn of_socket(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
     call::network_of(socket.as_fd())
 }
 
 /// Calls `act` in a network namespace, in a thread that enters it and ends there.
-pub(crate) fn inside_of<T: Send>(
+pub fn inside_of<T: Send>(
     netns: &OwnedFd,
     act: impl FnOnce() -> Result<T, Errno> + Send,
 ) -> Result<T, Errno> {
@@ -42,29 +41,29 @@ pub(crate) fn inside_of<T: Send>(
 }
 
 /// Both addresses of a socket of a protocol, as the kernel has them.
-pub(crate) fn address(netns: &OwnedFd, protocol: &str, inode: u64) -> Result<Option<Ends>, Errno> {
+pub fn address(netns: &OwnedFd, protocol: &str, inode: u64) -> Result<Option<Ends>, Errno> {
     inside_of(netns, || Ok(address_here(protocol, inode)))
 }
 
 /// The same in the stack of the calling thread.
-pub(crate) fn address_here(protocol: &str, inode: u64) -> Option<Ends> {
+pub fn address_here(protocol: &str, inode: u64) -> Option<Ends> {
     look(protocol, &[inode]).first().map(|(_, ends)| *ends)
 }
 
 /// The address of a UDP socket in the kernel, whatever getsockname(2) returns.
-pub(crate) fn udp_address(netns: &OwnedFd, socket: &OwnedFd) -> Result<SocketAddr, Errno> {
+pub fn udp_address(netns: &OwnedFd, socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
     address(netns, "udp", inode)?.map(|[own, _]| own).ok_or(Errno::NOENT)
 }
 
 /// Both addresses of TCP connections, by inode, as the kernel has them.
-pub(crate) fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, Ends>, Errno> {
+pub fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, Ends>, Errno> {
     inside_of(netns, || Ok(look("tcp", inodes).into_iter().collect()))
 }
 
 /// The unread bytes of a TCP connection in the stack of the calling thread, if it exists; the FIN
 /// of its peer counts as one.
-pub(crate) fn received_here(ends: &Ends) -> Option<u32> {
+pub fn received_here(ends: &Ends) -> Option<u32> {
     let is = |line: &Line| line.ends == *ends;
     lines("tcp").into_iter().find(is).map(|line| line.received)
 }

@@ -1,12 +1,12 @@
 //! Pending connections: the accept queue of a TCP listener.
 //!
 //! A pending connection can only be read by accepting it, and cannot be put back. So a save takes
-//! all of them out while everything is stopped, reads them like any other and closes them without a
-//! packet ([`crate::save`]). A restore, or a save after which the processes continue, makes the
-//! kernel create them again ([`put`]). A BPF program completes the handshake
-//! ([`dormouse_bpf::handshake`]) with the recorded sequence numbers; then the data of the peer
-//! follows, and its FIN. The server side has sent nothing yet, or the connection would have been
-//! accepted. In between, the packets of the peer are dropped ([`crate::quiet`]).
+//! all of them out while everything is stopped ([`take`]), reads them like any other and closes them
+//! without a packet. A restore, or a save after which the processes continue, makes the kernel create
+//! them again ([`put`]). A BPF program completes the handshake ([`dormouse_bpf::handshake`]) with the
+//! recorded sequence numbers; then the data of the peer follows, and its FIN. The server side has sent
+//! nothing yet, or the connection would have been accepted. In between, the packets of the peer are
+//! dropped ([`crate::quiet`]).
 //!
 //! LIMIT: a connection that its peer has reset is left out: it will not be accepted. If this
 //! program is killed between taking them out and putting them back, the connections are lost.
@@ -18,19 +18,20 @@ use std::time::{Duration, Instant};
 
 use dormouse_bpf::handshake::{self, Agreed, Handshakes};
 use dormouse_kernel::{Errno, call};
+use dormouse_record::{Connection, Error, TcpState, Waiting};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use crate::format::{Connection, TcpState, Waiting};
 use crate::packet::{self, Payload};
+use crate::quiet;
 use crate::repair::BUFFER_LOCK;
 use crate::stack::{self, Ends};
-use crate::{error, quiet};
 
-/// Flags of a segment.
-pub(crate) const FIN: u8 = 1;
+/// Flag of a segment: the sender sends no more.
+pub const FIN: u8 = 1;
 const PUSH: u8 = 8;
-pub(crate) const ACKNOWLEDGES: u8 = 16;
+/// Flag of a segment: it acknowledges bytes.
+pub const ACKNOWLEDGES: u8 = 16;
 
 /// How long a packet of the loopback device may take to its socket.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
@@ -38,7 +39,7 @@ const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
 const SEGMENT_BYTES: usize = 8 << 10;
 
 /// Whether connections can be put back in the stack of the calling thread; the error is the cause.
-pub(crate) fn supported() -> Result<(), String> {
+pub fn supported() -> Result<(), String> {
     static LOADS: OnceLock<Result<(), String>> = OnceLock::new();
     LOADS.get_or_init(|| handshake::supported().map_err(|e| e.to_string())).clone()?;
     // The kernel accepts the program's handshake only where SYN cookies are enabled.
@@ -51,7 +52,7 @@ pub(crate) fn supported() -> Result<(), String> {
 }
 
 /// Takes all pending connections of a listener out of its queue.
-pub(crate) fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
+pub fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
     let mut all = Vec::new();
     loop {
         // The listener may be in blocking mode.
@@ -66,19 +67,19 @@ pub(crate) fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
 
 /// Puts connections into the queue of a listener, in their order, in the stack of the calling
 /// thread. `listener` is a descriptor of it.
-pub(crate) fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), error::Error> {
-    let handshakes = Handshakes::attach()
-        .map_err(|e| error::Error::Elsewhere(format!("a pending connection: {e}")))?;
-    let room = Room::make(listener, all).map_err(error::Error::call("make room in a socket"))?;
-    let at = address_of(listener).map_err(error::Error::call("find a listener"))?;
+pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
+    let handshakes =
+        Handshakes::attach().map_err(|e| Error::Elsewhere(format!("a pending connection: {e}")))?;
+    let room = Room::make(listener, all).map_err(Error::call("make room in a socket"))?;
+    let at = address_of(listener).map_err(Error::call("find a listener"))?;
     for one in all {
-        put_one(&handshakes, at, one).map_err(|source| error::Error::Restore {
+        put_one(&handshakes, at, one).map_err(|source| Error::Restore {
             what: format!("the connection of {} at {}", one.connection.peer, one.address),
             call: "its handshake".into(),
             source,
         })?;
     }
-    room.give_back().map_err(error::Error::call("give back room in a socket"))
+    room.give_back().map_err(Error::call("give back room in a socket"))
 }
 
 fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Result<(), Errno> {
@@ -138,7 +139,7 @@ fn arrive(ends: &Ends, bytes: u32) -> Result<(), Errno> {
 }
 
 /// A segment of the peer of a connection.
-pub(crate) fn segment<'d>(
+pub fn segment<'d>(
     it: &Connection,
     sequence: u32,
     acknowledged: u32,

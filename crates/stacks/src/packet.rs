@@ -8,8 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::Errno;
-use dormouse_kernel::call;
+use dormouse_kernel::{Errno, call};
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrV4, SocketAddrV6, SocketFlags, SocketType, ipproto,
 };
@@ -18,26 +17,34 @@ use crate::{quiet, stack};
 
 /// The payload of an IP packet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Payload<'d> {
+pub enum Payload<'d> {
+    /// A datagram.
     Udp(&'d [u8]),
     /// An ICMP message: an empty datagram from the receiver to the sender did not arrive.
     Unreachable {
+        /// The code of the message.
         code: u8,
     },
+    /// A segment.
     Tcp {
+        /// The number of its first byte.
         sequence: u32,
+        /// The number of the next byte that the sender expects.
         acknowledged: u32,
+        /// Flags, such as [`FIN`](crate::accept::FIN).
         flags: u8,
+        /// The window of the sender, scaled.
         window: u16,
+        /// Its bytes.
         data: &'d [u8],
     },
 }
 
 /// Sender, receiver and payload.
-pub(crate) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
+pub type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
 
 /// Sets the pending error of a connected UDP socket, by the ICMP message that causes it.
-pub(crate) fn fail(netns: &OwnedFd, socket: &OwnedFd, error: i32) -> Result<(), Errno> {
+pub fn fail(netns: &OwnedFd, socket: &OwnedFd, error: i32) -> Result<(), Errno> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
     let [own, peer] = stack::address(netns, "udp", inode)?.ok_or(Errno::NOTCONN)?;
     let code = unreachable(error, own.is_ipv6()).ok_or(Errno::OPNOTSUPP)?;
@@ -60,12 +67,12 @@ fn unreachable(error: i32, v6: bool) -> Option<u8> {
 }
 
 /// Sends packets in a network namespace.
-pub(crate) fn send(netns: &OwnedFd, packets: &[Packet<'_>]) -> Result<(), Errno> {
+pub fn send(netns: &OwnedFd, packets: &[Packet<'_>]) -> Result<(), Errno> {
     stack::inside_of(netns, || send_here(packets))
 }
 
 /// Sends packets in the network namespace of the calling thread.
-pub(crate) fn send_here(packets: &[Packet<'_>]) -> Result<(), Errno> {
+pub fn send_here(packets: &[Packet<'_>]) -> Result<(), Errno> {
     packets.iter().try_for_each(send_one)
 }
 
@@ -201,7 +208,7 @@ impl Sum {
 /// Where containers share a stack (address mode) each has loopback addresses of its own, computed
 /// by the address programs, and sees them as 127.0.0.1 and ::1. A packet from there must be sent
 /// from there again.
-pub(crate) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
+pub fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
     let ip = match (from.ip().to_canonical(), to.ip().to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) if from.is_loopback() && to.is_loopback() => {
             let (asked, own) = (from.to_bits() & 0xff_ffff, to.to_bits() & 0xff_ffc0);

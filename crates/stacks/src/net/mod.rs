@@ -28,13 +28,13 @@ use std::time::Duration;
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::netlink::{Message, attributes, u16_at, u32_at};
 use dormouse_kernel::{Errno, process};
+use dormouse_record::check::link::{LOOPBACK, far_end, is_among};
+use dormouse_record::check::setting::link_of;
+use dormouse_record::{Elsewhere, Link, LinkKind, Net};
 
 use message::{answer, ask};
 use route::{ADDRESSES, ROUTES, RULES};
 
-use crate::format::check::link::{LOOPBACK, far_end, is_among};
-use crate::format::check::setting::link_of;
-use crate::format::{Elsewhere, Link, LinkKind, Net};
 use crate::stack::inside_of;
 
 /// How long addresses may take; those of a device that is down never become usable.
@@ -47,7 +47,7 @@ type Told = Vec<(String, Vec<u8>, bool)>;
 /// The record of the calling thread's stack, or the name of something that a record cannot hold.
 /// Another thread makes a copy to compare. `others` are stacks in which a pair may have its other
 /// end.
-pub(crate) fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
+pub fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
     settle()?;
     let stack = Stack::look()?;
     let others = match stack.links.iter().any(|link| link.elsewhere.is_some()) {
@@ -102,18 +102,20 @@ fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Err
 }
 
 /// A stack to be configured as a record: new, except that the loopback device may be up.
-pub(crate) struct Site<'a> {
+pub struct Site<'a> {
     /// Its identity in the checkpoint.
-    pub(crate) stack: Elsewhere,
-    pub(crate) netns: OwnedFd,
-    pub(crate) net: &'a Net,
+    pub stack: Elsewhere,
+    /// Its network namespace.
+    pub netns: OwnedFd,
+    /// Its record.
+    pub net: &'a Net,
 }
 
 /// Configures stacks as their records; the error is the first that cannot be, and the cause.
 ///
 /// ORDER: step by step for all of them. Defaults for new devices of a stack are set before another
 /// stack makes an end of a pair in it, and both ends are up before there are routes over them.
-pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
+pub fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
     for site in sites {
         site.step(|| {
             let rest = site.net.settings.iter().filter(|(path, _)| !is_of_link(path));
@@ -146,7 +148,7 @@ pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
 
 /// Why a stack cannot be configured as its record.
 #[derive(Debug)]
-pub(crate) enum Unlike {
+pub enum Unlike {
     /// Something that it cannot have.
     What(String),
     /// An error of the kernel.
@@ -440,7 +442,7 @@ fn chosen(body: &[u8], head: usize, kinds: &[u16]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Bytes, Link, Said};
+    use dormouse_record::{Bytes, Link, Said};
 
     /// Calls `act` in a new stack.
     fn in_new<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {

@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use dormouse_kernel::netlink::{Message, NEW, attributes, route, u32_at};
+use dormouse_record::check::link::{CHOSEN, LOOPBACK, is_bridge_option};
+use dormouse_record::check::setting::is_link_name;
+use dormouse_record::{Bytes, Elsewhere, Link, LinkKind};
 use rustix::io::Errno;
 
 use super::message::{ask, request};
-use crate::format::check::link::{CHOSEN, LOOPBACK, is_bridge_option};
-use crate::format::check::setting::is_link_name;
-use crate::format::{Bytes, Elsewhere, Link, LinkKind};
 
 const UP: u32 = libc::IFF_UP as u32;
 

@@ -3,10 +3,10 @@
 
 use dormouse_kernel::netlink::{Message, Protocol, Socket, attributes};
 use dormouse_kernel::{nft, proc};
+use dormouse_record::check::filter::check;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::format::check::filter::check;
 use crate::quiet;
 
 /// Names of all tables that were not made here.
