@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Reader, Records, Thing, Time, Writer};
+use dormouse_checkpoint::format::{DirSink, Reader, Records, Sink, Thing, Time};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
 #[path = "increment.rs"]
@@ -949,7 +949,7 @@ fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
     let mut records = reader.records().clone();
     let pages = fs::read(dir.join("pages")).expect("the file exists");
     fs::remove_dir_all(dir).expect("remove the directory");
-    let mut writer = Writer::begin(dir).expect("a free directory");
+    let mut writer = Box::new(DirSink::begin(dir).expect("a free directory"));
     writer.append(&pages).expect("write the file");
     records.pages = writer.pages().expect("write the file");
     change(&mut records);

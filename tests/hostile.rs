@@ -560,7 +560,7 @@ fn container_with_full_shared_memory_stops_no_other() {
 
 #[test]
 fn checkpoint_inspect_escapes_control_characters_of_an_archive() {
-    use dormouse_checkpoint::format::{Reader, Writer};
+    use dormouse_checkpoint::format::{DirSink, Reader, Sink};
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let to = host.dir().join("saved");
@@ -571,7 +571,7 @@ fn checkpoint_inspect_escapes_control_characters_of_an_archive() {
     drop(reader);
     let pages = fs::read(to.join("pages")).expect("it is there");
     fs::remove_dir_all(&to).expect("removed");
-    let mut writer = Writer::begin(&to).expect("its place is free");
+    let mut writer = Box::new(DirSink::begin(&to).expect("its place is free"));
     writer.append(&pages).expect("written");
     records.pages = writer.pages().expect("written");
     records.about.kernel = format!("6\u{1b}]0;owned\u{7}\u{9b}2J\r{}", "x".repeat(100_000));

@@ -229,11 +229,11 @@ fn page(files: &PageFiles, number: u64) -> Result<[u8; PAGE_BYTES as usize]> {
 mod tests {
     use super::*;
     use crate::format::check::tests::small;
-    use crate::format::{Descriptor, Device, Run, Writer};
+    use crate::format::{Descriptor, Device, DirSink, Run, Sink};
 
     fn reader(dir: &std::path::Path, name: &str, records: Records, fill: u8) -> Reader {
         let place = dir.join(name);
-        let mut writer = Writer::begin(&place).unwrap();
+        let mut writer = Box::new(DirSink::begin(&place).unwrap());
         writer.append(&vec![fill; records.pages.bytes as usize]).unwrap();
         let records = Records { pages: writer.pages().unwrap(), ..records };
         writer.publish(&records).unwrap();

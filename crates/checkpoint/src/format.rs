@@ -1,9 +1,10 @@
 //! The names of records and of their readers and writers, for callers of this crate.
 
+pub use dormouse_parcel::DirSink as Writer;
 pub(crate) use dormouse_parcel::warm;
 pub use dormouse_parcel::{
-    Base, MAGIC, PageFiles, Reader, SECTION_BYTES_MAX, Section, VERSION, Writer, archive,
-    part_name, seal,
+    Base, DirSink, MAGIC, PageFiles, Reader, SECTION_BYTES_MAX, Section, Sink, Source, VERSION,
+    archive, part_name, seal,
 };
 pub use dormouse_record::*;
 

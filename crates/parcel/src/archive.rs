@@ -22,9 +22,10 @@ use std::path::Path;
 
 use dormouse_record::{CHUNK_BYTES, Error, PAGE_BYTES, Pages, Records, Result, check};
 
+use crate::dir::DirSink;
 use crate::read::{Reader, whose};
 use crate::section::{decode, encode};
-use crate::write::Writer;
+use crate::sink::Sink;
 
 const MAGIC: [u8; 8] = *b"DORMARCH";
 /// The version that this code writes, and the only one it reads.
@@ -380,26 +381,26 @@ pub fn unpack<R: Read>(
     adapt: impl FnOnce(&mut Records) -> Result<()>,
 ) -> Result<()> {
     let mut records = decode(&archive.part("records")?.read_whole(RECORDS_BYTES_MAX)?)?;
-    let mut writer = Writer::begin(place)?;
+    let mut sink = Box::new(DirSink::begin(place)?);
     let mut part = archive.part("pages")?;
     let mut chunk = vec![0; CHUNK_BYTES as usize];
     let mut left = records.pages.bytes;
     while left > 0 {
         let now = &mut chunk[..left.min(CHUNK_BYTES) as usize];
         part.read_exact(now).map_err(|e| broken("pages", e))?;
-        writer.append(now)?;
+        sink.append(now)?;
         left -= now.len() as u64;
     }
     if part.read(&mut chunk).map_err(|e| broken("pages", e))? != 0 {
         return Err(damaged("pages", "it is longer than in its records"));
     }
     archive.end()?;
-    let found = writer.pages()?;
+    let found = sink.pages()?;
     compare(&records, &found)?;
     records.pages = found; // now in one file
     adapt(&mut records)?;
     check::records(&records)?;
-    writer.publish(&records)
+    sink.publish(&records)
 }
 
 /// Compares contents with the checksums of the records.
@@ -419,7 +420,7 @@ mod tests {
     /// A checkpoint of a few pages, on disk.
     fn checkpoint(dir: &Path) -> Reader {
         let mut records = small();
-        let mut writer = Writer::begin(dir).unwrap();
+        let mut writer = Box::new(DirSink::begin(dir).unwrap());
         writer.append(&vec![7; records.pages.bytes as usize]).unwrap();
         records.pages = writer.pages().unwrap();
         writer.publish(&records).unwrap();

@@ -207,7 +207,8 @@ mod tests {
     use dormouse_record::{Area, Backing, check};
 
     use super::*;
-    use crate::write::Writer;
+    use crate::dir::DirSink;
+    use crate::sink::Sink;
 
     const P: u64 = PAGE_BYTES;
     const AT: u64 = 1 << 30;
@@ -217,7 +218,7 @@ mod tests {
     /// Saves memory of one process, upon a base; returns it and the number of new pages.
     fn saved(place: &Path, memory: &[u8], before: Option<&Reader>) -> (Reader, u64) {
         let base = before.and_then(|reader| Base::of(reader).unwrap());
-        let mut writer = Writer::begin_upon(place, base).unwrap();
+        let mut writer = Box::new(DirSink::begin_upon(place, base).unwrap());
         let mut records = small();
         let of = Of::Process(records.processes[0].pid);
         let mut runs = Vec::new();

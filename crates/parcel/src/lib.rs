@@ -3,6 +3,8 @@
 //! The records of crate `record` and the pages that they refer to are written and read here. This crate
 //! knows no process.
 //!
+//! A checkpoint is written to a [`Sink`] and restored from a [`Source`]; both are directories here.
+//!
 //! # The format on disk
 //!
 //! A directory, mode 0700, of files, mode 0600:
@@ -37,7 +39,7 @@
 //! **One stream** of a checkpoint and what belongs to it, for a transfer: [`archive`]; encrypted,
 //! so that only the chosen recipients can read it: [`seal`].
 //!
-//! **Published** by rename of a directory that is complete and on the disk ([`Writer`]).
+//! **Published** by rename of a directory that is complete and on the disk ([`DirSink`]).
 //!
 //! [`About`]: dormouse_record::About
 //! [`Process`]: dormouse_record::Process
@@ -51,15 +53,19 @@
 mod append;
 pub mod archive;
 mod base;
+mod dir;
 mod part;
 mod read;
 pub mod seal;
 mod section;
-mod write;
+mod sink;
+mod source;
 
 pub use append::warm;
 pub use base::Base;
+pub use dir::DirSink;
 pub use part::{PageFiles, part_name};
 pub use read::Reader;
 pub use section::{MAGIC, SECTION_BYTES_MAX, Section, VERSION};
-pub use write::Writer;
+pub use sink::Sink;
+pub use source::Source;

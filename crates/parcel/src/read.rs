@@ -9,6 +9,7 @@ use dormouse_record::{CHUNK_BYTES, Error, PAGE_BYTES, Records, Result, Run};
 
 use crate::part::{PageFiles, part_name};
 use crate::section::{SECTION_BYTES_MAX, decode};
+use crate::source::Source;
 
 /// A checkpoint with checked records.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl Reader {
     }
 
     /// The same for the chunks that `which` selects by their numbers.
-    pub fn verify_some(&self, which: impl Fn(usize) -> bool) -> Result<()> {
+    pub(crate) fn verify_some(&self, which: impl Fn(usize) -> bool) -> Result<()> {
         self.each_chunk_of(which, |_, _| Ok(()))
     }
 
@@ -99,6 +100,20 @@ impl Reader {
             }
         }
         Ok(())
+    }
+}
+
+impl Source for Reader {
+    fn records(&self) -> &Records {
+        self.records()
+    }
+
+    fn pages(&self) -> &PageFiles {
+        self.pages()
+    }
+
+    fn verify_some(&self, which: &dyn Fn(usize) -> bool) -> Result<()> {
+        self.verify_some(which)
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::error::Result;
 use crate::format::{
-    Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Reader, Records, Run, Thing, TmpfsKind,
+    Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Records, Run, Source, Thing, TmpfsKind,
 };
 use crate::inject::program::{Builder, Cell};
 
@@ -121,9 +121,9 @@ impl Lazy {
     /// Compares the contents that are read at once with their checksums; the process that fills the
     /// rest checks the rest.
     ///
-    /// Errors: as of [`Reader::verify`].
-    pub fn verify(&self, reader: &Reader) -> Result<()> {
-        reader.verify_some(|chunk| self.at_once.get(chunk).is_none_or(|at_once| *at_once))
+    /// Errors: as of [`Source::verify`].
+    pub fn verify(&self, source: &dyn Source) -> Result<()> {
+        source.verify_some(&|chunk| self.at_once.get(chunk).is_none_or(|at_once| *at_once))
     }
 }
 

@@ -116,7 +116,7 @@ use dormouse_kernel::cpu::{self, StateComponent};
 
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
-use crate::format::{About, Area, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Thing};
+use crate::format::{About, Area, PAGE_BYTES, PageFiles, Records, Source, StatePart, Thing};
 pub use crate::inject::program::Program;
 use crate::inject::program::Sequence;
 use crate::vdso::{self, Object};
@@ -167,9 +167,9 @@ impl<'m> Memory<'m> {
 ///
 /// Errors: [`Error::Elsewhere`] if this host or this configuration lacks something that the
 /// processes need.
-pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result<Restore> {
+pub fn prepare(source: &dyn Source, allowed: &Allowed, memory: Memory<'_>) -> Result<Restore> {
     let lazy = memory.lazy();
-    let mut records = reader.records().clone();
+    let mut records = source.records().clone();
     if records.has_init() != allowed.has_init {
         let (was, is) = if allowed.has_init { ("without", "with") } else { ("with", "without") };
         let text = format!("it was made of a container {was} --init, and this one is {is}");
@@ -185,7 +185,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     // A wake in the same boot skips checks of properties that cannot have changed.
     if !is_same_boot {
         fits_here(&records.about)?;
-        let read = |area: &Area, range| contents(reader.pages(), area, range);
+        let read = |area: &Area, range| contents(source.pages(), area, range);
         objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
     }
     let is_foreign = objects.iter().any(Option::is_some);
@@ -207,7 +207,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
     plan.vdsos = objects;
     let sequences = sequences(&mut plan)?;
-    let pages = reader.pages().try_clone();
+    let pages = source.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
     let memories = std::mem::take(&mut plan.memories);
@@ -363,8 +363,8 @@ fn hole(records: &Records) -> Result<(u64, u64)> {
 }
 
 /// The contents of memory as descriptors, one for each part, in the order of [`Wanted::Pages`].
-pub fn pages_of(reader: &Reader) -> Result<Vec<OwnedFd>> {
+pub fn pages_of(source: &dyn Source) -> Result<Vec<OwnedFd>> {
     let copy = |file: &File| file.try_clone().map(OwnedFd::from);
-    let all: std::io::Result<_> = reader.pages().files().map(copy).collect();
+    let all: std::io::Result<_> = source.pages().files().map(copy).collect();
     all.map_err(Error::file("cannot duplicate", "pages"))
 }

@@ -42,7 +42,7 @@ use super::subject::Subject;
 use super::thaw::Thawed;
 use super::wait::{Blocks, prepare_resume};
 use crate::error::{Error, Result};
-use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
+use crate::format::{Area, Backing, PAGE_BYTES, Run, Sink};
 use crate::inject::gadget;
 use crate::inject::remote::Remote;
 use crate::look::descriptor::numbers;
@@ -83,7 +83,7 @@ pub(super) fn copy(
     tree: &[Seen],
     blocks: &Blocks,
     known: &mut Known,
-    writer: &mut Writer,
+    sink: &mut dyn Sink,
 ) -> Result<Option<Ahead>> {
     let large: Vec<u32> = tree.iter().filter(|seen| is_large(seen)).map(|seen| seen.pid).collect();
     if large.is_empty() {
@@ -104,7 +104,7 @@ pub(super) fn copy(
     let took = first + for_a_moment(subject, blocks, drop)?;
     let mut of = HashMap::new();
     for (seen, mut copied, pages) in protected {
-        copied.read(&seen, pages, known, writer)?;
+        copied.read(&seen, pages, known, sink)?;
         of.insert(seen.pid, copied);
     }
     Ok(Some(Ahead { of, took }))
@@ -207,7 +207,7 @@ impl Copied {
         seen: &Seen,
         pages: Vec<Range<u64>>,
         known: &mut Known,
-        writer: &mut Writer,
+        sink: &mut dyn Sink,
     ) -> Result<()> {
         let whole = 0..u64::MAX;
         let mut areas = [Area {
@@ -230,7 +230,7 @@ impl Copied {
                     return Ok(());
                 }
                 if let Ok(shared) = read {
-                    batch.write(shared, &mut areas, known, writer)?;
+                    batch.write(shared, &mut areas, known, sink)?;
                     cover(&mut self.covered, at..end);
                 }
                 at = end;

@@ -20,7 +20,7 @@ use super::seen::Seen;
 use super::survey::{Found, Survey};
 use super::{deleted, file};
 use crate::error::{Error, Result};
-use crate::format::{Area, Backing, Bytes, Memory, Of, PAGE_BYTES, SharedMemory, Thing, Writer};
+use crate::format::{Area, Backing, Bytes, Memory, Of, PAGE_BYTES, SharedMemory, Sink, Thing};
 
 /// Flags of areas that madvise(2), mlock(2), mmap(2) and mseal(2) set and that are restored.
 const KEPT: [&str; 11] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp", "sl"];
@@ -177,7 +177,7 @@ fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<us
 }
 
 /// Reads the contents of all objects that have any.
-pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
+pub(crate) fn object_contents(found: &mut Found, sink: &mut dyn Sink) -> Result<()> {
     for (index, contents) in std::mem::take(&mut found.contents) {
         let thing = &mut found.objects[index].thing;
         let (bytes, runs) = match thing {
@@ -188,7 +188,7 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
             Thing::MemoryFile(file) if file.huge_page_bytes.is_some() => {
                 let failed = Error::file("cannot read the contents of", &file.name);
                 let of = Of::Object(index);
-                file.runs = huge_runs(&contents, file.bytes, of, writer).map_err(failed)??;
+                file.runs = huge_runs(&contents, file.bytes, of, sink).map_err(failed)??;
                 continue;
             }
             Thing::MemoryFile(file) => (deleted::whole_pages(file.bytes), &mut file.runs),
@@ -196,7 +196,7 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
             _ => continue,
         };
         let failed = Error::file("cannot read the contents of", thing_name(&contents));
-        *runs = file_runs(&contents, bytes, Of::Object(index), writer).map_err(failed)??;
+        *runs = file_runs(&contents, bytes, Of::Object(index), sink).map_err(failed)??;
     }
     Ok(())
 }
@@ -224,7 +224,7 @@ pub(crate) fn contents(
     mut memory: Memory,
     ahead: Option<&Copied>,
     known: &mut Known,
-    writer: &mut Writer,
+    sink: &mut dyn Sink,
 ) -> Result<Memory> {
     memory.auxv = Bytes(
         fs::read(format!("/proc/{}/auxv", seen.pid))
@@ -245,16 +245,16 @@ pub(crate) fn contents(
         for run in all {
             let clean = ahead.filter(|_| run.is_clean());
             let Some(ahead) = clean else {
-                batch.add(n, run.start..run.end, &mut memory.areas, known, writer)?;
+                batch.add(n, run.start..run.end, &mut memory.areas, known, sink)?;
                 continue;
             };
             memory.areas[n].runs.extend(ahead.runs_within(run.start..run.end));
             for rest in ahead.missing_from(run.start..run.end) {
-                batch.add(n, rest, &mut memory.areas, known, writer)?;
+                batch.add(n, rest, &mut memory.areas, known, sink)?;
             }
         }
     }
-    batch.save(&mut memory.areas, known, writer)?;
+    batch.save(&mut memory.areas, known, sink)?;
     for area in &mut memory.areas {
         area.runs.sort_unstable_by_key(|run| run.address);
     }

@@ -106,7 +106,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Base, Writer};
+use crate::format::{Base, DirSink, Sink};
 use crate::load;
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
@@ -166,18 +166,19 @@ pub fn save(
 ) -> Result<(Option<Stopped>, Figures)> {
     let began = Instant::now();
     loop {
-        let saved = Writer::begin_upon(place, base.cloned()).and_then(|mut writer| {
+        let saved = DirSink::begin_upon(place, base.cloned()).and_then(|sink| {
+            let mut sink: Box<dyn Sink> = Box::new(sink);
             let (tree, mut before) = ready(subject, None)?;
             let mut known = Known::default();
-            let ahead = ahead::copy(subject, &tree, &before.blocks, &mut known, &mut writer)?;
+            let ahead = ahead::copy(subject, &tree, &before.blocks, &mut known, &mut *sink)?;
             if ahead.is_some() {
                 (_, before) = ready(subject, ahead.as_ref())?; // the processes have run since
             }
             let bytes = memory::own_bytes(&tree);
             known.make_room(bytes);
-            writer.make_room(bytes);
+            sink.make_room(bytes);
             let mut stopped = stopped::stop(subject, before, load::rehearse)?;
-            let draft = stopped.read(subject, ahead.as_ref(), known, writer)?;
+            let draft = stopped.read(subject, ahead.as_ref(), known, sink)?;
             let stopped = (!go_on).then_some(stopped);
             // ORDER: the processes resume first, since removing the protection takes a while.
             drop(ahead);

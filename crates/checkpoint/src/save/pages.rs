@@ -16,7 +16,7 @@ use rustix::fs::SeekFrom;
 
 use super::seen::Seen;
 use crate::error::{Error, Result};
-use crate::format::{Area, Backing, Of, PAGE_BYTES, Run, Writer, warm};
+use crate::format::{Area, Backing, Of, PAGE_BYTES, Run, Sink, warm};
 
 /// Bytes that are copied at a time: as much as stays in a processor's cache until it is written.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -26,7 +26,7 @@ pub(super) fn file_runs(
     file: &File,
     bytes: u64,
     of: Of,
-    writer: &mut Writer,
+    sink: &mut dyn Sink,
 ) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
     let (mut at, mut buffer) = (0, Vec::new());
@@ -44,7 +44,7 @@ pub(super) fn file_runs(
             buffer.resize(length as usize, 0); // zeros behind the end of the file
             let n = file.read_at(&mut buffer, at)?;
             debug_assert!(n as u64 == length || at + n as u64 >= file.metadata()?.len());
-            if let Err(e) = put(&mut runs, of, at, &buffer, false, writer) {
+            if let Err(e) = put(&mut runs, of, at, &buffer, false, sink) {
                 return Ok(Err(e));
             }
             at += length;
@@ -58,14 +58,14 @@ pub(super) fn huge_runs(
     file: &File,
     bytes: u64,
     of: Of,
-    writer: &mut Writer,
+    sink: &mut dyn Sink,
 ) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
     let mut buffer = vec![0; BATCH_BYTES as usize];
     for at in (0..bytes).step_by(BATCH_BYTES as usize) {
         let part = &mut buffer[..(bytes - at).min(BATCH_BYTES) as usize];
         file.read_exact_at(part, at)?;
-        if let Err(e) = put(&mut runs, of, at, part, true, writer) {
+        if let Err(e) = put(&mut runs, of, at, part, true, sink) {
             return Ok(Err(e));
         }
     }
@@ -79,7 +79,7 @@ fn put(
     start: u64,
     contents: &[u8],
     skips_zeros: bool,
-    writer: &mut Writer,
+    sink: &mut dyn Sink,
 ) -> Result<()> {
     // Adjacent pages are written at once.
     let mut new = 0..0;
@@ -89,19 +89,19 @@ fn put(
             continue;
         }
         let address = start + at as u64;
-        let number = match writer.find(of, address, page) {
+        let number = match sink.find(of, address, page) {
             Some(known) => known,
             None => {
                 if new.end != at {
-                    writer.append(&contents[std::mem::replace(&mut new, at..at)])?;
+                    sink.append(&contents[std::mem::replace(&mut new, at..at)])?;
                 }
                 new.end = at + page.len();
-                writer.next_page() + (at - new.start) as u64 / PAGE_BYTES
+                sink.next_page() + (at - new.start) as u64 / PAGE_BYTES
             }
         };
         note(runs, address, number);
     }
-    writer.append(&contents[new])
+    sink.append(&contents[new])
 }
 
 /// State that is kept from one process to the next.
@@ -199,13 +199,13 @@ impl<'p> Batch<'p> {
         range: Range<u64>,
         areas: &mut [Area],
         known: &mut Known,
-        writer: &mut Writer,
+        sink: &mut dyn Sink,
     ) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             at += self.gather(area, at..range.end);
             if self.bytes == BATCH_BYTES || self.places.len() == PLACES_MAX {
-                self.save(areas, known, writer)?;
+                self.save(areas, known, sink)?;
             }
         }
         Ok(())
@@ -224,10 +224,10 @@ impl<'p> Batch<'p> {
         &mut self,
         areas: &mut [Area],
         known: &mut Known,
-        writer: &mut Writer,
+        sink: &mut dyn Sink,
     ) -> Result<()> {
         let shared = self.read(known)?;
-        self.write(shared, areas, known, writer)
+        self.write(shared, areas, known, sink)
     }
 
     /// Copies the gathered places; returns which pages of each place are shared with another
@@ -246,7 +246,7 @@ impl<'p> Batch<'p> {
         shared: Vec<Vec<bool>>,
         areas: &mut [Area],
         known: &mut Known,
-        writer: &mut Writer,
+        sink: &mut dyn Sink,
     ) -> Result<()> {
         let buffer = std::mem::take(&mut known.buffer);
         let mut rest = &buffer[..];
@@ -263,8 +263,8 @@ impl<'p> Batch<'p> {
                 if is_anonymous && page == ZEROS {
                     continue;
                 }
-                let next = writer.next_page() + new.len() as u64 / PAGE_BYTES;
-                let mut find = || writer.find(of, address, page).unwrap_or(next);
+                let next = sink.next_page() + new.len() as u64 / PAGE_BYTES;
+                let mut find = || sink.find(of, address, page).unwrap_or(next);
                 let number = match is_shared {
                     true => *known.pages.entry(*blake3::hash(page).as_bytes()).or_insert_with(find),
                     false => find(),
@@ -272,14 +272,14 @@ impl<'p> Batch<'p> {
                 if number == next && new.end == at {
                     new.end += page.len();
                 } else if number == next {
-                    writer.append(&buffer[new])?;
+                    sink.append(&buffer[new])?;
                     new = at..at + page.len();
                 }
                 note(&mut areas[place.area].runs, address, number);
             }
         }
         self.bytes = 0;
-        writer.append(&buffer[new])?;
+        sink.append(&buffer[new])?;
         known.buffer = buffer;
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::thaw::Thawed;
 use super::wait::Blocks;
 use super::{due, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
 use crate::error::Result;
-use crate::format::{Process, Records, Thread, Writer, check};
+use crate::format::{Process, Records, Sink, Thread, check};
 use crate::look::ipc::Tables;
 
 /// Time and size of a checkpoint.
@@ -141,9 +141,9 @@ impl Stopped {
     }
 
     /// Reads everything and publishes it. The processes stay stopped, for a shorter time if the
-    /// caller has created `writer` before the stop.
-    pub fn write(&mut self, subject: &Subject, writer: Writer) -> Result<Written> {
-        self.read(subject, None, Known::default(), writer)?.publish()
+    /// caller has created `sink` before the stop.
+    pub fn write(&mut self, subject: &Subject, sink: impl Sink + 'static) -> Result<Written> {
+        self.read(subject, None, Known::default(), Box::new(sink))?.publish()
     }
 
     /// Reads everything that was not copied ahead. The processes stay stopped.
@@ -152,7 +152,7 @@ impl Stopped {
         subject: &Subject,
         ahead: Option<&Ahead>,
         mut known: Known,
-        mut writer: Writer,
+        mut sink: Box<dyn Sink>,
     ) -> Result<Draft> {
         let began = Instant::now();
         let mut survey = Survey::new(subject, ahead);
@@ -170,7 +170,7 @@ impl Stopped {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
                 let copied = ahead.and_then(|ahead| ahead.of(seen));
-                let memory = memory::contents(seen, memory, copied, &mut known, &mut writer)?;
+                let memory = memory::contents(seen, memory, copied, &mut known, &mut *sink)?;
                 if let Err((tid, why)) = check::addresses(&record, &memory.areas) {
                     let refusal =
                         seen.refuse(format!("thread {tid}"), format!("{why}, not saved yet"));
@@ -191,8 +191,8 @@ impl Stopped {
         mqueue::contents(&mut found)?;
         pipe::contents(&mut found)?;
         udp::contents(&mut found)?;
-        tmpfs::contents(&mut found, &mut writer)?;
-        memory::object_contents(&mut found, &mut writer)?;
+        tmpfs::contents(&mut found, &mut *sink)?;
+        memory::object_contents(&mut found, &mut *sink)?;
         let host = std::mem::take(&mut self.before.host);
         let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();
@@ -214,8 +214,8 @@ impl Stopped {
         let figures = Figures {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),
-            bytes: writer.bytes(),
-            new_bytes: writer.new_bytes(),
+            bytes: sink.bytes(),
+            new_bytes: sink.new_bytes(),
             connections: self.connections.count(),
             ahead: ahead.map_or(Duration::ZERO, Ahead::took),
             stop: self.took(),
@@ -223,7 +223,7 @@ impl Stopped {
             publish: Duration::ZERO,
         };
         Ok(Draft {
-            writer,
+            sink,
             records,
             figures,
             held,
@@ -237,7 +237,7 @@ impl Stopped {
 /// Everything that was read from stopped processes. If it is dropped, there is no checkpoint.
 #[derive(Debug)]
 pub(super) struct Draft {
-    writer: Writer,
+    sink: Box<dyn Sink>,
     records: Records,
     figures: Figures,
     held: Vec<HeldFile>,
@@ -250,12 +250,12 @@ impl Draft {
     /// Writes the rest, verifies it, and renames it to its final name.
     pub(super) fn publish(mut self) -> Result<Written> {
         let began = Instant::now();
-        self.records.pages = self.writer.pages()?;
+        self.records.pages = self.sink.pages()?;
         // Records that cannot be read back, or not be restored, are an error now and not at the
         // restore.
         check::records(&self.records)?;
         (self.rehearse)(&self.records)?;
-        self.writer.publish(&self.records)?;
+        self.sink.publish(&self.records)?;
         let figures = Figures { publish: began.elapsed(), ..self.figures };
         let next_ring = self.records.next_ring_ns(self.quiet.as_nanos() as u64);
         let next_ring = next_ring.map(Duration::from_nanos);

@@ -14,7 +14,7 @@ use super::refusal;
 use super::seen::Seen;
 use super::survey::{Found, Survey};
 use crate::error::{Error, Result};
-use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
+use crate::format::{Of, PAGE_BYTES, Sink, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::look::file::{modified_ns, tmpfs_at};
 use crate::look::ids::Maps;
 
@@ -63,7 +63,7 @@ pub(super) fn add(survey: &mut Survey<'_>, tmpfs: Tmpfs, place: OwnedFd) -> usiz
 }
 
 /// Reads the contents of all files, which no process can change any more.
-pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
+pub(super) fn contents(found: &mut Found, sink: &mut dyn Sink) -> Result<()> {
     for (index, place) in std::mem::take(&mut found.memories) {
         let Thing::Tmpfs(tmpfs) = &mut found.objects[index].thing else { continue };
         for (n, entry) in tmpfs.entries.iter_mut().enumerate() {
@@ -76,7 +76,7 @@ pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
                 let how = BELOW.difference(ResolveFlags::NO_XDEV);
                 let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
                 let file = File::from(open);
-                file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), of, writer)
+                file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), of, sink)
             };
             *runs = read().map_err(Error::file("cannot read", &path))??;
         }

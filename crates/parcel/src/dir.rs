@@ -1,4 +1,4 @@
-//! Writes a checkpoint: into a directory next to its place, which is renamed when it is complete.
+//! A checkpoint as a directory: written next to its place, and renamed when it is complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
@@ -11,10 +11,11 @@ use crate::append::Appender;
 use crate::base::Base;
 use crate::part::part_name;
 use crate::section::{SECTION_BYTES_MAX, encode};
+use crate::sink::Sink;
 
-/// A checkpoint that is being written. If it is dropped before [`Writer::publish`], it is removed.
+/// A checkpoint that is being written. If it is dropped before [`Sink::publish`], it is removed.
 #[derive(Debug)]
-pub struct Writer {
+pub struct DirSink {
     place: PathBuf,
     partial: PathBuf,
     /// Appended pages.
@@ -25,7 +26,7 @@ pub struct Writer {
     found_bytes: u64,
 }
 
-impl Writer {
+impl DirSink {
     /// Starts a checkpoint that will be the directory `place`, which must not exist.
     pub fn begin(place: &Path) -> Result<Self> {
         Self::begin_upon(place, None)
@@ -52,42 +53,36 @@ impl Writer {
         let pages = Appender::new(path.clone(), create(&path)?);
         Ok(Self { place: place.to_owned(), partial, pages, base, found_bytes: 0 })
     }
+}
 
-    /// Number of the next page.
-    pub fn next_page(&self) -> u64 {
+impl Sink for DirSink {
+    fn next_page(&self) -> u64 {
         (self.base.as_ref().map_or(0, Base::end) + self.pages.bytes()) / PAGE_BYTES
     }
 
-    /// The number of appended bytes.
-    pub fn new_bytes(&self) -> u64 {
+    fn new_bytes(&self) -> u64 {
         self.pages.bytes()
     }
 
-    /// The number of appended bytes, and of those found in the base.
-    pub fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.pages.bytes() + self.found_bytes
     }
 
-    /// The number of a page that need not be appended, since the base has it.
-    pub fn find(&mut self, of: Of, address: u64, page: &[u8]) -> Option<u64> {
+    fn find(&mut self, of: Of, address: u64, page: &[u8]) -> Option<u64> {
         let found = self.base.as_mut()?.find(of, address, page)?;
         self.found_bytes += PAGE_BYTES;
         Some(found)
     }
 
-    /// Appends whole pages. A failed write may be reported by a later call.
-    pub fn append(&mut self, pages: &[u8]) -> Result<()> {
+    fn append(&mut self, pages: &[u8]) -> Result<()> {
         self.pages.append(pages)
     }
 
-    /// Appended pages are first buffered in preallocated memory, up to so many bytes: while
-    /// processes are frozen, appends then wait neither for the file nor for checksums.
-    pub fn make_room(&mut self, bytes: u64) {
+    fn make_room(&mut self, bytes: u64) {
         self.pages.make_room(bytes);
     }
 
-    /// Lengths and checksums of all pages.
-    pub fn pages(&mut self) -> Result<Pages> {
+    fn pages(&mut self) -> Result<Pages> {
         let own = self.pages.pages()?;
         Ok(match &self.base {
             Some(base) => base.followed_by(own),
@@ -95,8 +90,8 @@ impl Writer {
         })
     }
 
-    /// Writes the records, makes everything durable and gives the checkpoint its name.
-    pub fn publish(mut self, records: &Records) -> Result<()> {
+    // ORDER: records and pages are durable before the directory has its name.
+    fn publish(mut self: Box<Self>, records: &Records) -> Result<()> {
         let path = self.partial.join("records");
         let bytes = encode(records);
         // LIMIT: a longer section would not be read.
@@ -125,7 +120,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for DirSink {
     fn drop(&mut self) {
         // After publication the directory has another name, and nothing is removed.
         let _ = fs::remove_dir_all(&self.partial);
