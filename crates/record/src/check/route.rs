@@ -1,5 +1,7 @@
 //! Checks of addresses, routes and routing rules, in the form of rtnetlink(7).
 
+use dormouse_kernel::netlink::{attributes, u16_at};
+
 use crate::{Bytes, Said};
 
 /// The form of the entries of one of the kernel's tables.
@@ -59,34 +61,18 @@ impl Form {
 /// Checks that several next hops are valid: each has a gateway, which may be of another family, and
 /// a realm, and nothing else.
 fn are_ways(mut rest: &[u8]) -> bool {
+    const MAY_HAVE: [u16; 3] = [5, 11, 18];
     while !rest.is_empty() {
-        let way = length_at(rest).and_then(|length| rest.get(..length));
-        let has = way.and_then(|way| has_gateway(way.get(WAY_HEAD..)?));
-        let (Some(way), Some(true)) = (way, has) else { return false };
-        if u32::from(way[WAY_FLAGS]) & !ON_LINK != 0 {
+        let way = u16_at(rest, 0).map(usize::from).and_then(|length| rest.get(..length));
+        let has = way.and_then(|way| attributes(way.get(WAY_HEAD..)?));
+        let (Some(way), Some(has)) = (way, has) else { return false };
+        let is_known = has.iter().all(|(kind, _)| MAY_HAVE.contains(kind));
+        if !is_known || u32::from(way[WAY_FLAGS]) & !ON_LINK != 0 {
             return false;
         }
         rest = rest.get(way.len().next_multiple_of(4)..).unwrap_or_default();
     }
     true
-}
-
-/// Whether all attributes of a next hop are known; `None` if one is longer than the rest.
-fn has_gateway(mut rest: &[u8]) -> Option<bool> {
-    const MAY_HAVE: [u16; 3] = [5, 11, 18];
-    let mut is_known = true;
-    while let (Some(length), Some(kind)) = (length_at(rest), rest.get(2..4)) {
-        let length = length.max(4);
-        rest.get(4..length)?;
-        is_known &= MAY_HAVE.contains(&u16::from_ne_bytes([kind[0], kind[1]]));
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Some(is_known)
-}
-
-/// The length at the start of a next hop or an attribute.
-fn length_at(bytes: &[u8]) -> Option<usize> {
-    bytes.get(..2).map(|b| u16::from_ne_bytes([b[0], b[1]]).into())
 }
 
 #[cfg(test)]
