@@ -201,7 +201,8 @@ fn vm_delete_spares_processes_in_shared_cgroup_path() {
         other.edit(|c| c["linux"]["cgroupsPath"] = cgroup.clone());
         for verb in ["create", "run"] {
             let error = oci.run(&[verb, "-b", other.dir(), "other"]).err(1);
-            assert!(error.contains("linux.cgroupsPath") && error.contains("already"), "{error}");
+            let is_named = error.contains("linux.cgroupsPath") && error.contains("is not empty");
+            assert!(is_named, "{error}");
         }
     }
     assert_eq!(oci.status("first"), "running");
