@@ -81,6 +81,44 @@ pub fn signalled_by(signals: &OwnedFd) -> Option<u32> {
     Some(u32::from_ne_bytes(pid.try_into().ok()?))
 }
 
+/// How many signals [`ready_descriptors`] reads at most.
+pub(crate) const SIGNALS_READ: usize = 64;
+
+/// Reads signalfd(2): the descriptors that queued signals name (fcntl(2), F_SETSIG), in their
+/// order. `None` is a signal without one, which the kernel sends when the queue is full.
+pub(crate) fn ready_descriptors(signals: &OwnedFd) -> Vec<Option<i32>> {
+    const LENGTH: usize = size_of::<libc::signalfd_siginfo>();
+    const FD: usize = offset_of!(libc::signalfd_siginfo, ssi_fd);
+    let mut bytes = [0; SIGNALS_READ * LENGTH];
+    let read = rustix::io::read(signals, &mut bytes).unwrap_or(0);
+    let one = |info: &[u8; LENGTH]| {
+        let number = |at: usize| Some(i32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+        number(FD).filter(|_| number(0) != Some(libc::SIGIO))
+    };
+    bytes[..read].as_chunks::<LENGTH>().0.iter().map(one).collect()
+}
+
+/// fcntl(2): this thread receives a queued signal for each write to a pipe, with the number of this
+/// read end. Also of a pipe that had another owner. Reads never block.
+pub(crate) fn signal_writes(pipe: BorrowedFd<'_>, signal: c_int) -> Result<(), Errno> {
+    // SAFETY: only integers are passed.
+    let set = |command: c_int, value: c_int| {
+        check(unsafe { libc::syscall(libc::SYS_fcntl, pipe.as_raw_fd(), command, value) })
+    };
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    const F_OWNER_TID: c_int = 0;
+    let owner = [F_OWNER_TID, rustix::thread::gettid().as_raw_pid()];
+    // ORDER: the number is recorded when the flag changes, so it is cleared first.
+    set(libc::F_SETFL, libc::O_NONBLOCK)?;
+    set(F_SETSIG, signal)?;
+    // SAFETY: the pointer is to a `struct f_owner_ex`, two numbers.
+    check(unsafe {
+        libc::syscall(libc::SYS_fcntl, pipe.as_raw_fd(), F_SETOWN_EX, owner.as_ptr())
+    })?;
+    set(libc::F_SETFL, libc::O_NONBLOCK | libc::O_ASYNC).map(drop)
+}
+
 /// wait4(2) for one child, or any of them, without blocking: pid and status, `None` if none has
 /// exited.
 pub fn reap(which: Option<u32>) -> Result<Option<(i32, i32)>, Errno> {

@@ -99,8 +99,12 @@ impl Logs {
 fn trim(root: &OwnedFd, path: &str, bound: u64) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), how)?;
-    let stat = rustix::fs::fstat(&file)?;
+    trim_file(&rustix::fs::openat2(root, path, flags, Mode::empty(), how)?, bound)
+}
+
+/// Removes the excess from the head of an open log.
+pub(crate) fn trim_file(file: &OwnedFd, bound: u64) -> Result<(), Errno> {
+    let stat = rustix::fs::fstat(file)?;
     let (on_disk, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
     let bound = bound.max(4 * BLOCK);
     if on_disk <= bound {

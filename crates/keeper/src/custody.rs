@@ -28,6 +28,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::lot::{DESCRIPTORS, Found, Lots};
+use crate::output::{Outputs, Target};
 use crate::vault::Vault;
 
 /// Time before another attempt to wake a container that could not be woken, while a client waits.
@@ -111,11 +112,20 @@ fn read_label(label: &[u8]) -> Option<(Id, Vec<(u32, u8)>)> {
 }
 
 impl Custody {
-    /// Takes over what an earlier keeper has left in the vault. `next` returns an unused number.
-    pub(crate) fn restore(epoll: &OwnedFd, vault: Vault, mut next: impl FnMut() -> u64) -> Self {
+    /// Takes over what an earlier keeper has left in the vault. `next` returns an unused number. The
+    /// output of containers is parked in the same lots.
+    pub(crate) fn restore(
+        epoll: &OwnedFd,
+        vault: Vault,
+        mut next: impl FnMut() -> u64,
+        outputs: &mut Outputs,
+    ) -> Self {
         let mut custody = Self::default();
         let (sleepers, tokens) = (&mut custody.sleepers, &mut custody.tokens);
         custody.lots.restore(vault, |Found { label, fds }| {
+            if let Some(target) = Target::read(label) {
+                return Some(outputs.restore(next(), target));
+            }
             let (id, held) = read_label(label)?;
             if held.len() + 1 != fds.len() || sleepers.contains_key(&id) {
                 return None;
@@ -130,6 +140,11 @@ impl Custody {
             Some(number)
         });
         custody
+    }
+
+    /// The lots, in which the output of containers is parked, too.
+    pub(crate) fn lots(&mut self) -> &mut Lots {
+        &mut self.lots
     }
 
     /// Readable when the vault has ended.

@@ -5,7 +5,8 @@
 //! (0.04 ms here, 6.5 ms from a large program). Its mount namespace holds one empty read-only
 //! tmpfs, so that nothing of the host is ever below a container's root. The keeper reaps the
 //! processes, records their exit status, holds terminals while no client is attached, keeps logs
-//! under their bound, and exits by itself when it is idle.
+//! under their bound, and exits by itself when it is idle. Separate processes append the output of
+//! containers to their logs (`reader`).
 //!
 //! The keeper takes no decisions: only the engine knows what a container is. One thread runs one
 //! epoll loop over the tables in [`server`], without locks. A running container is an entry in a
@@ -37,8 +38,10 @@ mod heritage;
 mod init;
 mod lot;
 pub mod newborn;
+mod output;
 mod owner;
 mod program;
+mod reader;
 pub mod server;
 mod setting;
 mod sweep;

@@ -123,7 +123,14 @@ impl Lots {
             None => self.make()?,
         };
         let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
-        lot.put(key, label, fds)?;
+        match lot.put(key, label, fds) {
+            // Its labels leave no room for this one; an empty lot has none.
+            Err(Errno::MSGSIZE) if !lot.bundles.is_empty() => {
+                self.free.remove(&number);
+                return self.park(key, label, fds);
+            }
+            put => put?,
+        }
         if !lot.has_room(1) {
             self.free.remove(&number);
         }
@@ -152,6 +159,19 @@ impl Lots {
         self.lots.insert(self.number, lot);
         self.free.insert(self.number);
         Ok(self.number)
+    }
+
+    /// Returns copies of a bundle's descriptors, which stay parked.
+    pub(crate) fn copies(&self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
+        let number = self.places.get(&key).ok_or(Errno::NOENT)?;
+        let lot = self.lots.get(number).ok_or(Errno::NOENT)?;
+        let (at, first) = lot.find(key)?;
+        let (_, mut fds) = lot.copies()?;
+        let count = lot.bundles[at].1;
+        if fds.len() < first + count {
+            return Err(Errno::BADMSG);
+        }
+        Ok(fds.drain(first..first + count).collect())
     }
 
     /// Takes a bundle out, with its descriptors in their original order.
@@ -221,9 +241,14 @@ impl Lot {
         Ok(())
     }
 
-    fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
+    /// Position of a bundle, and of its first descriptor.
+    fn find(&self, key: u64) -> Result<(usize, usize), Errno> {
         let at = self.bundles.iter().position(|(of, _)| *of == key).ok_or(Errno::NOENT)?;
-        let first: usize = self.bundles[..at].iter().map(|(_, count)| count).sum();
+        Ok((at, self.bundles[..at].iter().map(|(_, count)| count).sum()))
+    }
+
+    fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
+        let (at, first) = self.find(key)?;
         let (mut labels, mut rest) = self.copies()?;
         if rest.len() != self.bundles.iter().map(|(_, count)| count).sum::<usize>() {
             return Err(Errno::BADMSG);

@@ -67,6 +67,7 @@ use crate::custody::{Custody, Held};
 use crate::exit::code_of;
 use crate::fill::{self, Fill};
 use crate::heritage::Heritage;
+use crate::output::{Outputs, Target};
 use crate::owner::AsOwner;
 use crate::sweep::Sweep;
 use crate::template::{self, PendingBirth, Template};
@@ -196,6 +197,7 @@ pub struct Server {
     consoles: HashMap<u64, Console>,
     stdins: HashMap<Id, OwnedFd>,
     logs: BTreeMap<Id, Logs>,
+    outputs: Outputs,
     custody: Custody,
     /// The serial number of the vault: a new one for each, because a newborn may have a copy of the
     /// last one's socket.
@@ -244,10 +246,14 @@ impl Server {
         add(parts.listener.as_fd(), LISTENER)?;
         add(signals.as_fd(), SIGNALS)?;
         let mut serial = FIRST_SERIAL;
-        let custody = Custody::restore(&epoll, std::mem::take(&mut parts.vault), || {
+        let mut outputs = Outputs::default();
+        let next = || {
             serial += 1;
             serial
-        });
+        };
+        let vault = std::mem::take(&mut parts.vault);
+        let custody = Custody::restore(&epoll, vault, next, &mut outputs);
+        outputs.start(Instant::now());
         serial += 1;
         custody.vault().map_or(Ok(()), |vault| add(vault, serial))?;
         Ok(Self {
@@ -265,6 +271,7 @@ impl Server {
             consoles: HashMap::new(),
             stdins: HashMap::new(),
             logs: BTreeMap::new(),
+            outputs,
             custody,
             alarms: Alarms::default(),
             fills: HashMap::new(),
@@ -312,6 +319,7 @@ impl Server {
             && self.errands.is_empty()
             && self.queue.is_empty()
             && self.custody.is_empty()
+            && self.outputs.is_empty()
             && self.fills.is_empty()
     }
 
@@ -328,8 +336,20 @@ impl Server {
         let rest = is_more.then(|| self.woken + IDLE);
         let pending = self.pending().map(|pending| pending.until).min();
         let sweep = self.sweep.next();
-        let next =
-            [look, idle, queue, custody, alarm, waker, rest, pending, sweep, self.deaf_until];
+        let output = self.outputs.next();
+        let next = [
+            look,
+            idle,
+            queue,
+            custody,
+            alarm,
+            waker,
+            rest,
+            pending,
+            sweep,
+            output,
+            self.deaf_until,
+        ];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -358,6 +378,7 @@ impl Server {
         }
         self.sweep(now);
         self.custody.look(&self.epoll, now);
+        self.look_after_outputs(now);
         self.secure();
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.start_wake(id) {
@@ -408,6 +429,39 @@ impl Server {
             looked += 1;
             // The next time from the first one on, where these are the last.
             self.log_turn = (looked == LOOK_AT).then_some(*id);
+        }
+    }
+
+    fn look_after_outputs(&mut self, now: Instant) {
+        let (parts, epoll, serial) = (&self.parts, &self.epoll, &mut self.serial);
+        let reader = |outputs: &mut Outputs| start_reader(outputs, parts, epoll, serial);
+        self.outputs.look(now, self.custody.lots(), reader);
+        for sock in self.outputs.take_gone() {
+            // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
+            let _ = epoll::delete(&self.epoll, &sock);
+        }
+    }
+
+    /// Takes the output of a container.
+    fn keep_output(&mut self, target: Target, fds: Vec<OwnedFd>) -> Answer {
+        self.serial += 1;
+        let key = self.serial;
+        let (parts, epoll, serial) = (&self.parts, &self.epoll, &mut self.serial);
+        let reader = |outputs: &mut Outputs| start_reader(outputs, parts, epoll, serial);
+        let kept = self.outputs.keep(key, target, fds, self.custody.lots(), reader);
+        self.secure();
+        match kept {
+            Ok(()) => done(),
+            Err(e) => refused(e, "read the output of a container"),
+        }
+    }
+
+    /// A reader has reported something, or has exited.
+    fn receive_from_reader(&mut self, serial: u64) {
+        while let Some(waiting) = self.outputs.receive(serial, self.custody.lots()) {
+            for connection in waiting {
+                self.send(connection, &Reply::Done, &[]);
+            }
         }
     }
 
@@ -501,6 +555,9 @@ impl Server {
         if self.templates.contains_key(&serial) {
             return self.receive_from_template(serial);
         }
+        if self.outputs.reader(serial).is_some() {
+            return self.receive_from_reader(serial);
+        }
         if let Some(id) = self.custody.called(serial) {
             self.queue.push_back(Errand::wake(id, Reason::Called));
             return self.start_errands();
@@ -549,6 +606,7 @@ impl Server {
             return;
         }
         self.waiters.retain(|(_, waiter)| *waiter != serial);
+        self.outputs.close(serial);
         self.end_templates(Errno::CHILD, |_, template| template.connection == serial);
         let (gone, rest) =
             std::mem::take(&mut self.unsettled).into_iter().partition(|u| u.connection == serial);
@@ -636,11 +694,23 @@ impl Server {
                 }
             }
             Request::Template { key, .. } => return self.make_template(serial, key, fds),
+            Request::KeepOutput { id, streams, bound_bytes, path } => {
+                self.keep_output(Target { id, streams, bound_bytes, path }, fds)
+            }
+            Request::HoldsOutput { id } => match self.outputs.has(id) {
+                true => done(),
+                false => refused(Errno::NOENT, "find output of a container"),
+            },
+            Request::FlushOutput { id } => match self.outputs.flush(id, serial) {
+                true => return None,
+                false => done(),
+            },
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
                 let free =
                     self.children.is_empty() && self.errands.is_empty() && self.fills.is_empty();
-                if !(alone && free && self.queue.is_empty() && self.custody.is_empty()) {
+                let holds = !self.custody.is_empty() || !self.outputs.is_empty();
+                if !(alone && free && self.queue.is_empty()) || holds {
                     return Some(refused(Errno::BUSY, "end while there is something to keep"));
                 }
                 self.ending = true;
@@ -1184,6 +1254,19 @@ impl Server {
 
     /// Bytes of one entry of the table of children, for the curious.
     pub const CHILD_BYTES: usize = size_of::<(u32, Child)>();
+}
+
+/// Starts a reader of output and watches it. Returns its number.
+fn start_reader(
+    outputs: &mut Outputs,
+    parts: &Parts,
+    epoll: &OwnedFd,
+    serial: &mut u64,
+) -> Result<u64, Errno> {
+    *serial += 1;
+    let sock = outputs.start_reader(*serial, &parts.run, &parts.outside)?;
+    let data = epoll::EventData::new_u64(*serial);
+    epoll::add(epoll, sock, data, epoll::EventFlags::IN).map(|()| *serial)
 }
 
 /// Writes `c/ID/exit` under another name and renames it.

@@ -24,7 +24,7 @@ use rustix::net::{
 
 use crate::protocol::{
     Ended, FILL_DESCRIPTORS, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
-    with,
+    stream, with,
 };
 use crate::{ExitStatus, LaunchError, Newborn, wire};
 
@@ -403,6 +403,44 @@ impl Keeper {
             return Err(LaunchError::Plan { why: "a log's path is not UTF-8" });
         };
         self.done(&Request::KeepLogs { id: id(container)?, bound_bytes, paths }, &[])
+    }
+
+    /// Passes the read ends of the pipes for a container's output to the keeper, whose reader
+    /// appends their contents as entries ([`dormouse_model::LogEntry`]) to the log at `path`. The
+    /// path is absolute and the file exists. On disk the log has `bound_bytes`; 0: no bound.
+    ///
+    /// Refused with EBADMSG by a keeper of an older program.
+    pub fn keep_output(
+        &mut self,
+        container: &str,
+        path: &Path,
+        bound_bytes: u64,
+        ends: [Option<BorrowedFd<'_>>; 2],
+    ) -> Result<(), LaunchError> {
+        let path = path.to_str().ok_or(LaunchError::Plan { why: "a log's path is not UTF-8" })?;
+        let bits = ends.iter().zip([stream::OUT, stream::ERR]);
+        let streams = bits.filter_map(|(end, bit)| end.map(|_| bit)).sum();
+        let (id, path) = (id(container)?, path.to_owned());
+        let request = Request::KeepOutput { id, streams, bound_bytes, path };
+        let ends: Vec<_> = ends.into_iter().flatten().collect();
+        self.done(&request, &ends)
+    }
+
+    /// Waits until the log of a container has all output that was written before. A keeper of an
+    /// older program has nothing to wait for.
+    pub fn flush_output(&mut self, container: &str) -> Result<(), LaunchError> {
+        match self.done(&Request::FlushOutput { id: id(container)? }, &[]) {
+            Err(LaunchError::Refused { source, .. }) if source == Errno::BADMSG => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Returns whether the keeper has output of a container. A keeper of an older program has none.
+    pub fn holds_output(&mut self, container: &str) -> Result<bool, LaunchError> {
+        match self.done(&Request::HoldsOutput { id: id(container)? }, &[]) {
+            Err(LaunchError::Refused { source: Errno::NOENT | Errno::BADMSG, .. }) => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// Takes over a container's terminal for as long as this connection is open. Refused with EBUSY

@@ -188,6 +188,14 @@ pub mod watch {
     pub const STAYS: u8 = 4;
 }
 
+/// Bits of [`Request::KeepOutput`]: the streams of which there is a pipe.
+pub mod stream {
+    /// Standard output.
+    pub const OUT: u8 = 1;
+    /// Standard error.
+    pub const ERR: u8 = 2;
+}
+
 /// The fields of [`Request::Spawn`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpawnRequest {
@@ -332,6 +340,29 @@ pub enum Request {
         /// Files of the contents.
         parts: u8,
     },
+    /// Descriptors: the read ends of the pipes for the output of a container, one for each bit of
+    /// `streams`. A reader appends their contents to the log, until no process has a pipe open for
+    /// writing.
+    KeepOutput {
+        /// The container.
+        id: Id,
+        /// Bits of [`stream`].
+        streams: u8,
+        /// Bytes of the log on disk; 0: no bound.
+        bound_bytes: u64,
+        /// Absolute path of the log on the host, which exists.
+        path: String,
+    },
+    /// Answered by `Done` when the log has all output that was written before.
+    FlushOutput {
+        /// The container.
+        id: Id,
+    },
+    /// Asserts that the keeper has output of a container. `Refused(ENOENT)` if there is none.
+    HoldsOutput {
+        /// The container.
+        id: Id,
+    },
     /// Exit now. `Refused(EBUSY)` while there are children or other connections.
     End,
 }
@@ -409,6 +440,15 @@ impl Request {
                 out.push(*parts);
                 out
             }
+            Self::KeepOutput { id, streams, bound_bytes, path } => {
+                let mut out = with_id(21, id);
+                out.push(*streams);
+                put_u64(&mut out, *bound_bytes);
+                put_bytes(&mut out, path.as_bytes());
+                out
+            }
+            Self::FlushOutput { id } => with_id(22, id),
+            Self::HoldsOutput { id } => with_id(23, id),
         }
     }
 
@@ -487,6 +527,16 @@ impl Request {
                 Self::Template { key, parts }
             }
             20 => Self::Park { id: fields.id()? },
+            21 => {
+                let (id, streams) = (fields.id()?, fields.u8()?);
+                if !matches!(streams, 1..=3) {
+                    return Err(Malformed("of streams that are none"));
+                }
+                let bound_bytes = fields.u64()?;
+                Self::KeepOutput { id, streams, bound_bytes, path: fields.text(PATH_MAX_BYTES)? }
+            }
+            22 => Self::FlushOutput { id: fields.id()? },
+            23 => Self::HoldsOutput { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -503,6 +553,7 @@ impl Request {
                 FILL_DESCRIPTORS + usize::from(*parts) + usize::from(*sources)
             }
             Self::Template { parts, .. } => 1 + usize::from(*parts),
+            Self::KeepOutput { streams, .. } => streams.count_ones() as usize,
             _ => 0,
         }
     }

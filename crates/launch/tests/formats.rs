@@ -44,6 +44,13 @@ fn request() -> impl Strategy<Value = Request> {
         id().prop_map(|id| Request::Forget { id }),
         id().prop_map(|id| Request::Park { id }),
         (id(), 1..9u8).prop_map(|(key, parts)| Request::Template { key, parts }),
+        (id(), 1..4u8, any::<u64>(), "/[a-z/]{0,80}").prop_map(
+            |(id, streams, bound_bytes, path)| {
+                Request::KeepOutput { id, streams, bound_bytes, path }
+            }
+        ),
+        id().prop_map(|id| Request::FlushOutput { id }),
+        id().prop_map(|id| Request::HoldsOutput { id }),
         logs.prop_map(|(id, bound_bytes, paths)| Request::KeepLogs { id, bound_bytes, paths }),
     ]
 }

@@ -9,6 +9,7 @@
 mod config;
 mod id;
 mod limit;
+mod log;
 mod reference;
 mod size;
 mod state;
@@ -20,6 +21,7 @@ pub use config::{
 };
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::Limits;
+pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
 pub use reference::Reference;
 pub use size::{parse_bytes, parse_cpus};
 pub use state::State;
