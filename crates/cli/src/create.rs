@@ -21,7 +21,8 @@ use dormouse_container::Create;
 use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
-    Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec, User, parse_bytes,
+    LogDriver, Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec, User,
+    parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -72,9 +73,12 @@ pub(crate) struct CreateArgs {
     /// Seconds until a stop becomes a kill, -1 for never
     #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
     stop_timeout: Option<String>,
-    /// Bytes kept of each output stream (default 16m)
+    /// Bytes kept of its output (default 16m)
     #[arg(long, value_name = "SIZE")]
     log_max_size: Option<String>,
+    /// Where its output goes: k8s-file (with times), file (plain, no reader), none
+    #[arg(long, value_name = "DRIVER")]
+    log_driver: Option<LogDriver>,
     /// Write its id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) cidfile: Option<PathBuf>,
@@ -333,6 +337,7 @@ impl CreateArgs {
             labels,
             sysctls,
             log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
+            log_driver: self.log_driver.unwrap_or_default(),
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })

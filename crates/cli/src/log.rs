@@ -5,8 +5,8 @@
 //! from its offset on (`SEEK_DATA`). A slow reader loses the punched part; after a gap it continues
 //! with the next whole line.
 //!
-//! Each stream has a file of its own without time stamps; the order of lines between the two is
-//! not recorded.
+//! A plain log has a file for each stream, without time stamps; the order of lines between the two
+//! is not recorded. A log of entries is in [`crate::entry`].
 
 use std::fs::File;
 use std::io;
@@ -79,6 +79,30 @@ impl Growing {
         Ok(())
     }
 
+    /// The offset of the next byte.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Goes to an offset.
+    pub(crate) fn seek(&mut self, offset: u64) {
+        self.offset = offset;
+    }
+
+    /// Watches the file for changes: returns an inotify descriptor.
+    pub(crate) fn watch<'l>(logs: impl Iterator<Item = &'l Self>) -> Result<OwnedFd> {
+        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+        let inotify = inotify::init(flags).context("cannot watch logs")?;
+        for log in logs {
+            // By descriptor, so that the file watched is the file read.
+            use std::os::fd::AsRawFd;
+            let path = format!("/proc/self/fd/{}", log.file.as_raw_fd());
+            inotify::add_watch(&inotify, path, inotify::WatchFlags::MODIFY)
+                .context("cannot watch a log")?;
+        }
+        Ok(inotify)
+    }
+
     /// Reads the next bytes, none at the end. A log that became shorter is read from its start.
     pub(crate) fn read<'b>(&mut self, block: &'b mut Vec<u8>) -> Result<&'b [u8]> {
         block.resize(BLOCK, 0);
@@ -133,20 +157,18 @@ pub(crate) struct Follower {
 impl Follower {
     /// Watches files that are open at the offsets from which they are shown.
     pub(crate) fn new(logs: Vec<(Growing, Sink)>) -> Result<Self> {
-        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-        let inotify = inotify::init(flags).context("cannot watch logs")?;
-        for (log, _) in &logs {
-            // By descriptor, so that the file watched is the file read.
-            use std::os::fd::AsRawFd;
-            let path = format!("/proc/self/fd/{}", log.file.as_raw_fd());
-            inotify::add_watch(&inotify, path, inotify::WatchFlags::MODIFY)
-                .context("cannot watch a log")?;
-        }
+        let inotify = Growing::watch(logs.iter().map(|(log, _)| log))?;
         Ok(Self { inotify, logs, block: Vec::new() })
     }
+}
 
-    /// Shows new data.
-    pub(crate) fn show(&mut self) -> Result<()> {
+impl Watch for Follower {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        forget_events(&self.inotify);
         for (log, sink) in &mut self.logs {
             loop {
                 let bytes = log.read(&mut self.block)?;
@@ -160,20 +182,14 @@ impl Follower {
     }
 }
 
-impl Watch for Follower {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
-    }
-
-    fn serve(&mut self) -> Result<()> {
-        let mut events = [0; 4096];
-        while rustix::io::read(&self.inotify, &mut events).is_ok_and(|n| n > 0) {}
-        self.show()
-    }
+/// Empties the queue of an inotify descriptor.
+pub(crate) fn forget_events(inotify: &OwnedFd) {
+    let mut events = [0; 4096];
+    while rustix::io::read(inotify, &mut events).is_ok_and(|n| n > 0) {}
 }
 
 /// Writes to one of the caller's streams; if its reader is gone the program ends without a message.
-fn write(sink: Sink, mut bytes: &[u8]) -> Result<()> {
+pub(crate) fn write(sink: Sink, mut bytes: &[u8]) -> Result<()> {
     let fd = match sink {
         Sink::Out => rustix::stdio::stdout(),
         Sink::Err => rustix::stdio::stderr(),

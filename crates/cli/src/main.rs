@@ -33,6 +33,7 @@ mod bulk;
 mod command;
 mod copy;
 mod create;
+mod entry;
 mod fail;
 mod image;
 mod layers;

@@ -4,19 +4,21 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::SystemTime;
 
-use anyhow::{Context, Result};
-use dormouse_container::{Engine, Running, Stdio, Stream};
-use dormouse_model::ContainerId;
+use anyhow::{Context, Result, bail};
+use dormouse_container::{Engine, Logs, Running, Stdio, Stream};
+use dormouse_model::{ContainerId, LogStream};
 use rustix::fs::{FileType, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::create::AttachArgs;
+use crate::entry::{Entries, Selection};
 use crate::fail;
 use crate::log::{Follower, Growing, Sink};
 use crate::option::keys::Matcher;
 use crate::signal::{self, Signals};
-use crate::stream::{self, Ended, Streams, Watch};
+use crate::stream::{self, Ended, LogCopy, Streams, Watch};
 use crate::terminal;
 
 /// Our ends of the pipes to a process.
@@ -82,8 +84,9 @@ pub(crate) fn foreground(
     let (mut out, mut err) = (None, None);
     let piped = pipes.stdout.is_some() || pipes.stderr.is_some();
     if of == (Of::Container { logs: true }) && (piped || running.console.is_some()) {
-        let paths = engine.logs(&running.id)?;
-        (out, err) = (open_log(&paths.stdout), paths.stderr.as_deref().and_then(open_log));
+        let logs = engine.logs(&running.id)?;
+        out = open_log(&logs, LogStream::Stdout);
+        err = open_log(&logs, LogStream::Stderr);
     }
     let streams = match running.console.take() {
         Some(master) => Streams::Terminal {
@@ -101,9 +104,16 @@ pub(crate) fn foreground(
     serve(engine, running, of, streams, attach, signals, None)
 }
 
-/// Opens a log for appending; a container whose log cannot be opened runs without.
-fn open_log(path: &Path) -> Option<OwnedFd> {
-    File::options().append(true).create(true).mode(0o600).open(path).ok().map(OwnedFd::from)
+/// Opens the log of a stream for appending; a container whose log cannot be opened runs without.
+fn open_log(logs: &Logs, stream: LogStream) -> Option<LogCopy> {
+    let (path, entries_of) = match (&logs.entries, stream) {
+        _ if logs.is_off => return None,
+        (Some(entries), stream) => (entries, Some(stream)),
+        (None, LogStream::Stdout) => (&logs.stdout, None),
+        (None, LogStream::Stderr) => (logs.stderr.as_ref()?, None),
+    };
+    let log = File::options().append(true).create(true).mode(0o600).open(path).ok()?;
+    Some(LogCopy { log: log.into(), entries_of })
 }
 
 /// End of an attachment.
@@ -191,35 +201,60 @@ pub(crate) fn attach(
     let mut running = engine.attach(id)?;
     if let Some(master) = running.console.take() {
         let keys = Matcher::new(args.detach_keys.clone());
-        let log = open_log(&engine.logs(id)?.stdout);
+        let log = open_log(&engine.logs(id)?, LogStream::Stdout);
         let streams = Streams::Terminal { master, stdin, keys, log };
         return serve(engine, running, Of::Other, streams, args, &signals, None);
     }
-    let mut follower = Follower::new(open_logs(engine, id, Some(0))?)?;
+    let mut follower = follow(engine, id, &Selection { tail: Some(0), ..Selection::default() })?;
     let to = running.stdin.take().filter(|_| stdin);
     let streams = Streams::Pipes { stdin: to, stdout: None, stderr: None };
-    serve(engine, running, Of::Other, streams, args, &signals, Some(&mut follower))
+    serve(engine, running, Of::Other, streams, args, &signals, Some(&mut *follower))
 }
 
-/// Opens the logs of a container, each at the beginning of its last `tail` lines.
-pub(crate) fn open_logs(
+/// Opens the log of a container at the first line that is selected.
+pub(crate) fn follow(
     engine: &Engine,
     id: &ContainerId,
-    tail: Option<u64>,
-) -> Result<Vec<(Growing, Sink)>> {
-    let paths = engine.logs(id)?;
-    let mut logs = Vec::new();
-    for (path, sink) in [(Some(paths.stdout), Sink::Out), (paths.stderr, Sink::Err)] {
-        if let Some(mut log) = path.map(|p| Growing::open(&p)).transpose()?.flatten() {
+    selection: &Selection,
+) -> Result<Box<dyn Watch>> {
+    let logs = engine.logs(id)?;
+    engine.flush_log(id)?;
+    let mut plain = Follower::new(plain_logs(&logs, selection.tail)?)?;
+    let Some(path) = logs.entries.as_deref() else {
+        if selection.needs_times() {
+            bail!(
+                "the log of this container has no times, because its program writes to it: \
+                 create it with --log-driver k8s-file and without --tty, or use --tail"
+            );
+        }
+        return Ok(Box::new(plain));
+    };
+    let mut entries = Entries::open(path, selection)?;
+    // Plain files, too, of a start under a keeper of an older program. The present one goes on.
+    match modified(path) >= modified(&logs.stdout) {
+        true => plain.serve().map(|()| Box::new(entries) as Box<dyn Watch>),
+        false => entries.serve().map(|()| Box::new(plain) as Box<dyn Watch>),
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|meta| meta.modified()).ok()
+}
+
+/// Opens the plain logs of a container, each at the beginning of its last `tail` lines.
+fn plain_logs(logs: &Logs, tail: Option<u64>) -> Result<Vec<(Growing, Sink)>> {
+    let mut all = Vec::new();
+    for (path, sink) in [(Some(&logs.stdout), Sink::Out), (logs.stderr.as_ref(), Sink::Err)] {
+        if let Some(mut log) = path.map(|p| Growing::open(p)).transpose()?.flatten() {
             match tail {
                 Some(0) => log.seek_end()?,
                 Some(lines) => log.seek_last(lines)?,
                 None => {}
             }
-            logs.push((log, sink));
+            all.push((log, sink));
         }
     }
-    Ok(logs)
+    Ok(all)
 }
 
 /// Flags that open a directory for `*at` calls.

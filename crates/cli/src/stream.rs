@@ -17,9 +17,10 @@
 //!   only the exit of the first process ends the loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use dormouse_model::{LogStamp, LogStream, write_entries};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
@@ -56,8 +57,8 @@ impl AsFd for End {
 struct Flow {
     from: End,
     to: End,
-    /// A file that receives the same bytes, without waiting.
-    copy: Option<OwnedFd>,
+    /// A log that receives the same bytes, without waiting.
+    copy: Option<LogCopy>,
     waiting: Vec<u8>,
     done: usize,
     /// The sink accepts everything at once (a regular file), so a whole buffer is written.
@@ -78,7 +79,7 @@ enum Step {
 }
 
 impl Flow {
-    fn new(from: End, to: End, copy: Option<OwnedFd>) -> Self {
+    fn new(from: End, to: End, copy: Option<LogCopy>) -> Self {
         let regular = |fd: BorrowedFd| {
             rustix::fs::fstat(fd)
                 .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::RegularFile)
@@ -109,7 +110,7 @@ impl Flow {
             return Ok((Step::Nothing, false));
         }
         if let Some(copy) = &self.copy {
-            append(copy, &buffer[..n]);
+            copy.append(&buffer[..n]);
         }
         self.waiting.clear();
         self.done = 0;
@@ -144,8 +145,31 @@ impl Flow {
     }
 }
 
-/// Appends to a log file, which accepts everything at once; on a full disk the log is lost, not the
-/// container.
+/// A log that receives a copy of the output.
+#[derive(Debug)]
+pub(crate) struct LogCopy {
+    /// Opened for appending.
+    pub(crate) log: OwnedFd,
+    /// The log has entries, and the output is this stream; otherwise it has plain bytes.
+    pub(crate) entries_of: Option<LogStream>,
+}
+
+impl LogCopy {
+    /// Appends to the log, which accepts everything at once; on a full disk the log is lost, not
+    /// the container.
+    fn append(&self, bytes: &[u8]) {
+        match self.entries_of {
+            None => append(&self.log, bytes),
+            Some(stream) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let mut entries = Vec::new();
+                write_entries(&mut entries, LogStamp::new(now.as_nanos() as u64), stream, bytes);
+                append(&self.log, &entries);
+            }
+        }
+    }
+}
+
 fn append(to: &OwnedFd, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {
@@ -173,9 +197,9 @@ pub(crate) enum Streams {
         /// Receives the caller's input.
         stdin: Option<OwnedFd>,
         /// The process's output, and its log.
-        stdout: Option<(OwnedFd, Option<OwnedFd>)>,
+        stdout: Option<(OwnedFd, Option<LogCopy>)>,
         /// The process's errors, and their log.
-        stderr: Option<(OwnedFd, Option<OwnedFd>)>,
+        stderr: Option<(OwnedFd, Option<LogCopy>)>,
     },
     /// A terminal.
     Terminal {
@@ -185,8 +209,8 @@ pub(crate) enum Streams {
         stdin: bool,
         /// Keys that detach.
         keys: Matcher,
-        /// A file that receives a copy of the output.
-        log: Option<OwnedFd>,
+        /// Receives a copy of the output.
+        log: Option<LogCopy>,
     },
 }
 

@@ -24,9 +24,9 @@ use crate::event::Follow;
 use crate::ground::{self, Ground};
 use crate::idle::Outcome;
 use crate::inspect::Details;
-use crate::io::Logs;
 use crate::layer::Root;
 use crate::list::Listed;
+use crate::log::Logs;
 use crate::place::Places;
 use crate::policy::{Idle, Policy, Reason, Request};
 use crate::recover::{boot, custody};
@@ -39,7 +39,7 @@ use crate::template::Template;
 use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::{
-    archive, create, drowsy, exec, hold, idle, inspect, io, later, layer, list, listen, policy,
+    archive, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log, policy,
     recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage,
     verb, wake,
 };
@@ -454,7 +454,13 @@ impl Engine {
 
     /// Where the output of a container is.
     pub fn logs(&self, id: &ContainerId) -> Result<Logs> {
-        Ok(io::logs(&self.ground, &self.ground.config(id)?))
+        Ok(Logs::of(&self.ground, &self.ground.config(id)?))
+    }
+
+    /// Waits until the log of a container has all output that was written before. If the keeper was
+    /// killed, another one is started that has the output read.
+    pub fn flush_log(&self, id: &ContainerId) -> Result<()> {
+        log::flush(&self.ground, id)
     }
 
     /// Returns the root directory of a container: its processes' root while it runs, or a detached

@@ -2,7 +2,7 @@
 //!
 //! The keeper holds the terminal, or the write end of standard input, and bounds the logs.
 //!
-//! Uses `ground`.
+//! Uses `ground` and `log`.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,17 +14,9 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::log::{Ends, Logs, Output, open_log};
 use crate::spec::{Stdio, Stream};
 use crate::user::PasswdUser;
-
-/// Where the output of a container is.
-#[derive(Debug, Clone)]
-pub struct Logs {
-    /// Its standard output, or everything that was written to its terminal.
-    pub stdout: PathBuf,
-    /// Its standard error; `None` with a terminal.
-    pub stderr: Option<PathBuf>,
-}
 
 /// The group that owns terminals on Debian and most others.
 pub(crate) const TTY_GROUP: u32 = 5;
@@ -38,6 +30,8 @@ pub(crate) enum Io {
 pub(crate) struct Streams {
     pub(crate) io: Io,
     pub(crate) kept: Option<OwnedFd>,
+    /// Logs that the keeper has to bound.
+    pub(crate) unbounded: Vec<PathBuf>,
 }
 
 /// Streams that the keeper holds of a container and its starter uses.
@@ -48,29 +42,29 @@ pub(crate) struct KeeperStreams {
     pub(crate) stdin: Option<OwnedFd>,
 }
 
-/// Where the output of a container is.
-pub(crate) fn logs(ground: &Ground, config: &Config) -> Logs {
-    let dir = ground.dir(&config.id);
-    let stderr = (!config.spec.process.terminal).then(|| dir.join("stderr.log"));
-    Logs { stdout: dir.join("stdout.log"), stderr }
-}
-
 /// Opens the standard streams of a container.
 pub(crate) fn streams(
     ground: &Ground,
+    keeper: &mut Keeper,
     config: &Config,
     user: &PasswdUser,
     io: Stdio,
 ) -> Result<Streams> {
     if config.spec.process.terminal {
         let size = io.terminal_size.unwrap_or_default();
-        return Ok(Streams { io: Io::Terminal(size), kept: None });
+        let logs = Logs::of(ground, config);
+        let unbounded = if logs.is_off { Vec::new() } else { vec![logs.stdout] };
+        return Ok(Streams { io: Io::Terminal(size), kept: None, unbounded });
     }
     let mut kept = None;
-    let dir = ground.dir(&config.id);
-    let mut open = |stream: Stream, name: &str| -> Result<OwnedFd> {
+    let logged = [&io.stdout, &io.stderr].map(|stream| matches!(stream, Stream::Log));
+    let Ends { streams: mut logs, unbounded } = Output::of(ground, config).ends(keeper, logged)?;
+    let mut open = |stream: Stream, log: Option<OwnedFd>| -> Result<OwnedFd> {
         match stream {
-            Stream::Log => own(open_log(&dir.join(name))?, config.ids, user.uid),
+            Stream::Log => match log {
+                Some(end) => own(end, config.ids, user.uid),
+                None => open_null(),
+            },
             Stream::Kept => {
                 let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
                     .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
@@ -81,8 +75,8 @@ pub(crate) fn streams(
         }
     };
     let fds =
-        [open(io.stdin, "stdin")?, open(io.stdout, "stdout.log")?, open(io.stderr, "stderr.log")?];
-    Ok(Streams { io: Io::Fds(fds), kept })
+        [open(io.stdin, None)?, open(io.stdout, logs[0].take())?, open(io.stderr, logs[1].take())?];
+    Ok(Streams { io: Io::Fds(fds), kept, unbounded })
 }
 
 /// Gives the terminal or the kept end of standard input to the keeper, attaches to it at once,
@@ -93,16 +87,20 @@ pub(crate) fn hand_over(
     config: &Config,
     console: Option<OwnedFd>,
     kept: Option<OwnedFd>,
+    unbounded: &[PathBuf],
 ) -> Result<KeeperStreams> {
     let id = config.id.as_str();
-    let logs = logs(ground, config);
-    if config.spec.log_max_bytes > 0 && !config.spec.auto_remove {
-        let paths: Vec<&Path> =
-            std::iter::once(&logs.stdout).chain(&logs.stderr).map(PathBuf::as_path).collect();
+    let logs = Logs::of(ground, config);
+    if config.spec.log_max_bytes > 0 && !config.spec.auto_remove && !unbounded.is_empty() {
+        let paths: Vec<&Path> = unbounded.iter().map(PathBuf::as_path).collect();
         keeper.keep_logs(id, config.spec.log_max_bytes, &paths)?;
     }
+    let console_log = || match logs.is_off {
+        true => open_null(),
+        false => open_log(&logs.stdout),
+    };
     match (console, kept) {
-        (Some(master), _) => keeper.keep_console(id, master, open_log(&logs.stdout)?)?,
+        (Some(master), _) => keeper.keep_console(id, master, console_log()?)?,
         (None, Some(write)) => keeper.keep_stdin(id, write)?,
         (None, None) => return Ok(KeeperStreams::default()),
     }
@@ -169,14 +167,6 @@ pub(crate) fn plan_io(plan: &mut Plan, io: Io, uid: u32, console: bool) {
 fn open_null() -> Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
         .map_err(|e| Error::file("cannot open", "/dev/null")(e.into()))
-}
-
-/// Opens a log file for appending only: a program that reopens it through `/proc/self/fd` can
-/// damage its own log and no other.
-pub(crate) fn open_log(path: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
-        .map_err(|e| Error::file("cannot open log", path)(e.into()))
 }
 
 /// Duplicates a descriptor.

@@ -36,7 +36,7 @@
 //! ```text
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state exit hold io saved silence shared usage          records and facts of one container
+//! state exit hold log io saved silence shared usage      records and facts of one container
 //! process net freeze pending later policy admission      one subject each: program, network, memory
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
@@ -52,7 +52,8 @@
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
-//! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
+//! LIB/containers/ID/output.log      its output, written by the keeper's reader (`log`)
+//! LIB/containers/ID/stdout.log, stderr.log    the same, written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
 //! LIB/containers/ID/asleep/         checkpoint of an asleep container; its presence is the state
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
@@ -68,6 +69,7 @@
 //! LIB/custody                       the keeper that holds the descriptors of sleeping containers
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
+//! RUN/c/ID/log.json                 the pipes for its output
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
 //! ```
@@ -123,6 +125,7 @@ mod later;
 mod layer;
 mod list;
 mod listen;
+mod log;
 mod name;
 mod net;
 mod pending;
@@ -159,9 +162,9 @@ pub use error::{Error, Result};
 pub use event::Follow;
 pub use idle::Outcome;
 pub use inspect::Details;
-pub use io::Logs;
 pub use layer::Root;
 pub use list::Listed;
+pub use log::Logs;
 pub use place::Places;
 pub use policy::{Idle, Policy, Reason, Request, Tier};
 pub use save::{CheckpointOptions, NewCheckpoint};

@@ -3,12 +3,11 @@
 //! A restore is a start ([`crate::start`]) whose newborn follows a restore program instead of calling
 //! execve. Its whole confinement comes from `config.json`.
 //!
-//! Uses `ground`, `state`, `io`, `silence`, `process`, `later`, `root` and `template`.
+//! Uses `ground`, `state`, `log`, `io`, `silence`, `process`, `later`, `root` and `template`.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -25,7 +24,7 @@ use crate::later::Later;
 use crate::state::InitRecord;
 use crate::template::Common;
 use crate::user::PasswdUser;
-use crate::{process, root, silence};
+use crate::{log, process, root, silence};
 
 /// Contents up to this size are verified without a thread, which costs some 0.3 ms.
 const SMALL_BYTES: u64 = 512 << 10;
@@ -138,7 +137,7 @@ pub(crate) fn plan(
     ground: &Ground,
     plan: &mut Plan,
     config: &Config,
-    user: &PasswdUser,
+    (user, io): (&PasswdUser, &Io),
     from: &RestorePlan,
 ) -> Result<Restore> {
     let security = &config.spec.security;
@@ -178,11 +177,10 @@ pub(crate) fn plan(
     if silence::is_quiet(ground, &config.id) {
         restore.end_quiet(config.id.as_str());
     }
-    let log = ground.dir(&config.id);
     let descriptors = restore.wants().iter().map(|wanted| match wanted {
         Wanted::Program => io::clone_fd(restore.program().sealed().as_fd()),
         Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
-        Wanted::Outside(name) => outside(&log, name),
+        Wanted::Outside(name) => log::with_flags(outside(io, name)?, from.reader.records(), name),
         Wanted::Userfaults => {
             let later = from.later.as_ref().expect("wanted only with a device");
             io::clone_fd(later.device.as_fd())
@@ -220,10 +218,11 @@ pub(crate) fn plan(
     Ok(restore)
 }
 
-/// Opens a standard stream by the name under which it was saved.
-fn outside(log: &Path, name: &str) -> Result<OwnedFd> {
-    match name {
-        "stdout.log" | "stderr.log" => io::open_log(&log.join(name)),
+/// Returns a standard stream by the name under which it was saved.
+fn outside(io: &Io, name: &str) -> Result<OwnedFd> {
+    let stream = log::NAMES.iter().position(|known| *known == name);
+    match (stream, io) {
+        (Some(stream), Io::Fds(fds)) => io::clone_fd(fds[1 + stream].as_fd()),
         _ => Err(Error::Invalid(format!("the checkpoint needs an unknown stream '{name}'"))),
     }
 }

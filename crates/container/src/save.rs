@@ -5,25 +5,26 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `io`, `saved`, `silence`, `process`, `later`, `root` and `end`.
+//! Uses `ground`, `state`, `log`, `saved`, `silence`, `process`, `later`, `root` and `end`.
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_checkpoint::format::{Base, Reader};
-use dormouse_checkpoint::save::{Figures, Outside, Subject};
+use dormouse_checkpoint::save::{Figures, Subject};
 use dormouse_checkpoint::{Refusal, save};
 use dormouse_kernel::capability::Capability;
 use dormouse_model::{Config, ContainerId, Mount, MountKind, NetMode, State};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::log::Output;
 use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
-use crate::{disk, end, io, later, process, root, saved};
+use crate::{disk, end, later, process, root, saved};
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -179,22 +180,13 @@ pub(crate) fn earlier(ground: &Ground, id: &ContainerId) -> Option<Base> {
 pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
     let (init, _) = state::alive(ground, config)?;
     let pids = state::pids(ground, &config.id)?;
-    let logs = io::logs(ground, config);
-    let mut outside = Vec::new();
-    for path in std::iter::once(&logs.stdout).chain(&logs.stderr) {
-        // A log that was never opened does not exist yet.
-        let Ok(meta) = fs::metadata(path) else { continue };
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let identity = (meta.dev(), meta.ino());
-        outside.push(Outside { name, identity, number: None });
-    }
     Ok(Subject {
         id: config.id.to_string(),
         name: config.name.to_string(),
         init: init.pid,
         has_init: config.spec.init,
         pids,
-        outside,
+        outside: Output::of(ground, config).streams()?,
         memory: root::memory(config),
         nodes: Vec::new(),
         mounts: Some(root::places(config)),

@@ -8,7 +8,7 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
+    Limits, LogDriver, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -61,7 +61,7 @@ pub struct Stdio {
 pub enum Stream {
     /// `/dev/null`.
     Null,
-    /// The container's log file, which the process appends to itself. Output only.
+    /// The container's log, as its driver keeps it. Output only.
     Log,
     /// A pipe; the keeper holds the other end for `attach`. Input only.
     Kept,

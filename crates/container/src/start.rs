@@ -222,7 +222,7 @@ fn start_clean(
     // The source mounts are closed at the end.
     let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
     let user = Users::read(root.as_fd()).find(&config.spec.process.user)?;
-    let streams = io::streams(ground, config, &user, io)?;
+    let streams = io::streams(ground, &mut keeper, config, &user, io)?;
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);
@@ -238,13 +238,16 @@ fn start_clean(
             process::plan_process(&mut plan, config, &user, streams.io)?;
             None
         }
-        Some(from) => Some((from, restore::plan(ground, &mut plan, config, &user, from)?)),
+        Some(from) => {
+            Some((from, restore::plan(ground, &mut plan, config, (&user, &streams.io), from)?))
+        }
     };
     newborn.send(plan).map_err(|e| process::exec_error(&config.spec.process, e))?;
     from.map_or(Ok(()), RestorePlan::check_small)?; // the newborn is busy for a while
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
     let init = record_of(&newborn, console.is_some(), past, from);
-    let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
+    let (kept, unbounded) = (streams.kept, streams.unbounded);
+    let kept = io::hand_over(ground, &mut keeper, config, console, kept, &unbounded)?;
     net::publish_ports(ground, config)?;
     // ORDER: recorded, then released: a running process is always on record.
     state::write_init(ground, &config.id, &init)?;

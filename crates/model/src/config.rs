@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ContainerId, IdMap, Invalid, Limits, Name, Reference, WakeOn};
+use crate::{ContainerId, IdMap, Invalid, Limits, LogDriver, Name, Reference, WakeOn};
 
 /// The configuration of one container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,9 +97,13 @@ pub struct Spec {
     /// Its first process is a systemd: `/run` is memory, cgroups can be managed inside.
     #[serde(default)]
     pub systemd: bool,
-    /// Bytes kept of each of its two output streams; older output is dropped.
+    /// Bytes kept of its output, of each stream if the streams have files of their own; older
+    /// output is dropped.
     #[serde(default = "default_log_max_bytes")]
     pub log_max_bytes: u64,
+    /// Where its output goes.
+    #[serde(default, skip_serializing_if = "LogDriver::is_default")]
+    pub log_driver: LogDriver,
     /// The signal that requests its first process to exit: 15 (SIGTERM), or the one in the image.
     pub stop_signal: i32,
     /// Seconds between that signal and SIGKILL.

@@ -10,7 +10,7 @@
 //! ORDER: `LIB/custody` is written when all descriptors are held. A command that is killed before
 //! leaves the dead keeper's name in it, and the next command repeats the whole recovery.
 //!
-//! Uses `ground`, `state`, `hold`, `net`, `later`, `policy`, `end`, `listen` and `drowsy`.
+//! Uses `ground`, `state`, `hold`, `log`, `net`, `later`, `policy`, `end`, `listen` and `drowsy`.
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_launch::Keeper;
@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::hold::{self, Custodian};
 use crate::listen::Listener;
+use crate::log::Output;
 use crate::policy::{self, Reason};
 use crate::{drowsy, end, later, net, state};
 
@@ -92,6 +93,7 @@ pub(crate) fn take_back(ground: &Ground) -> Result<usize> {
         Some(recovery) => recovery.keeper.let_go_unasked()?,
         None => hold::release_rest(ground)?,
     }
+    resume_output(ground)?;
     let next = match &mut recovery {
         Some(recovery) => Some(Custodian::of(&mut recovery.keeper)?),
         // A container that fell asleep meanwhile found the dead keeper's note and wrote none.
@@ -104,6 +106,26 @@ pub(crate) fn take_back(ground: &Ground) -> Result<usize> {
         None => disk::remove(&hold::path(ground))?,
     }
     Ok(count)
+}
+
+/// Has the output of running containers read again that a killed keeper and its vault had. An error
+/// is recorded as an event and does not affect other containers.
+fn resume_output(ground: &Ground) -> Result<()> {
+    for id in ground.ids()? {
+        let Ok(config) = ground.config(&id) else { continue };
+        let output = Output::of(ground, &config);
+        let resume = || match state::pids(ground, &id) {
+            Ok(pids) => output.resume(&mut hold::keeper(ground)?, &pids),
+            Err(_) => Ok(()), // it does not run
+        };
+        if output.has_pipes()
+            && let Err(e) = resume()
+        {
+            let why = [("reader", format!("lost: {e}"))];
+            ground.record("log", id.as_str(), config.name.as_str(), &why);
+        }
+    }
+    Ok(())
 }
 
 /// Prepares one container that may have lost its keeper. A drowsy container is thawed. A
