@@ -23,6 +23,7 @@ mod images;
 mod isolation;
 mod leftovers;
 mod lifecycle;
+mod logs;
 mod network;
 mod oci;
 mod oci_checkpoint;
