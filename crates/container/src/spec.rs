@@ -8,7 +8,7 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, LogDriver, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
+    Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
