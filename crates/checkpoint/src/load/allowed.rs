@@ -7,27 +7,27 @@ use std::net::IpAddr;
 /// The grants of a container's configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
-    /// The first process is the init of the house.
+    /// The first process is the house init.
     pub has_init: bool,
-    /// Capabilities, as a mask (capabilities(7)).
+    /// The capabilities of the configuration, as a mask (capabilities(7)).
     pub capabilities: u64,
-    /// Those of them that its first process has as another user than root (ambient ones).
+    /// Ambient capabilities: the first process has them as another user than root.
     pub ambient: u64,
-    /// Those of them that its first process has as inheritable ones, as any user.
+    /// Inheritable capabilities of the first process, as any user.
     pub inheritable: u64,
-    /// The user its first process runs as, inside.
+    /// The user of the first process, as seen inside.
     pub uid: u32,
-    /// Its group.
+    /// The group of the first process.
     pub gid: u32,
-    /// Its supplementary groups.
+    /// The supplementary groups of the first process.
     pub groups: Vec<u32>,
-    /// How many ids it has, from 0; and 65,534.
+    /// The number of ids inside, from 0. Id 65,534 exists besides.
     pub ids: u32,
-    /// Directories inside that are tmpfs.
+    /// Directories inside that are a tmpfs.
     pub memory: Vec<String>,
-    /// Its network stack is private.
+    /// The network stack is private.
     pub own_network: bool,
-    /// It may create control groups below its own.
+    /// Processes may create control groups below the group of the container.
     pub cgroups: bool,
     /// Any process may create a user namespace (user_namespaces(7)).
     pub user_namespaces: bool,
@@ -38,20 +38,20 @@ pub struct Allowed {
     /// Objects with open files that were held and are passed in ([`super::Wanted::Held`]); all
     /// others are created again.
     pub held: Vec<u32>,
-    /// It has a terminal, whose master is the engine's.
+    /// The container has a terminal, whose master belongs to the engine.
     pub console: bool,
     /// Addresses of another container, each with the address that replaces it.
     pub addresses: Vec<(IpAddr, IpAddr)>,
     /// The restore runs beside the saved container, as a child beside its parent: memory that is
     /// wiped by a fork (MADV_WIPEONFORK), such as the state of random number generators, is empty.
     pub beside: bool,
-    /// Time that has passed for its timers and waits since the checkpoint; 0 if time has stopped
-    /// for it.
+    /// Time that has passed for timers and waits since the checkpoint; 0 if time has stopped for the
+    /// container.
     pub passed_ns: u64,
 }
 
 impl Allowed {
-    /// Whether it has an id.
+    /// Returns whether the container has the id.
     pub(super) fn has_id(&self, id: u32) -> bool {
         id < self.ids || id == 65_534
     }

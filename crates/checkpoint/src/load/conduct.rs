@@ -1,5 +1,5 @@
 //! The conductor: the tracer that leads a newborn and all its children from stage to stage. Between
-//! two stages it does the engine's half of the kinds; at the end it resumes all tasks
+//! two stages the conductor does the engine's half of the kinds; at the end it resumes all tasks
 //! ([`super::resume`]).
 //!
 //! Every process of the restore is traced from its creation, and killed if the conductor exits for

@@ -91,7 +91,7 @@ fn fills(all: &Records, makers: &[usize], records: &[Option<usize>]) -> Vec<Fill
     for (page, holders) in shared(&holdings) {
         let nodes = holders.iter().map(|h| h.node);
         let Some(node) = nodes.reduce(|a, b| ancestor(makers, &depths, a, b)) else { continue };
-        // The process that fills the page knows the size of the area best.
+        // The area of the process that fills the page, if that process has the page.
         let like = holders.iter().find(|h| h.node == node).unwrap_or(&holders[0]);
         let (start, end) = like.area;
         let mapping = Mapping { start, end, kind: kinds[like.kind].clone() };

@@ -1,5 +1,6 @@
-//! File locks. Those of a file description are set when it is created. Those of a process are set
-//! when it closes no descriptor of that file any more, which would release them. Leases are set
+//! File locks. Locks of a file description are set when the description is created. Locks of a
+//! process are set when the process closes no descriptor of that file any more, which would release
+//! them. Leases are set
 //! last, when only the recorded descriptors of the file are open, by a process that may hold one
 //! (fcntl(2), F_SETLEASE).
 

@@ -338,7 +338,7 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool, h
     if area.has("lo") {
         let args = [area.start.into(), area.bytes().into(), Arg::Number(0)];
         let call = Call::new(libc::SYS_mlock2, args);
-        // It is locked all the same where a guard cannot be made present.
+        // A guard cannot be made present, and the rest of the area is locked nevertheless.
         sequence.call(what, if has_guards { call.lenient() } else { call });
     }
 }

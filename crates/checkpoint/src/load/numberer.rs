@@ -3,8 +3,8 @@
 //! A process that has entered such a namespace has no capability over its pid namespace, and
 //! clone3(2) cannot set the ids of its threads. So a child of the first process, the *numberer*,
 //! sets the next id before each creation (`/proc/sys/kernel/ns_last_pid`), and no other task is
-//! created meanwhile. It starts before any process has its memory, and exits after the last thread
-//! was created.
+//! created meanwhile. The numberer starts before any process has its memory, and exits after the
+//! last thread was created.
 
 use std::os::fd::OwnedFd;
 

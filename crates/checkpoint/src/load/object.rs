@@ -1,7 +1,7 @@
 //! Objects: made once, by the first process, before any other process exists to inherit them.
 //!
-//! This is the table of kinds: it calls each kind for its objects, in an order in which an object
-//! comes after those that it needs.
+//! This module is the table of kinds: it calls each kind for its objects, in an order in which an
+//! object comes after those that it needs.
 
 use super::plan::Plan;
 use super::{

@@ -31,7 +31,7 @@ pub(super) fn make(
         Some(moment_ns) => (ABSOLUTE | TimerFd::CANCEL_ON_SET, moment_ns),
         None => (0, timer.value_ns),
     };
-    // A periodic one that has expired and was not read says no time: it expires at once.
+    // An expired periodic timer that was not read has no time left: it expires at once.
     let is_armed = timer.value_ns != 0 || timer.interval_ns != 0 && timer.ticks != 0;
     let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns.max(1)));
     let args = [cell.into(), how.into(), at.into(), Arg::Number(0)];

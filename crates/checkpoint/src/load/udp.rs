@@ -38,7 +38,7 @@ pub(super) fn make(
         sequence.call(what.clone(), Call::new(call, [cell.into(), at, length]));
     }
     if (1..=3).contains(&udp.shut) {
-        // SHUT_RD, SHUT_WR, SHUT_RDWR. What it has received is there all the same.
+        // SHUT_RD, SHUT_WR, SHUT_RDWR. Received datagrams stay readable.
         let args = [cell.into(), Arg::from(i32::from(udp.shut) - 1)];
         sequence.call(what.clone(), Call::new(libc::SYS_shutdown, args));
     }
