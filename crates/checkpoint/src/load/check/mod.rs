@@ -216,11 +216,11 @@ mod tests {
 
     #[test]
     fn filters_need_no_new_privileges_or_the_capability() {
-        let filtered = |user, no_new_privileges| {
+        let filtered = |user: Option<usize>, no_new_privileges| {
             let filters = vec![Filter { flags: 0, code: Bytes(Vec::new()) }];
             let credentials = Credentials { no_new_privileges, ..Credentials::default() };
             let threads = vec![Thread { filters, credentials, ..Thread::default() }];
-            let objects = vec![Thing::User(User::default()).into()];
+            let objects = user.iter().map(|_| Thing::User(User::default()).into()).collect();
             let processes = vec![Process { user, threads, ..Process::default() }];
             Records { objects, processes, ..Records::default() }
         };
