@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
-use dormouse_launch::{Follow, Keeper, Plan};
+use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
 
 use crate::error::{Error, Result};
@@ -177,22 +177,18 @@ pub(crate) fn plan(
     if silence::is_quiet(ground, &config.id) {
         restore.end_quiet(config.id.as_str());
     }
-    let descriptors = restore.wants().iter().map(|wanted| match wanted {
-        Wanted::Program => io::clone_fd(restore.program().sealed().as_fd()),
-        Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
+    let follow = restore.follow(|wanted| match wanted {
         Wanted::Outside(name) => log::with_flags(outside(io, name)?, from.reader.records(), name),
         Wanted::Userfaults => {
             let later = from.later.as_ref().expect("wanted only with a device");
             io::clone_fd(later.device.as_fd())
         }
-        Wanted::LastPid => Ok(load::last_pid()?),
         Wanted::Held(number) => {
             let held = from.held.iter().find(|(one, _)| one == number);
             let (_, socket) = held.expect("only held sockets are wanted");
             io::clone_fd(socket.as_fd())
         }
-    });
-    let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
+    })?;
     plan.setsid();
     if config.spec.process.terminal {
         let size = restore.console_size().unwrap_or_default();
@@ -206,15 +202,7 @@ pub(crate) fn plan(
         let (ids, masks) = process::identity(user, granted);
         plan.init_as(program, &ids, &masks);
     }
-    let program = restore.program();
-    plan.follow(Follow {
-        memory: io::clone_fd(program.memory().as_fd())?,
-        base: program.base(),
-        length_bytes: program.length_bytes(),
-        start: program.start(),
-        descriptors_at: program.descriptors_at(),
-        descriptors,
-    });
+    plan.follow(follow);
     Ok(restore)
 }
 

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load::{self, Allowed, Traced, Wanted};
 use dormouse_kernel::weakened;
-use dormouse_launch::{Follow, Newborn, Plan};
+use dormouse_launch::{Newborn, Plan};
 
 use crate::bundle::Bundle;
 use crate::checkpoint::{STREAMS, memory, own_network};
@@ -101,15 +101,11 @@ impl Comeback {
             true => None,
             false => Some(process::own_streams(ids, user.uid)?),
         };
-        let descriptor = |wanted: &Wanted| match wanted {
-            Wanted::Program => Ok(clone_fd(restore.program().sealed().as_fd())?),
-            Wanted::Pages(part) => Ok(load::pages_of(&self.reader)?.swap_remove(*part)),
+        let follow = restore.follow(|wanted| match wanted {
             Wanted::Outside(name) => stream(streams.as_ref(), name),
             Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),
             Wanted::Userfaults => Err(Error::Usage("all memory is read at once".into())),
-            Wanted::LastPid => Ok(load::last_pid()?),
-        };
-        let descriptors = restore.wants().iter().map(descriptor).collect::<Result<Vec<_>>>()?;
+        })?;
         plan.sync();
         if process.no_new_privileges && !weakened("no-new-privs") {
             plan.no_new_privs();
@@ -117,15 +113,7 @@ impl Comeback {
         if let Some(filter) = filter.filter(|_| !weakened("seccomp")) {
             plan.seccomp_with(&filter.program, filter.flags, None);
         }
-        let program = restore.program();
-        plan.follow(Follow {
-            memory: clone_fd(program.memory().as_fd())?,
-            base: program.base(),
-            length_bytes: program.length_bytes(),
-            start: program.start(),
-            descriptors_at: program.descriptors_at(),
-            descriptors,
-        });
+        plan.follow(follow);
         Ok(restore)
     }
 }

@@ -385,7 +385,7 @@ fn memory_of(bytes: &[u8], seals: SealFlags) -> Result<OwnedFd, Errno> {
 
 /// Programs, laid out for all processes of a restore.
 #[derive(Debug)]
-pub struct Program {
+pub(crate) struct Program {
     base: u64,
     length: u64,
     sealed: OwnedFd,
@@ -395,32 +395,32 @@ pub struct Program {
 
 impl Program {
     /// The address at which the writable memory must be mapped.
-    pub fn base(&self) -> u64 {
+    pub(crate) fn base(&self) -> u64 {
         self.base + WRITABLE_AT
     }
 
     /// The length of that mapping, in bytes.
-    pub fn length_bytes(&self) -> u64 {
+    pub(crate) fn length_bytes(&self) -> u64 {
         self.length
     }
 
     /// The address of the first process's first operation.
-    pub fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.base() + BOOT_AT
     }
 
     /// Where in the writable memory the numbers of the passed descriptors are written, 4 bytes each.
-    pub fn descriptors_at(&self) -> u64 {
+    pub(crate) fn descriptors_at(&self) -> u64 {
         CELLS_AT
     }
 
     /// The memory that is followed.
-    pub fn memory(&self) -> &OwnedFd {
+    pub(crate) fn memory(&self) -> &OwnedFd {
         &self.memory
     }
 
-    /// The sealed memory ([`crate::load::Wanted::Program`]).
-    pub fn sealed(&self) -> &OwnedFd {
+    /// The sealed memory, which the newborn receives as its first descriptor.
+    pub(crate) fn sealed(&self) -> &OwnedFd {
         &self.sealed
     }
 

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::{Errno, pidfd};
 
-use super::restore::{Restore, Wanted};
+use super::restore::{Passed, Restore, Wanted};
 use super::{raw, socket, tcp, udp};
 use crate::error::{Error, Result};
 use crate::format::{SocketOption, TcpSocket, Thing};
@@ -48,7 +48,8 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
                 _ => false,
             };
         // A held socket has its queue.
-        if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
+        let held = Passed::Caller(Wanted::Held(index as u32));
+        if !is_needed || restore.passed.contains(&held) {
             continue;
         }
         let copy = copy(pid, restore, index)?;

@@ -28,7 +28,7 @@
 //! its room:
 //!
 //! ```text
-//! this file               prepare, rehearse: from records to a Restore
+//! this file, follow       prepare, rehearse: from records to a Restore, and to a newborn's plan
 //! conduct resume          the engine's half: acts between two stages, and resumes all tasks
 //! connection
 //! tree                    the program's half: one sequence of calls per process and thread
@@ -64,6 +64,7 @@ mod event;
 mod fanotify;
 mod file;
 mod filter;
+mod follow;
 mod helper;
 mod inherit;
 mod inotify;
@@ -117,15 +118,14 @@ use dormouse_kernel::cpu::{self, StateComponent};
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{About, Area, PAGE_BYTES, PageFiles, Records, Source, StatePart, Thing};
-pub use crate::inject::program::Program;
 use crate::inject::program::Sequence;
 use crate::vdso::{self, Object};
 pub use allowed::Allowed;
 pub use conduct::Traced;
 pub use lazy::{Lazy, Piece};
-pub use numberer::last_pid;
 pub use outside::outside_sockets;
 use plan::Plan;
+use restore::Passed;
 pub use restore::{Restore, Wanted};
 pub use share::{Shared, SharedArea, SharedPiece};
 pub use socket::move_to;
@@ -196,9 +196,9 @@ pub fn prepare(source: &dyn Source, allowed: &Allowed, memory: Memory<'_>) -> Re
         let text = "its clocks began with another boot, and an --init has only this one's";
         return Err(Error::Elsewhere(text.into()));
     }
-    let wants = wants(&records, allowed, lazy.is_some());
+    let passed = passed(&records, allowed, lazy.is_some());
     let work = hole(&records)?;
-    let mut plan = Plan::new(&records, allowed, work, &wants);
+    let mut plan = Plan::new(&records, allowed, work, &passed);
     if let Some(lazy) = lazy {
         plan.userfaults.add(lazy, &mut plan.builder);
     }
@@ -228,7 +228,7 @@ pub fn prepare(source: &dyn Source, allowed: &Allowed, memory: Memory<'_>) -> Re
         capabilities: allowed.capabilities,
         no_new_privileges: allowed.no_new_privileges,
         work_bytes,
-        wants,
+        passed,
         cells,
         pages,
         memory: allowed.memory.clone(),
@@ -253,8 +253,8 @@ pub(crate) fn rehearse(records: &Records) -> Result<()> {
         console: restore::console(records).is_some(),
         ..Allowed::default()
     };
-    let wants = wants(records, &allowed, false);
-    let mut plan = Plan::new(records, &allowed, hole(records)?, &wants);
+    let passed = passed(records, &allowed, false);
+    let mut plan = Plan::new(records, &allowed, hole(records)?, &passed);
     plan.vdsos = vec![None; records.memories.len()];
     sequences(&mut plan).map(drop)
 }
@@ -265,31 +265,31 @@ fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     if plan.shared_end > plan.work_end { Err(too_small()) } else { Ok(all) }
 }
 
-/// The descriptors to be passed in.
-fn wants(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Wanted> {
-    let pages = (0..records.pages.parts().len()).map(Wanted::Pages);
-    let mut wants: Vec<Wanted> = [Wanted::Program].into_iter().chain(pages).collect();
+/// The descriptors that the newborn receives.
+fn passed(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Passed> {
+    let pages = (0..records.pages.parts().len()).map(Passed::Pages);
+    let mut passed: Vec<Passed> = [Passed::Program].into_iter().chain(pages).collect();
     for object in &records.objects {
         if let Thing::External(external) = &object.thing {
-            let wanted = Wanted::Outside(external.name.clone());
-            if !wants.contains(&wanted) {
-                wants.push(wanted);
+            let file = Passed::Caller(Wanted::Outside(external.name.clone()));
+            if !passed.contains(&file) {
+                passed.push(file);
             }
         }
     }
     for number in &allowed.held {
         let object = records.objects.get(*number as usize);
         if object.is_some_and(|object| object.is_called_from_outside()) {
-            wants.push(Wanted::Held(*number));
+            passed.push(Passed::Caller(Wanted::Held(*number)));
         }
     }
     if is_lazy {
-        wants.push(Wanted::Userfaults);
+        passed.push(Passed::Caller(Wanted::Userfaults));
     }
     if numberer::has_late_threads(records) {
-        wants.push(Wanted::LastPid);
+        passed.push(Passed::LastPid);
     }
-    wants
+    passed
 }
 
 fn too_small() -> Error {
@@ -362,7 +362,7 @@ fn hole(records: &Records) -> Result<(u64, u64)> {
     Ok((best.0 + MARGIN, best.1 - 2 * MARGIN))
 }
 
-/// The contents of memory as descriptors, one for each part, in the order of [`Wanted::Pages`].
+/// The contents of memory as descriptors, one for each part ([`SharedPiece::part`]).
 pub fn pages_of(source: &dyn Source) -> Result<Vec<OwnedFd>> {
     let copy = |file: &File| file.try_clone().map(OwnedFd::from);
     let all: std::io::Result<_> = source.pages().files().map(copy).collect();

@@ -6,11 +6,9 @@
 //! created meanwhile. The numberer starts before any process has its memory, and exits after the
 //! last thread was created.
 
-use std::os::fd::OwnedFd;
-
 use super::plan::{LateThread, Plan};
 use super::{helper, stage};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Records, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -22,14 +20,6 @@ pub(super) fn has_late_threads(records: &Records) -> bool {
 fn late_threads(records: &Records) -> impl Iterator<Item = &Thread> {
     let inside = records.processes.iter().filter(|process| process.user.is_some());
     inside.flat_map(|process| process.threads.iter().skip(1))
-}
-
-/// Opens `/proc/sys/kernel/ns_last_pid` (proc_sys_kernel(5)), which acts on the pid namespace of
-/// the writing process.
-pub fn last_pid() -> Result<OwnedFd> {
-    let path = "/proc/sys/kernel/ns_last_pid";
-    let file = std::fs::OpenOptions::new().write(true).open(path);
-    file.map(OwnedFd::from).map_err(Error::file("cannot open", path))
 }
 
 /// Makes the first process create the numberer, if there is work for it. ORDER: before the first

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::allowed::Allowed;
 use super::lazy::Userfaults;
-use super::restore::Wanted;
+use super::restore::{Passed, Wanted};
 use super::share::Shared;
 use crate::clock::Offsets;
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ impl<'r> Plan<'r> {
         records: &'r Records,
         allowed: &'r Allowed,
         (work, work_bytes): (u64, u64),
-        wants: &[Wanted],
+        passed: &[Passed],
     ) -> Self {
         let mut builder = Builder::new(work);
         let (mut outside, mut held) = (HashMap::new(), HashMap::new());
@@ -107,18 +107,18 @@ impl<'r> Plan<'r> {
         let mut last_pid = None;
         let mut given = Vec::new();
         // ORDER: the newborn fills the first cells, in the order of the descriptors passed in.
-        for wanted in wants {
+        for one in passed {
             let cell = builder.cell();
             given.push(cell);
-            match wanted {
-                Wanted::Program => {}
-                Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
-                Wanted::Userfaults => userfaults.device = Some(cell),
-                Wanted::LastPid => last_pid = Some(cell),
-                Wanted::Outside(name) => {
+            match one {
+                Passed::Program => {}
+                Passed::Pages(part) => pages.push((parts[*part].clone(), cell)),
+                Passed::LastPid => last_pid = Some(cell),
+                Passed::Caller(Wanted::Userfaults) => userfaults.device = Some(cell),
+                Passed::Caller(Wanted::Outside(name)) => {
                     outside.insert(name.clone(), cell);
                 }
-                Wanted::Held(object) => {
+                Passed::Caller(Wanted::Held(object)) => {
                     held.insert(*object as usize, cell);
                 }
             }

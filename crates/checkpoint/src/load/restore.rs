@@ -25,7 +25,8 @@ pub struct Restore {
     pub(super) no_new_privileges: bool,
     /// Bytes of the work area: the program and shared memory.
     pub(super) work_bytes: u64,
-    pub(super) wants: Vec<Wanted>,
+    /// The descriptors that the newborn receives, in this order.
+    pub(super) passed: Vec<Passed>,
     /// The cell of each object's descriptor number, valid while the first process has all of them.
     pub(super) cells: Vec<Option<Cell>>,
     /// The contents of memory.
@@ -45,34 +46,32 @@ pub struct Restore {
     pub(super) lazy_cells: Vec<Cell>,
 }
 
-/// A descriptor to be passed in, in this order.
+/// A descriptor that the newborn receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub(super) enum Passed {
     /// The sealed memory of the program ([`Program::sealed`]).
     Program,
     /// A part of the contents of memory, readable, by its number.
     Pages(usize),
+    /// `ns_last_pid`, which sets the next pid.
+    LastPid,
+    /// A descriptor of the caller.
+    Caller(Wanted),
+}
+
+/// A descriptor that a restore needs from its caller ([`Restore::follow`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
     /// A file of the engine, by the name that it had at the checkpoint.
     Outside(String),
-    /// The held open file of this object.
+    /// The held open file of this object ([`super::Allowed::held`]).
     Held(u32),
-    /// `/dev/userfaultfd`, for memory that is filled while the processes run.
+    /// `/dev/userfaultfd`, for memory that is filled while the processes run
+    /// ([`super::Memory::Later`]).
     Userfaults,
-    /// `ns_last_pid`, which sets the next pid ([`last_pid`]).
-    LastPid,
 }
 
 impl Restore {
-    /// The program that the newborn follows.
-    pub fn program(&self) -> &Program {
-        &self.program
-    }
-
-    /// The descriptors to be passed in.
-    pub fn wants(&self) -> &[Wanted] {
-        &self.wants
-    }
-
     /// Packets of this container's connections were dropped ([`crate::end_quiet`]): the drop rules
     /// are removed once the connections are complete.
     pub fn end_quiet(&mut self, id: &str) {
