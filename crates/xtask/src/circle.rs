@@ -11,8 +11,8 @@
 //! - comments, strings, and code that only tests compile;
 //! - a method call: the type of its receiver is not known here.
 //!
-//! A crate whose root has a section [`LINE`] lists its modules there in a line. No module uses a later one,
-//! and every module is in the list.
+//! A module with a section [`LINE`], such as the root of a crate, lists its child modules there in a line. No
+//! child uses a later one, and every child is in the list.
 //!
 //! [`LIMITS`] lists the crates that still have circles. A number there only becomes smaller.
 
@@ -24,7 +24,7 @@ use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 /// Crates that may have circles, each with the number of modules in circles at most.
 const LIMITS: &[(&str, usize)] = &[];
 
-/// The heading of the section in which a crate's root lists its modules.
+/// The heading of the section in which a module lists its child modules.
 const LINE: &str = "# Rooms, from the ground up";
 
 /// Uses that a complaint names per circle.
@@ -116,62 +116,39 @@ fn summary(room: &str, text: String, is_allowed: bool) -> Complaint {
 
 /// The circles of every crate under `crates/`; `files` are paths from the repository's top, and texts.
 pub fn circles(files: &[(String, String)]) -> Vec<Circle> {
-    roots(files).into_iter().flat_map(|(room, _, modules)| modules.circles(room)).collect()
+    roots(files).into_iter().flat_map(|(room, modules)| modules.circles(room)).collect()
 }
 
-/// Complaints about the lines of modules that crates' roots list.
+/// Complaints about the lines of modules that crates' roots and other modules list.
 fn lines(files: &[(String, String)]) -> Vec<Complaint> {
+    let texts: HashMap<&str, &str> =
+        files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let mut complaints = Vec::new();
-    for (_, (path, text), modules) in roots(files) {
-        let Some(line) = listed(text) else { continue };
-        let mut complain = |path: &str, line: usize, text: String| {
-            complaints.push(Complaint { path: path.to_owned(), line, text, is_allowed: false });
-        };
-        let place = |name: &str| line.iter().position(|listed| *listed == name);
-        let tops: BTreeSet<&str> =
-            modules.list[1..].iter().map(|module| top(&module.name)).collect();
-        for name in tops.iter().filter(|name| place(name).is_none()) {
-            complain(path, 0, format!("module {name} is not in the list of rooms"));
-        }
-        for name in line.iter().filter(|name| !tops.contains(**name)) {
-            complain(path, 0, format!("'{name}' in the list of rooms is no module"));
-        }
-        for ((from, to), (at, name)) in modules.uses() {
-            let (from, to) = (&modules.list[from], &modules.list[to]);
-            if let (Some(own), Some(used)) = (place(top(&from.name)), place(top(&to.name)))
-                && own < used
-            {
-                let text = format!("{} uses {}, a later room ({name})", from.name, to.name);
-                complain(&from.path, at, text);
-            }
+    for (_, modules) in roots(files) {
+        for (at, module) in modules.list.iter().enumerate().filter(|(at, it)| it.file == *at) {
+            let Some(line) = texts.get(module.path.as_str()).and_then(|text| listed(text)) else {
+                continue;
+            };
+            complaints.extend(modules.against(at, &line));
         }
     }
     complaints
 }
 
-/// The module of the crate's root that a module is in.
-fn top(name: &str) -> &str {
-    name.split("::").next().unwrap_or(name)
-}
-
-/// The modules that the root of a crate lists: one or more in a line, before two spaces and a description.
-fn listed(root: &str) -> Option<Vec<&str>> {
-    let block = root.split_once(LINE)?.1.split_once("```text\n")?.1.split_once("```")?.0;
+/// The modules that the head of a file lists: one or more in a line, before two spaces and a description.
+fn listed(text: &str) -> Option<Vec<&str>> {
+    let block = text.split_once(LINE)?.1.split_once("```text\n")?.1.split_once("```")?.0;
     let lines = block.lines().map(|line| line.trim_start_matches("//!").trim());
     let names = lines.filter_map(|line| line.split("  ").next());
     Some(names.flat_map(str::split_whitespace).collect())
 }
 
-/// A library or program: its crate, the file of its root, and its modules.
-type Root<'f> = (&'f str, &'f (String, String), Modules);
-
-/// Every library and program under `crates/`.
-fn roots(files: &[(String, String)]) -> Vec<Root<'_>> {
+/// Every library and program under `crates/`: its crate, and its modules.
+fn roots(files: &[(String, String)]) -> Vec<(&str, Modules)> {
     let texts: HashMap<&str, &str> =
         files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let mut all = Vec::new();
-    for file_and_text in files {
-        let path = &file_and_text.0;
+    for (path, _) in files {
         let Some((room, file)) =
             path.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"))
         else {
@@ -180,7 +157,7 @@ fn roots(files: &[(String, String)]) -> Vec<Root<'_>> {
         let is_program = file.strip_prefix("bin/").is_some_and(|name| !name.contains('/'));
         if file == "lib.rs" || file == "main.rs" || is_program {
             let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-            all.push((room, file_and_text, Modules::read(&texts, path, folder)));
+            all.push((room, Modules::read(&texts, path, folder)));
         }
     }
     all
@@ -563,6 +540,44 @@ impl Modules {
         uses
     }
 
+    /// The child of module `at` that a module is, or is in; none for a module elsewhere.
+    fn child(&self, at: usize, name: &str) -> Option<String> {
+        let inside = match at {
+            0 => (name != self.list[0].name).then_some(name),
+            _ => name.strip_prefix(&self.list[at].name).and_then(|rest| rest.strip_prefix("::")),
+        };
+        inside.map(|name| name.split("::").next().unwrap_or(name).to_owned())
+    }
+
+    /// Complaints about the children of module `at`, which lists them in a line.
+    fn against(&self, at: usize, line: &[&str]) -> Vec<Complaint> {
+        let mut complaints = Vec::new();
+        let mut complain = |path: &str, line: usize, text: String| {
+            complaints.push(Complaint { path: path.to_owned(), line, text, is_allowed: false });
+        };
+        let path = &self.list[at].path;
+        let place = |name: &str| line.iter().position(|listed| *listed == name);
+        let children: BTreeSet<String> =
+            self.list.iter().filter_map(|module| self.child(at, &module.name)).collect();
+        for name in children.iter().filter(|name| place(name).is_none()) {
+            complain(path, 0, format!("module {name} is not in the list of rooms"));
+        }
+        for name in line.iter().filter(|name| !children.contains(**name)) {
+            complain(path, 0, format!("'{name}' in the list of rooms is no module"));
+        }
+        for ((from, to), (at_line, name)) in self.uses() {
+            let (from, to) = (&self.list[from], &self.list[to]);
+            let place_of = |name: &str| place(&self.child(at, name)?);
+            if let (Some(own), Some(used)) = (place_of(&from.name), place_of(&to.name))
+                && own < used
+            {
+                let text = format!("{} uses {}, a later room ({name})", from.name, to.name);
+                complain(&from.path, at_line, text);
+            }
+        }
+        complaints
+    }
+
     fn circles(&self, room: &str) -> Vec<Circle> {
         let uses = self.uses();
         let mut graph = vec![Vec::new(); self.list.len()];
@@ -934,7 +949,21 @@ mod tests {
         assert_eq!(complaints("//! a\n", ""), ["module b is not in the list of rooms"]);
         let no_module = ["'d' in the list of rooms is no module"];
         assert_eq!(complaints("//! a b d\n", ""), no_module);
-        // A crate without a list has no line.
+        // The list of another module is about its children.
+        let inner = |block: &str| {
+            let b = format!("//! {LINE}\n//!\n//! ```text\n{block}//! ```\nmod c;\nmod d;\n");
+            let list = [
+                ("lib.rs", "mod b;\n"),
+                ("b/mod.rs", &b),
+                ("b/c.rs", "pub struct C;\n"),
+                ("b/d.rs", "struct D(super::c::C);\n"),
+            ];
+            lines(&files(&list)).into_iter().map(|complaint| complaint.text).collect::<Vec<_>>()
+        };
+        assert!(inner("//! c d\n").is_empty());
+        assert_eq!(inner("//! d c\n"), ["b::d uses b::c, a later room (super::c::C)"]);
+        assert_eq!(inner("//! c\n"), ["module d is not in the list of rooms"]);
+        // A module without a list has no line.
         assert!(lines(&files(&[("lib.rs", "mod a;\n"), ("a.rs", "")])).is_empty());
     }
 

@@ -17,23 +17,24 @@
 //!
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 //!
-//! # The line of modules
+//! # Rooms, from the ground up
 //!
-//! A module uses only modules of earlier rows, and of its own row those that stand before it.
+//! A module uses modules of the lines above it and earlier ones of its own line, never a later one.
 //!
 //! ```text
-//! words      subject held refusal restart diag option
-//! tasks      seen tree limit wait stop thaw calls due
-//! threads    credentials landlock vfork host schedule signal thread
-//! memory     mapping pages ahead
-//! survey     known open survey
-//! files      lock deleted file tmpfs pipe memory
-//! events     event timer terminal pidfd inotify fanotify
-//! sockets    netlink raw udp tcp unix socket
-//! namespaces system_v mqueue ipc mount net time user uts cgroup cgroup_namespace namespace
-//! processes  shared process
-//! dispatch   object inspect
-//! top        drowsy stopped save
+//! subject held refusal restart diag option          words: plain data and registers
+//! seen tree limit wait stop thaw calls due          tasks: found, waiting, stopped
+//! credentials landlock vfork host schedule signal thread    parts of a process that need no survey
+//! mapping pages ahead                               memory, without its objects
+//! known open survey                                 everything that was found so far: data
+//! lock deleted file tmpfs pipe memory               kinds: files and memory
+//! event timer terminal pidfd inotify fanotify       kinds: events
+//! netlink raw udp tcp unix socket                   kinds: sockets
+//! system_v mqueue ipc mount net time user uts       kinds: namespaces and their contents
+//! cgroup cgroup_namespace namespace                 control groups; the namespaces of a process
+//! shared process                                    processes
+//! object inspect                                    the table of kinds, and the steps of a survey
+//! drowsy stopped                                    verbs
 //! ```
 //!
 //! `object` has the table of kinds: it decides which module reads which open file, and no module of a kind
