@@ -92,6 +92,11 @@ impl CallError {
         &self.arguments
     }
 
+    /// Returns the kernel's own text, or nothing.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {

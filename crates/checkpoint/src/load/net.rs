@@ -3,7 +3,7 @@
 //! Each socket of such a namespace is therefore created by a helper process that enters the
 //! namespace.
 
-use dormouse_kernel::pidfd;
+use dormouse_kernel::{Errno, pidfd};
 
 use super::plan::Plan;
 use super::restore::Restore;
@@ -59,8 +59,11 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
             Unlike::What(why) => {
                 Error::Elsewhere(format!("{what} cannot be restored as one {why}"))
             }
-            Unlike::Refused(source) => {
-                Error::Restore { what, call: "the engine's part".into(), source }
+            Unlike::Refused(e) => {
+                let note = if e.note().is_empty() { "" } else { ", " };
+                let call = format!("{}({}){note}{}", e.call(), e.arguments(), e.note());
+                let source = Errno::from_raw_os_error(e.errno());
+                Error::Restore { what, call, source }
             }
         }
     })

@@ -4,7 +4,6 @@
 use dormouse_kernel::netlink::{Message, Protocol, Socket, attributes};
 use dormouse_kernel::{nft, proc};
 use dormouse_record::check::filter::check;
-use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::quiet;
@@ -64,13 +63,11 @@ pub(super) fn all() -> Result<String, String> {
 }
 
 /// Makes these tables in the calling thread's stack.
-pub(super) fn make(text: &str) -> Result<Result<(), String>, Errno> {
+pub(super) fn make(text: &str) -> Result<(), String> {
     if text.is_empty() {
-        return Ok(Ok(()));
+        return Ok(());
     }
-    if check(text).is_err() {
-        return Err(Errno::BADMSG);
-    }
-    Ok(nft::apply_json(text)
-        .map_err(|e| format!("with packet filters that nft cannot make again: {e}")))
+    check(text).map_err(|what| format!("with packet filters that are not valid: {what}"))?;
+    nft::apply_json(text)
+        .map_err(|e| format!("with packet filters that nft cannot make again: {e}"))
 }

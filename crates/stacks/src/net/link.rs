@@ -3,38 +3,30 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use dormouse_kernel::error::Result;
+use dormouse_kernel::netlink::route::{
+    INFO_DATA as DATA, INFO_KIND as KIND, LINK_ADDRESS as ADDRESS, LINK_ALIAS as ALIAS,
+    LINK_HEAD_BYTES as HEAD, LINK_INFO as INFO, LINK_MTU as MTU, LINK_NAME as NAME,
+    LINK_STACK as STACK, PAIR_PEER as PEER,
+};
 use dormouse_kernel::netlink::{Message, NEW, attributes, route, u32_at};
 use dormouse_record::check::link::{CHOSEN, LOOPBACK, is_bridge_option};
 use dormouse_record::check::setting::is_link_name;
 use dormouse_record::{Bytes, Elsewhere, Link, LinkKind};
-use rustix::io::Errno;
 
-use super::message::{ask, request};
+use super::message::{list, missing, request};
 
 const UP: u32 = libc::IFF_UP as u32;
 
-/// `struct ifinfomsg`.
-const HEAD: usize = 16;
-
 /// `IFLA_*`.
-const ADDRESS: u16 = 1;
-const NAME: u16 = 3;
-const MTU: u16 = 4;
 const OTHER: u16 = 5;
 const DISCIPLINE: u16 = 6;
 const MASTER: u16 = 10;
 const QUEUE: u16 = 13;
-const INFO: u16 = 18;
-const ALIAS: u16 = 20;
 const GROUP: u16 = 27;
 const ELSEWHERE: u16 = 37;
-const STACK: u16 = 28;
 /// `IFLA_INFO_*`.
-const KIND: u16 = 1;
-const DATA: u16 = 2;
 const PORT_DATA: u16 = 5;
-/// `VETH_INFO_PEER`.
-const PEER: u16 = 1;
 /// Options of a port that can be configured: `IFLA_BRPORT_*`.
 const PORT_OPTIONS: std::ops::RangeInclusive<u16> = 2..=11;
 
@@ -55,7 +47,7 @@ pub(super) struct Seen {
     /// Options of a bridge.
     options: Vec<(u16, Vec<u8>)>,
     /// Everything that must be equal in a copy.
-    pub(super) told: Vec<u8>,
+    pub(super) reported: Vec<u8>,
 }
 
 impl Seen {
@@ -81,9 +73,9 @@ impl Seen {
         let port = options(PORT_DATA, |kind| PORT_OPTIONS.contains(&kind))?;
         let flags = u32_at(body, 8)? & CHOSEN;
         // Family and type of the device; then the configurable values.
-        let mut told = body.get(..8)?.to_vec();
-        told.extend(flags.to_ne_bytes());
-        told.extend(kind.as_bytes());
+        let mut reported = body.get(..8)?.to_vec();
+        reported.extend(flags.to_ne_bytes());
+        reported.extend(kind.as_bytes());
         let kept = [ADDRESS, NAME, MTU, OTHER, DISCIPLINE, MASTER, QUEUE, ALIAS, GROUP, ELSEWHERE];
         let plain = found.iter().filter(|(kind, _)| kept.contains(kind));
         // The id of another stack is only valid in this one.
@@ -91,8 +83,8 @@ impl Seen {
             |kind, value: &[u8]| if kind == ELSEWHERE { Vec::new() } else { value.to_vec() };
         let plain = plain.map(|(kind, it)| (*kind, value(*kind, it)));
         for (kind, value) in plain.chain(bridge.iter().cloned()).chain(port) {
-            told.extend(kind.to_ne_bytes());
-            told.extend(value);
+            reported.extend(kind.to_ne_bytes());
+            reported.extend(value);
         }
         Some(Self {
             number: u32_at(body, 4)?,
@@ -106,7 +98,7 @@ impl Seen {
             flags,
             master: number_of(MASTER),
             options: bridge,
-            told,
+            reported,
         })
     }
 
@@ -150,9 +142,9 @@ impl Seen {
 }
 
 /// All devices of the calling thread's stack.
-pub(super) fn all() -> Result<Vec<Seen>, Errno> {
+pub(super) fn all() -> Result<Vec<Seen>> {
     let mut all = Vec::new();
-    ask(route::GET_LINK, &[0; HEAD], |body| {
+    list(route::GET_LINK, &[0; HEAD], |body| {
         all.push(Seen::read(body)?);
         Some(())
     })?;
@@ -169,8 +161,8 @@ pub(super) struct Far<'a> {
 /// pair that is in another stack; `None` if the pair exists.
 pub(super) fn make<'a>(
     links: &[Link],
-    mut far: impl FnMut(&Link, Elsewhere) -> Result<Option<Far<'a>>, Errno>,
-) -> Result<(), Errno> {
+    mut far: impl FnMut(&Link, Elsewhere) -> Result<Option<Far<'a>>>,
+) -> Result<()> {
     let mut made = HashSet::new();
     let as_record = |body: Message, link: &Link| {
         let body = body.with_text(NAME, &link.name).with(ADDRESS, &link.address.0);
@@ -195,7 +187,7 @@ pub(super) fn make<'a>(
                     None => {
                         let other = links.iter().find(|other| other.number == *peer);
                         made.insert(*peer);
-                        as_record(route::link(*peer, 0, 0), other.ok_or(Errno::NODEV)?)
+                        as_record(route::link(*peer, 0, 0), other.ok_or_else(|| missing(*peer))?)
                     }
                 };
                 let data = Message::new(&[]).nested(PEER, &other);
@@ -209,7 +201,7 @@ pub(super) fn make<'a>(
 }
 
 /// Sets the options of a bridge.
-pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
+pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<()> {
     let LinkKind::Bridge { options } = kind else { return Ok(()) };
     if options.is_empty() {
         return Ok(());
@@ -221,7 +213,7 @@ pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
 }
 
 /// Attaches the ports, and sets the flags of all devices.
-pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
+pub(super) fn raise(links: &[Link]) -> Result<()> {
     for link in links {
         if let Some(master) = link.master {
             let body = route::link(link.number, 0, 0).with(MASTER, &master.to_ne_bytes());
@@ -234,6 +226,6 @@ pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
 }
 
 /// Sets the loopback device up or down.
-pub(super) fn set_loopback(up: bool) -> Result<(), Errno> {
+pub(super) fn set_loopback(up: bool) -> Result<()> {
     request(route::NEW_LINK, 0, &route::link(LOOPBACK, u32::from(up), UP))
 }

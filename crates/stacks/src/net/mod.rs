@@ -26,13 +26,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::error::Result;
 use dormouse_kernel::netlink::{Message, attributes, u16_at, u32_at};
-use dormouse_kernel::{Errno, process};
+use dormouse_kernel::{CallError, Errno, process};
 use dormouse_record::check::link::{LOOPBACK, far_end, is_among};
 use dormouse_record::check::setting::link_of;
 use dormouse_record::{Elsewhere, Link, LinkKind, Net};
 
-use message::{answer, ask};
+use message::{answer, list, missing};
 use route::{ADDRESSES, ROUTES, RULES};
 
 use crate::stack::inside_of;
@@ -42,12 +43,16 @@ const SETTLE_MS: u32 = 200;
 
 /// The kernel's report of a stack: the name of an entry, its contents, and whether the kernel may
 /// add one by itself at any time.
-type Told = Vec<(String, Vec<u8>, bool)>;
+type Reported = Vec<(String, Vec<u8>, bool)>;
 
 /// The record of the calling thread's stack, or the name of something that a record cannot hold.
 /// Another thread makes a copy to compare. `others` are stacks in which a pair may have its other
 /// end.
 pub fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
+    look_here(others).map_err(|e| Errno::from_raw_os_error(e.errno()))
+}
+
+fn look_here(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>> {
     settle()?;
     let stack = Stack::look()?;
     let others = match stack.links.iter().any(|link| link.elsewhere.is_some()) {
@@ -55,36 +60,32 @@ pub fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errn
         false => HashMap::new(),
     };
     // A separate thread creates a new stack, which is removed when the thread ends.
-    std::thread::scope(|scope| {
-        let like = scope.spawn(|| {
-            unshare()?;
-            stack.record(&others)
-        });
-        like.join().unwrap_or(Err(Errno::IO))
+    in_thread(|| {
+        process::unshare(CloneFlags::NEWNET)?;
+        stack.record(&others)
     })
 }
 
-/// Gives the calling thread a new stack.
-fn unshare() -> Result<(), Errno> {
-    let made = process::unshare(CloneFlags::NEWNET);
-    made.map_err(|e| Errno::from_raw_os_error(e.errno()))
+fn in_thread<T: Send>(act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let failed = || CallError::new("clone3", "a thread in a new stack".into(), libc::EIO);
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap_or_else(|_| Err(failed())))
 }
 
 /// A new stack.
-fn empty() -> Result<OwnedFd, Errno> {
-    std::thread::scope(|scope| {
-        let made = scope.spawn(|| {
-            unshare()?;
-            let opened = File::open("/proc/thread-self/ns/net");
-            opened.map(OwnedFd::from).map_err(|_| Errno::NOENT)
-        });
-        made.join().unwrap_or(Err(Errno::IO))
+fn empty() -> Result<OwnedFd> {
+    in_thread(|| {
+        process::unshare(CloneFlags::NEWNET)?;
+        let path = "/proc/thread-self/ns/net";
+        let failed = |e: std::io::Error| {
+            CallError::new("openat", format!("{path:?}"), e.raw_os_error().unwrap_or(libc::EIO))
+        };
+        Ok(File::open(path).map_err(failed)?.into())
     })
 }
 
 /// Stacks by the ids that the calling thread's stack has for them (ip-netns(8), list-id); those
 /// without an id are left out.
-fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Errno> {
+fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>> {
     const GET_NUMBER: u16 = 90;
     /// `NETNSA_*`.
     const NUMBER: u16 = 1;
@@ -92,13 +93,18 @@ fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Err
     let mut all = HashMap::new();
     for (stack, netns) in stacks {
         let descriptor = netns.as_raw_fd().to_ne_bytes();
-        let told = answer(GET_NUMBER, &Message::new(&[0]).with(DESCRIPTOR, &descriptor))?;
-        let found = attributes(told.get(4..).unwrap_or_default()).unwrap_or_default();
+        let reported = answer(GET_NUMBER, &Message::new(&[0]).with(DESCRIPTOR, &descriptor))?;
+        let found = attributes(reported.get(4..).unwrap_or_default()).unwrap_or_default();
         let number = found.iter().find(|(kind, _)| *kind == NUMBER);
         let number = number.and_then(|(_, value)| u32_at(value, 0));
         all.extend(number.filter(|number| (*number as i32) >= 0).map(|number| (number, *stack)));
     }
     Ok(all)
+}
+
+/// The error of a thread that cannot enter a stack.
+fn not_entered(e: Errno) -> CallError {
+    CallError::new("setns", "CLONE_NEWNET".into(), e.raw_os_error())
 }
 
 /// A stack to be configured as a record: new, except that the loopback device may be up.
@@ -139,7 +145,7 @@ pub fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
             ADDRESSES.make_all(&site.net.addresses)?;
             ROUTES.make_all(&site.net.routes)?;
             RULES.make_all(&site.net.rules)?;
-            filter::make(&site.net.filters)?.map_err(Unlike::What)?;
+            filter::make(&site.net.filters).map_err(Unlike::What)?;
             Ok(settle()?)
         })?;
     }
@@ -152,11 +158,11 @@ pub enum Unlike {
     /// Something that it cannot have.
     What(String),
     /// An error of the kernel.
-    Refused(Errno),
+    Refused(CallError),
 }
 
-impl From<Errno> for Unlike {
-    fn from(e: Errno) -> Self {
+impl From<CallError> for Unlike {
+    fn from(e: CallError) -> Self {
         Self::Refused(e)
     }
 }
@@ -166,7 +172,7 @@ impl Site<'_> {
         &self,
         act: impl FnOnce() -> Result<(), Unlike> + Send,
     ) -> Result<(), (Elsewhere, Unlike)> {
-        let done = inside_of(&self.netns, || Ok(act()));
+        let done = inside_of(&self.netns, || Ok(act())).map_err(not_entered);
         done.map_err(Unlike::Refused).flatten().map_err(|why| (self.stack, why))
     }
 }
@@ -176,13 +182,15 @@ fn make_devices(
     site: &Site<'_>,
     sites: &[Site<'_>],
     made: &mut HashSet<(Elsewhere, u32)>,
-) -> Result<(), Errno> {
+) -> Result<()> {
     link::make(&site.net.links, |link, elsewhere| {
         if made.contains(&(site.stack, link.number)) {
             return Ok(None);
         }
-        let other = sites.iter().find(|other| other.stack == elsewhere).ok_or(Errno::NODEV)?;
-        let far = far_end(link, site.stack, &other.net.links).ok_or(Errno::NODEV)?;
+        let other = sites.iter().find(|other| other.stack == elsewhere);
+        let other = other.ok_or_else(|| missing(link.number))?;
+        let far = far_end(link, site.stack, &other.net.links);
+        let far = far.ok_or_else(|| missing(link.number))?;
         made.insert((elsewhere, far.number));
         Ok(Some(link::Far { record: far.clone(), stack: &other.netns }))
     })
@@ -201,12 +209,12 @@ struct Stack {
     settings: setting::Settings,
     filters: Result<String, String>,
     /// Entries without a record.
-    other: Told,
+    other: Reported,
 }
 
 impl Stack {
     /// Reads the calling thread's stack.
-    fn look() -> Result<Self, Errno> {
+    fn look() -> Result<Self> {
         let links = link::all()?;
         Ok(Self {
             addresses: ADDRESSES.all()?,
@@ -220,7 +228,7 @@ impl Stack {
     }
 
     /// Its record. The calling thread's stack is new, and becomes a copy.
-    fn record(&self, others: &HashMap<u32, Elsewhere>) -> Result<Result<Net, String>, Errno> {
+    fn record(&self, others: &HashMap<u32, Elsewhere>) -> Result<Result<Net, String>> {
         let filters = match &self.filters {
             Ok(filters) => filters.clone(),
             Err(what) => return Ok(Err(what.clone())),
@@ -259,7 +267,7 @@ impl Stack {
         link::set_loopback(net.up)?;
         let stand_ins = stand_ins(&net.links)?;
         link::make(&net.links, |link, elsewhere| {
-            let stack = stand_ins.get(&elsewhere).ok_or(Errno::NODEV)?;
+            let stack = stand_ins.get(&elsewhere).ok_or_else(|| missing(link.number))?;
             Ok(Some(link::Far { record: substitute(link), stack }))
         })?;
         // Options of the devices that differ from new ones.
@@ -285,7 +293,7 @@ impl Stack {
         for (stack, netns) in &stand_ins {
             let is_there = |link: &&Link| elsewhere(link) == Some(*stack);
             let there: Vec<Link> = net.links.iter().filter(is_there).map(substitute).collect();
-            inside_of(netns, || link::raise(&there))?;
+            inside_of(netns, || Ok(link::raise(&there))).map_err(not_entered)??;
         }
         net.addresses = route::missing(&self.addresses, &ADDRESSES.all()?);
         ADDRESSES.make_all(&net.addresses)?;
@@ -295,7 +303,7 @@ impl Stack {
         }
         net.rules = route::missing(&self.rules, &RULES.all()?);
         RULES.make_all(&net.rules)?;
-        if let Err(what) = filter::make(&net.filters)? {
+        if let Err(what) = filter::make(&net.filters) {
             return Ok(Err(what));
         }
         settle()?;
@@ -310,16 +318,17 @@ impl Stack {
         if let Some((path, _)) = unlike {
             return Err(format!("with the setting net/{path}, which cannot be made again"));
         }
-        let (told, other) = (self.told(), like.told());
-        let lacks = |one: &Told, other: &Told| {
-            let is_there = |told: &Vec<u8>| other.iter().any(|(_, it, _)| it == told);
-            let missing = one.iter().find(|(_, told, may_come)| !may_come && !is_there(told));
+        let (reported, other) = (self.reported(), like.reported());
+        let lacks = |one: &Reported, other: &Reported| {
+            let is_there = |reported: &Vec<u8>| other.iter().any(|(_, it, _)| it == reported);
+            let missing =
+                one.iter().find(|(_, reported, may_come)| !may_come && !is_there(reported));
             missing.map(|(name, ..)| name.clone())
         };
-        if let Some(name) = lacks(&told, &other) {
+        if let Some(name) = lacks(&reported, &other) {
             return Err(format!("with {name}"));
         }
-        if let Some(name) = lacks(&other, &told) {
+        if let Some(name) = lacks(&other, &reported) {
             return Err(format!("without {name}"));
         }
         match self.filters == like.filters {
@@ -328,11 +337,12 @@ impl Stack {
         }
     }
 
-    fn told(&self) -> Told {
+    fn reported(&self) -> Reported {
         let links = self.links.iter();
-        let links = links.map(|link| (format!("a link {}", link.name), link.told.clone(), false));
+        let links =
+            links.map(|link| (format!("a link {}", link.name), link.reported.clone(), false));
         let routes = [&self.addresses, &self.routes, &self.rules].into_iter().flatten();
-        let routes = routes.map(|it| (it.name.clone(), it.told.clone(), it.may_come));
+        let routes = routes.map(|it| (it.name.clone(), it.reported.clone(), it.may_come));
         links.chain(routes).chain(self.other.iter().cloned()).collect()
     }
 }
@@ -346,7 +356,7 @@ fn elsewhere(link: &Link) -> Option<Elsewhere> {
 }
 
 /// A new stack for each one that devices lead to.
-fn stand_ins(links: &[Link]) -> Result<HashMap<Elsewhere, OwnedFd>, Errno> {
+fn stand_ins(links: &[Link]) -> Result<HashMap<Elsewhere, OwnedFd>> {
     let all: HashSet<Elsewhere> = links.iter().filter_map(elsewhere).collect();
     all.into_iter().map(|stack| Ok((stack, empty()?))).collect()
 }
@@ -366,12 +376,12 @@ fn substitute(link: &Link) -> Link {
 
 /// Waits until addresses are usable: one of IPv6 is tentative for a moment (ip-address(8)), even
 /// without duplicate address detection, and has no route before.
-fn settle() -> Result<(), Errno> {
+fn settle() -> Result<()> {
     const TENTATIVE: u8 = 0x40;
     const GET_ADDRESS: u16 = 22;
     for _ in 0..SETTLE_MS {
         let mut is_tentative = false;
-        ask(GET_ADDRESS, &[0; 8], |body| {
+        list(GET_ADDRESS, &[0; 8], |body| {
             let is_of_loopback = body.get(4..8)? == LOOPBACK.to_ne_bytes();
             is_tentative |= body.get(2)? & TENTATIVE != 0 && is_of_loopback;
             Some(())
@@ -385,22 +395,22 @@ fn settle() -> Result<(), Errno> {
 }
 
 /// Everything else of which a stack may have more than a new one.
-fn other(links: &[link::Seen]) -> Result<Told, Errno> {
+fn other(links: &[link::Seen]) -> Result<Reported> {
     const GET_DISCIPLINE: u16 = 38;
     const GET_NEIGHBOUR: u16 = 30;
     const BRIDGE: u8 = 7;
-    let mut all = Told::new();
+    let mut all = Reported::new();
     // struct tcmsg: family, device, handle, parent, and how many use it.
-    ask(GET_DISCIPLINE, &[0; 20], |body| {
-        let told = [body.get(..16)?, &chosen(body, 20, &[1, 2])?].concat();
-        all.push(("a queueing discipline".into(), told, false));
+    list(GET_DISCIPLINE, &[0; 20], |body| {
+        let reported = [body.get(..16)?, &chosen(body, 20, &[1, 2])?].concat();
+        all.push(("a queueing discipline".into(), reported, false));
         Some(())
     })?;
     for (family, name) in [(0, "a neighbour"), (BRIDGE, "a neighbour of a bridge")] {
         let mut head = [0; 12];
         head[0] = family;
         // struct ndmsg: family, device, state, flags, kind.
-        let asked = ask(GET_NEIGHBOUR, &head, |body| {
+        let asked = list(GET_NEIGHBOUR, &head, |body| {
             const STAYS: u16 = 0x80;
             const ADDRESS: u16 = 2;
             let found = attributes(body.get(12..)?)?;
@@ -411,8 +421,8 @@ fn other(links: &[link::Seen]) -> Result<Told, Errno> {
                 |address: &[u8]| address.first().is_some_and(|b| b & 1 != 0) || is_of_link(address);
             let by_itself = family == BRIDGE && address.is_some_and(comes);
             if u16_at(body, 8)? & STAYS != 0 && !by_itself {
-                let told = [body.get(..12)?, &chosen(body, 12, &[1, 2, 5])?].concat();
-                all.push((name.into(), told, false));
+                let reported = [body.get(..12)?, &chosen(body, 12, &[1, 2, 5])?].concat();
+                all.push((name.into(), reported, false));
             }
             Some(())
         });
@@ -429,14 +439,14 @@ fn other(links: &[link::Seen]) -> Result<Told, Errno> {
 
 /// Some of the attributes of an answer.
 fn chosen(body: &[u8], head: usize, kinds: &[u16]) -> Option<Vec<u8>> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (kind, value) in attributes(body.get(head..)?)? {
         if kinds.contains(&kind) {
-            told.extend(kind.to_ne_bytes());
-            told.extend(value);
+            reported.extend(kind.to_ne_bytes());
+            reported.extend(value);
         }
     }
-    Some(told)
+    Some(reported)
 }
 
 #[cfg(test)]
@@ -524,5 +534,24 @@ mod tests {
             look().unwrap()
         });
         assert_eq!(again, Some(ways));
+    }
+
+    #[test]
+    fn refused_device_is_reported_with_the_text_of_the_kernel() {
+        // An MTU below the least of an Ethernet device.
+        let links = pair().into_iter().map(|link| Link { mtu: 1, ..link }).collect();
+        let net = Net { links, ..Net::default() };
+        let built = in_new(|| {
+            let netns = File::open("/proc/thread-self/ns/net").unwrap().into();
+            build(&[Site { stack: Elsewhere::Container, netns, net: &net }])
+        });
+        let Some(built) = built else {
+            return eprintln!("SKIPPED: no network namespace can be made");
+        };
+        let Err((Elsewhere::Container, Unlike::Refused(error))) = built else {
+            panic!("not refused: {built:?}");
+        };
+        assert_eq!(error.errno(), libc::EINVAL);
+        assert!(error.note().contains("mtu"), "{error}");
     }
 }

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
+use dormouse_kernel::error::Result;
 use dormouse_kernel::netlink::{Message, NEW, attributes, u16_at, u32_at};
 use dormouse_record::check::link::LOOPBACK;
 use dormouse_record::check::route::{self, FLAGS, Form, LIFETIME, ON_LINK, OUT, WAY_FLAGS, WAYS};
 use dormouse_record::{Bytes, Said};
-use rustix::io::Errno;
 
-use super::message::{ask, request};
+use super::message::{list, request};
 
 /// One of the kernel's tables.
 pub(super) struct Table {
@@ -47,7 +47,7 @@ pub(super) struct Seen {
     /// Its record.
     pub(super) said: Said,
     /// Everything that must be equal in a copy, configured or not.
-    pub(super) told: Vec<u8>,
+    pub(super) reported: Vec<u8>,
     /// The kernel may add such an entry by itself, at any time.
     pub(super) may_come: bool,
 }
@@ -55,9 +55,9 @@ pub(super) struct Seen {
 impl Table {
     /// All entries of the calling thread's stack, except routes that the kernel has made for an
     /// address: those are made again with the address.
-    pub(super) fn all(&self) -> Result<Vec<Seen>, Errno> {
+    pub(super) fn all(&self) -> Result<Vec<Seen>> {
         let mut all = Vec::new();
-        ask(self.list, &vec![0; self.form.head_bytes], |body| {
+        list(self.list, &vec![0; self.form.head_bytes], |body| {
             let mut head = body.get(..self.form.head_bytes)?.to_vec();
             let found = attributes(body.get(self.form.head_bytes.next_multiple_of(4)..)?)?;
             let get = |kind| found.iter().find(|(one, _)| *one == kind).map(|(_, value)| *value);
@@ -77,7 +77,7 @@ impl Table {
                 && !is_of_loopback
                 && matches!(address, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local());
             let mut said = Said { head: Bytes(head.clone()), attributes: Vec::new() };
-            let mut told = head;
+            let mut reported = head;
             for (kind, value) in &found {
                 let mut value = value.to_vec();
                 match *kind {
@@ -101,8 +101,8 @@ impl Table {
                     _ => *kind == CACHE,
                 };
                 if !passes {
-                    told.extend(kind.to_ne_bytes());
-                    told.extend(&value);
+                    reported.extend(kind.to_ne_bytes());
+                    reported.extend(&value);
                 }
                 if self.form.chosen.contains(kind) {
                     said.attributes.push((*kind, Bytes(value)));
@@ -114,7 +114,7 @@ impl Table {
                 (26, Some(ip)) => format!("a route to {ip}/{bits}"),
                 _ => self.name.to_owned(),
             };
-            all.push(Seen { name, said, told, may_come });
+            all.push(Seen { name, said, reported, may_come });
             Some(())
         })?;
         Ok(all)
@@ -130,7 +130,7 @@ impl Table {
     }
 
     /// Makes an entry. An existing one is as good.
-    fn make(&self, said: &Said) -> Result<(), Errno> {
+    fn make(&self, said: &Said) -> Result<()> {
         let (mut head, is_six) =
             (said.head.0.clone(), said.head.0.first() == Some(&(libc::AF_INET6 as u8)));
         let is_address = self.list == ADDRESSES.list;
@@ -150,13 +150,13 @@ impl Table {
             body = body.with(*kind, &value);
         }
         match request(self.make, NEW, &body) {
-            Err(Errno::EXIST) => Ok(()),
+            Err(e) if e.errno() == libc::EEXIST => Ok(()),
             made => made,
         }
     }
 
     /// Makes all entries: one that needs another, such as the route to its gateway, after that.
-    pub(super) fn make_all(&self, all: &[Said]) -> Result<(), Errno> {
+    pub(super) fn make_all(&self, all: &[Said]) -> Result<()> {
         let mut rest: Vec<&Said> = all.iter().collect();
         while !rest.is_empty() {
             let mut failed = Ok(());
@@ -178,7 +178,7 @@ impl Table {
 
 /// Entries that are not in another stack.
 pub(super) fn missing(all: &[Seen], there: &[Seen]) -> Vec<Said> {
-    let lacks = |seen: &&Seen| !there.iter().any(|other| other.told == seen.told);
+    let lacks = |seen: &&Seen| !there.iter().any(|other| other.reported == seen.reported);
     all.iter().filter(lacks).map(|seen| seen.said.clone()).collect()
 }
 
