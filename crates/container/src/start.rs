@@ -256,7 +256,8 @@ fn start_clean(
         None => newborn.go().map_err(|e| process::exec_error(&config.spec.process, e))?,
         Some((from, restore)) => {
             let console = kept.console.as_ref().map(AsFd::as_fd);
-            conduct(ground, config, newborn, &mut keeper, (from, restore), console)?;
+            let fds = (pidfd.as_fd(), console);
+            conduct(ground, config, newborn, &mut keeper, (from, restore), fds)?;
         }
     }
     Ok(Running {
@@ -300,9 +301,8 @@ fn conduct(
     newborn: Newborn,
     keeper: &mut Keeper,
     (from, restore): (&RestorePlan, &Restore),
-    console: Option<BorrowedFd<'_>>,
+    (process, console): (BorrowedFd<'_>, Option<BorrowedFd<'_>>),
 ) -> Result<()> {
-    let process = io::clone_fd(newborn.pidfd.as_fd())?;
     // ORDER: traced, then released: until it is complete, its death follows ours.
     let mut traced = Traced::seize(newborn.pid)?;
     if config.spec.init {
@@ -314,15 +314,10 @@ fn conduct(
     }
     let mut fill = |sources: Sources| match &from.later {
         None => Err("no fill process was requested".to_owned()),
-        Some(later) => later::fill(
-            ground,
-            keeper,
-            &config.id,
-            (later, &from.reader),
-            process.as_fd(),
-            &sources,
-        )
-        .map_err(|e| e.to_string()),
+        Some(later) => {
+            later::fill(ground, keeper, &config.id, (later, &from.reader), process, &sources)
+                .map_err(|e| e.to_string())
+        }
     };
     let conducted = traced.conduct(restore, console, || from.checked(), &mut fill);
     conducted.map_err(|e| match later::failure(ground, &config.id) {
