@@ -113,7 +113,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     let name = &spec.hostname;
     if name.len() > 64 || name.contains(['\0', '\n', ' ', '\t']) {
         return bad(format!(
-            "hostname '{}' is not at most 64 plain characters",
+            "hostname '{}' is not 1 to 64 plain characters",
             name.escape_default()
         ));
     }
