@@ -44,9 +44,8 @@
 //! **Checkpoints.** [`checkpoint`] saves the processes and keeps no other state. `restore` is a
 //! `create` whose newborn follows a restore program instead of waiting for `start` ([`restore`]).
 //!
-//! **Not here**: intelRdt, which is refused; systemd over D-Bus: with `--systemd-cgroup` the
-//! directories of a scope are made directly.
-//! `--systemd-cgroup` the directories of a scope are made by hand.
+//! **Not here**: intelRdt and netDevices, which are refused; systemd over D-Bus: with
+//! `--systemd-cgroup` the directories of a scope are made directly.
 #![forbid(unsafe_code)]
 
 pub mod bundle;
