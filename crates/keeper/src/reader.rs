@@ -72,6 +72,8 @@ const GRACE: Duration = Duration::from_millis(20);
 const ROUND: usize = 1 << 20;
 /// Bytes of a packet that need not be the last one of its write.
 const PAGE: usize = 4096;
+/// Packets that a pipe has room for, unless the container changes that.
+const PACKETS: usize = 16;
 /// LIMIT: logs that are open at the same time.
 const FILES: usize = 128;
 /// Bytes of entries that are written at once.
@@ -576,13 +578,13 @@ impl<'r> Reader<'r> {
                 source.untrimmed_bytes =
                     source.untrimmed_bytes.saturating_add(self.entries.len() as u64);
                 self.entries.clear();
+                if source.bound_bytes > 0 && source.untrimmed_bytes >= source.bound_bytes / 8 {
+                    source.untrimmed_bytes = 0;
+                    let _ = trim_file(log, source.bound_bytes); // and after the next eighth
+                }
             }
         }
         self.entries.shrink_to(2 * WRITE);
-        if source.bound_bytes > 0 && source.untrimmed_bytes >= source.bound_bytes / 8 {
-            source.untrimmed_bytes = 0;
-            let _ = trim_file(log, source.bound_bytes); // tried again after the next eighth
-        }
         if !is_writable {
             self.files.close(key);
         }
@@ -615,7 +617,9 @@ fn arrange(
     // Signals beyond the number of chunks: several writes are in one chunk.
     let mut spare = [0_u8, 1].map(|of| {
         let count = writes.iter().filter(|it| **it == of).count();
-        count.saturating_sub(queues[usize::from(of)].chunks.len())
+        let chunks = queues[usize::from(of)].chunks.len();
+        // Of a full pipe one signal may be that of a write that waits.
+        count.saturating_sub(chunks + usize::from(chunks >= PACKETS))
     });
     let mut kept = VecDeque::new();
     for of in writes.drain(..) {
