@@ -303,6 +303,26 @@ fn vm_plain_log_is_readable_and_has_no_times() {
 }
 
 #[test]
+fn vm_driver_without_an_option_is_that_of_the_configuration() {
+    let host = Host::with_busybox();
+    let driver = |name: &str, options: &[&str]| {
+        host.dm(&[&["create", "--name", name], options, &["busybox", "true"]].concat()).ok();
+        let config = std::fs::read_to_string(directory(&host, name).join("config.json"));
+        let config: serde_json::Value =
+            serde_json::from_str(&config.expect("a configuration")).expect("JSON");
+        config["log_driver"].as_str().expect("a driver").to_owned()
+    };
+    assert_eq!(driver("a", &[]), "file");
+    let settings = host.root().join("etc/config.toml");
+    std::fs::create_dir_all(settings.parent().expect("a directory")).expect("make a directory");
+    std::fs::write(&settings, "[run]\nlog-driver = \"k8s-file\"\n").expect("write the settings");
+    assert_eq!(driver("b", &[]), "k8s-file");
+    assert_eq!(driver("c", &["--log-driver", "none"]), "none");
+    std::fs::write(&settings, "[run]\nlog-driver = \"syslog\"\n").expect("write the settings");
+    assert!(host.dm(&["create", "busybox", "true"]).fails().contains("syslog"));
+}
+
+#[test]
 fn vm_output_of_an_attached_run_is_logged_with_times() {
     let host = Host::with_busybox();
     let words = ["run", "--log-driver", "k8s-file", "--name", "a", "busybox", "sh", "-c"];

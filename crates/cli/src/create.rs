@@ -226,6 +226,8 @@ pub(crate) struct Here<'a> {
     pub(crate) env_files: Vec<String>,
     /// Returns the options before those of every mount of a host directory.
     pub(crate) default_volume: &'a dyn Fn() -> Result<String>,
+    /// Returns the log driver of containers without an option for it.
+    pub(crate) log_driver: &'a dyn Fn() -> Result<LogDriver>,
 }
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -337,7 +339,7 @@ impl CreateArgs {
             labels,
             sysctls,
             log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
-            log_driver: self.log_driver.unwrap_or_default(),
+            log_driver: self.log_driver.map_or_else(here.log_driver, Ok)?,
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })
@@ -549,6 +551,7 @@ mod tests {
             env: &host,
             env_files,
             default_volume: &|| Ok(String::new()),
+            log_driver: &|| Ok(LogDriver::K8sFile),
         };
         parse(args)?.merge_defaults(RootSource::Directory("/r".into()), image, &here)
     }

@@ -15,7 +15,7 @@ use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
 use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
-use dormouse_model::{Config, ContainerId, Name, RootSource};
+use dormouse_model::{Config, ContainerId, LogDriver, Name, RootSource};
 
 use crate::create::Created;
 use crate::drowsy::PushOut;
@@ -91,6 +91,12 @@ impl Engine {
     /// `config.toml`.
     pub fn default_volume(&self) -> Result<String> {
         settings::default_volume(&self.ground.settings())
+    }
+
+    /// The log driver of containers without `--log-driver`: `log-driver` under `[run]` in
+    /// `config.toml`.
+    pub fn log_driver(&self) -> Result<LogDriver> {
+        settings::log_driver(&self.ground.settings())
     }
 
     /// The image store.

@@ -3,6 +3,7 @@
 //! ```toml
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
+//! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
 //!
 //! [wake]
 //! block = "64k"   # memory filled when a page of it is touched: a power of two, 4k to 1m
@@ -11,7 +12,7 @@
 use std::path::Path;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
-use dormouse_model::parse_bytes;
+use dormouse_model::{LogDriver, parse_bytes};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -28,11 +29,17 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RunSection {
     default_volume: Option<String>,
+    log_driver: Option<LogDriver>,
 }
 
 /// The options before those of every mount of a host directory, in the form of `-v`.
 pub(crate) fn default_volume(path: &Path) -> Result<String> {
     Ok(read(path)?.run.default_volume.unwrap_or_default())
+}
+
+/// The log driver of containers without `--log-driver`.
+pub(crate) fn log_driver(path: &Path) -> Result<LogDriver> {
+    Ok(read(path)?.run.log_driver.unwrap_or_default())
 }
 
 fn read(path: &Path) -> Result<File> {

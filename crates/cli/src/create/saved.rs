@@ -212,6 +212,7 @@ mod tests {
             env: &host,
             env_files: Vec::new(),
             default_volume: &|| Ok(String::new()),
+            log_driver: &|| Ok(dormouse_model::LogDriver::File),
         };
         let mut saved = saved();
         change(&mut saved);

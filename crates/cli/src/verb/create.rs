@@ -42,6 +42,7 @@ pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -
         env: &env::host,
         env_files: args.process.read_env_files()?,
         default_volume: &|| Ok(engine.default_volume()?),
+        log_driver: &|| Ok(engine.log_driver()?),
     };
     let id_file = match &args.cidfile {
         None => None,

@@ -97,8 +97,13 @@ pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
     let env_files = create.process.read_env_files()?;
     let default_volume = || Ok(engine.default_volume()?);
-    let here =
-        Here { cwd: Path::new(&cwd), env: &env::host, env_files, default_volume: &default_volume };
+    let here = Here {
+        cwd: Path::new(&cwd),
+        env: &env::host,
+        env_files,
+        default_volume: &default_volume,
+        log_driver: &|| Ok(engine.log_driver()?),
+    };
     let progress = image::progress(create.quiet);
     let made = engine
         .import_checkpoint(&mut input, &*progress, |saved| create.merge_saved(saved, &here))
