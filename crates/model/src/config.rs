@@ -102,7 +102,7 @@ pub struct Spec {
     #[serde(default = "default_log_max_bytes")]
     pub log_max_bytes: u64,
     /// Where its output goes.
-    #[serde(default, skip_serializing_if = "LogDriver::is_default")]
+    #[serde(default)]
     pub log_driver: LogDriver,
     /// The signal that requests its first process to exit: 15 (SIGTERM), or the one in the image.
     pub stop_signal: i32,

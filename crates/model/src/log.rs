@@ -34,11 +34,6 @@ pub enum LogDriver {
 }
 
 impl LogDriver {
-    /// Whether it is the driver of configurations that name none.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// The word of the command line.
     pub fn as_str(self) -> &'static str {
         match self {
