@@ -537,10 +537,11 @@ mod tests {
     }
 
     #[test]
-    fn refused_device_is_reported_with_the_text_of_the_kernel() {
-        // An MTU below the least of an Ethernet device.
-        let links = pair().into_iter().map(|link| Link { mtu: 1, ..link }).collect();
-        let net = Net { links, ..Net::default() };
+    fn refused_route_is_reported_with_the_text_of_the_kernel() {
+        let unreachable = [(1, &[10, 9, 0, 0][..]), (5, &[192, 0, 2, 1])];
+        let inet = libc::AF_INET as u8;
+        let route = said(&[inet, 16, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0], &unreachable);
+        let net = Net { up: true, routes: vec![route], ..Net::default() };
         let built = in_new(|| {
             let netns = File::open("/proc/thread-self/ns/net").unwrap().into();
             build(&[Site { stack: Elsewhere::Container, netns, net: &net }])
@@ -551,7 +552,7 @@ mod tests {
         let Err((Elsewhere::Container, Unlike::Refused(error))) = built else {
             panic!("not refused: {built:?}");
         };
-        assert_eq!(error.errno(), libc::EINVAL);
-        assert!(error.note().contains("mtu"), "{error}");
+        assert_eq!(error.errno(), libc::ENETUNREACH);
+        assert_eq!(error.note(), "Nexthop has invalid gateway");
     }
 }
