@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{DirSink, Reader, Records, Sink, Thing, Time};
+use dormouse_parcel::{DirSink, Reader, Sink};
+use dormouse_record::{Records, Thing, Time};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
 #[path = "increment.rs"]

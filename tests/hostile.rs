@@ -561,7 +561,7 @@ fn container_with_full_shared_memory_stops_no_other() {
 
 #[test]
 fn checkpoint_inspect_escapes_control_characters_of_an_archive() {
-    use dormouse_checkpoint::format::{DirSink, Reader, Sink};
+    use dormouse_parcel::{DirSink, Reader, Sink};
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let to = host.dir().join("saved");

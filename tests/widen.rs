@@ -15,7 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dormouse_checkpoint::format::{Reader, Records, Thing};
+use dormouse_parcel::Reader;
+use dormouse_record::{Records, Thing};
 use dormouse_testkit::{Host, run, slowness, wait_until};
 use serde_json::Value;
 
@@ -358,7 +359,7 @@ fn encode(records: &Records) -> Vec<u8> {
         ("page", json(serde_json::to_vec(&records.pages))),
     ];
     let mut out = b"DORMCKPT".to_vec();
-    out.extend(dormouse_checkpoint::format::VERSION.to_le_bytes());
+    out.extend(dormouse_parcel::VERSION.to_le_bytes());
     out.extend((sections.len() as u32).to_le_bytes());
     let mut at = out.len() as u64 + sections.len() as u64 * 64;
     for (name, bytes) in &sections {

@@ -12,11 +12,8 @@ use std::os::fd::AsFd;
 
 use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{namespace, proc};
+use dormouse_record::{About, CLOCK_MAX_NS, Error, Result, Time};
 use rustix::time::ClockId;
-
-use crate::error::{Error, Result};
-pub(crate) use crate::format::CLOCK_MAX_NS;
-use crate::format::{About, Time};
 
 const SECOND_NS: i64 = 1_000_000_000;
 

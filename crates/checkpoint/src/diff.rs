@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
-use crate::format::{Memory, PAGE_BYTES, PageFiles, Process, Reader, Records, Thing};
+use dormouse_parcel::{PageFiles, Reader};
+use dormouse_record::{Error, Memory, PAGE_BYTES, Process, Records, Result, Thing};
 
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -100,7 +100,7 @@ fn descriptors(
     (new, is): (&Records, &Process),
 ) {
     let table = |records: &Records, process: &Process| -> BTreeMap<u32, String> {
-        let one = |d: &crate::format::Descriptor| (d.number, describe(records, d.object));
+        let one = |d: &dormouse_record::Descriptor| (d.number, describe(records, d.object));
         process.descriptors.iter().map(one).collect()
     };
     let (was, now) = (table(old, was), table(new, is));
@@ -227,9 +227,11 @@ fn page(files: &PageFiles, number: u64) -> Result<[u8; PAGE_BYTES as usize]> {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_parcel::{DirSink, Sink};
+    use dormouse_record::sample::small;
+    use dormouse_record::{Descriptor, Device, Run};
+
     use super::*;
-    use crate::format::check::tests::small;
-    use crate::format::{Descriptor, Device, DirSink, Run, Sink};
 
     fn reader(dir: &std::path::Path, name: &str, records: Records, fill: u8) -> Reader {
         let place = dir.join(name);

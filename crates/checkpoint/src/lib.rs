@@ -9,8 +9,9 @@
 //! instructions runs.
 //!
 //! **Objects.** Something that several descriptors, mappings or processes share is one
-//! [`format::Object`], and has one number. A kind of object is a variant of [`format::Thing`] and
-//! one module of the same name in each of crate `record`, `save` and `load`:
+//! [`Object`](dormouse_record::Object), and has one number. A kind of object is a variant of
+//! [`Thing`](dormouse_record::Thing), and one module of the same name in each of crate `record`,
+//! `save` and `load`:
 //!
 //! ```text
 //!            record/pipe.rs         save/pipe.rs              load/pipe.rs
@@ -45,8 +46,6 @@
 
 mod clock;
 mod diff;
-mod error;
-pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
@@ -59,5 +58,5 @@ mod vdso;
 use dormouse_stacks::{accept, net, packet, quiet, repair, stack};
 
 pub use diff::{Difference, diff};
+pub use dormouse_record::{Error, Refusal, Result};
 pub use dormouse_stacks::quiet::{end as end_quiet, keep_quiet, silence};
-pub use error::{Error, Refusal, Result};

@@ -10,8 +10,7 @@
 //! own code makes the call (syscall(2) and the C libraries do not read it again).
 
 use dormouse_kernel::call::{self, Registers};
-
-use crate::format::TimeLimit;
+use dormouse_record::TimeLimit;
 
 const RED_ZONE_BYTES: u64 = 128;
 

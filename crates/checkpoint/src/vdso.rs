@@ -38,13 +38,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::proc;
+use dormouse_record::check::USER_END;
+use dormouse_record::{
+    Area, Backing, Error, Memory, PAGE_BYTES, Records, Result, VDSO_BYTES_MAX, vdso_hash,
+};
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, Sym};
 use object::{Endianness, elf};
-
-use crate::error::{Error, Result};
-use crate::format::check::USER_END;
-use crate::format::{Area, Backing, Memory, PAGE_BYTES, Records, VDSO_BYTES_MAX, vdso_hash};
 
 /// LIMIT: the distance between the kernel's vDSO and the old one, for a jump to reach it.
 const REACH_BYTES: u64 = 1 << 30;
@@ -343,9 +343,10 @@ const GETRANDOM: [u8; 20] = [
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::sample::small;
+    use dormouse_record::{Bytes, Run, Thread};
+
     use super::*;
-    use crate::format::check::tests::small;
-    use crate::format::{Bytes, Run, Thread};
 
     const OLD: u64 = 0x7fff_0000_0000;
     const PAGES: u64 = 4 * PAGE_BYTES;

@@ -9,7 +9,7 @@
 //! pages
 //! ```
 //!
-//! The framing is [`dormouse_checkpoint::format::archive`]'s. The image below the files is not in
+//! The framing is [`dormouse_parcel::archive`]'s. The image below the files is not in
 //! the archive: it is named by its id, and must be on this host (`save` and `load` can transfer
 //! it). Volumes are not in the archive either.
 //!
@@ -27,11 +27,12 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use dormouse_checkpoint::format::archive::{ArchiveReader, ArchiveWriter};
-use dormouse_checkpoint::format::{Reader, Records, archive};
 use dormouse_checkpoint::{Error as CheckpointError, load};
 use dormouse_image::{Commit, Image, Progress, Store};
 use dormouse_model::{Config, ContainerId, Reference, RootSource, State};
+use dormouse_parcel::archive::{ArchiveReader, ArchiveWriter};
+use dormouse_parcel::{Reader, archive};
+use dormouse_record::Records;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};

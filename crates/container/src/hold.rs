@@ -9,12 +9,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Cause, Reader, Records};
 use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::{ErrorKind, pidfd, proc};
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Calling, Keeper, KeeperStart};
 use dormouse_model::{Config, ContainerId, WakeOn, WakeOnTimer};
+use dormouse_parcel::Reader;
+use dormouse_record::{Cause, Records};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Durable, Lock};

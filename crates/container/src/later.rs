@@ -23,13 +23,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dormouse_checkpoint::format::{CHUNK_BYTES, PARTS_MAX, Reader};
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Lazy, Sources};
 use dormouse_kernel::{call, pidfd};
 use dormouse_launch::fill::{AROUND_BYTES, Job, Piece, SOURCES_MAX, head};
 use dormouse_launch::{Keeper, fill};
 use dormouse_model::{Config, ContainerId};
+use dormouse_parcel::Reader;
+use dormouse_record::{CHUNK_BYTES, PARTS_MAX};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::error::{Error, Result};

@@ -17,13 +17,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::process;
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, Name, NetMode};
 use dormouse_network::Domain;
+use dormouse_parcel::Reader;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 

@@ -26,12 +26,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use dormouse_checkpoint::format::{Records, Thing};
 use dormouse_checkpoint::save::Outside;
 use dormouse_kernel::Errno;
 use dormouse_launch::keeper::VAULT;
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, ContainerId, LogDriver};
+use dormouse_record::{Records, Thing};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};

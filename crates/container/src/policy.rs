@@ -13,11 +13,11 @@
 
 use std::time::Duration;
 
-use dormouse_checkpoint::format::Records;
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_kernel::cgroup::CpuTime;
 use dormouse_launch::Keeper;
 use dormouse_model::{Config, ContainerId, State, WakeOn, WakeOnTimer};
+use dormouse_record::Records;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;

@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
 use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
+use dormouse_parcel::Reader;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;

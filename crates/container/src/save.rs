@@ -12,11 +12,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Base, Reader};
 use dormouse_checkpoint::save::{Figures, Subject};
 use dormouse_checkpoint::{Refusal, save};
 use dormouse_kernel::capability::Capability;
 use dormouse_model::{Config, ContainerId, Mount, MountKind, NetMode, State};
+use dormouse_parcel::{Base, Reader};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;

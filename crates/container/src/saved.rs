@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use dormouse_checkpoint::format::{Reader, Records};
 use dormouse_model::{Config, ContainerId, NetMode};
+use dormouse_parcel::Reader;
+use dormouse_record::Records;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;

@@ -12,8 +12,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use dormouse_checkpoint::format::Records;
 use dormouse_model::{Config, ContainerId, Name, NetMode};
+use dormouse_record::Records;
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};

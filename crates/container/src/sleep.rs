@@ -24,7 +24,7 @@
 //!
 //! **Again.** A large checkpoint is kept while the container is awake (`LIB/containers/ID/woken`),
 //! until the container sleeps again or ends. Memory that has not changed by then is not written a
-//! second time ([`dormouse_checkpoint::format::Base`]).
+//! second time ([`dormouse_parcel::Base`]).
 //!
 //! LIMIT: only a container that can be checkpointed sleeps. If the keeper is killed and the vault
 //! too, open connections are lost; the next command makes the other sockets again
@@ -35,10 +35,10 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use dormouse_checkpoint::format::Writer;
 use dormouse_checkpoint::save::{Figures, Subject, stop};
 use dormouse_kernel::pidfd;
 use dormouse_model::{ContainerId, State};
+use dormouse_parcel::DirSink;
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
@@ -76,7 +76,7 @@ pub(crate) fn sleep(
     let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
     let subject = Subject { quiet, ..save::to_sleep(ground, &config)? };
     end::forget_sleep(ground, &config)?; // leftovers of an interrupted sleep
-    let writer = Writer::begin_upon(&ground.asleep_dir(id), save::earlier(ground, id))?;
+    let writer = DirSink::begin_upon(&ground.asleep_dir(id), save::earlier(ground, id))?;
     let mut stopped = stop(&subject)?;
     let written = stopped.write(&subject, writer)?;
     let slept = disk::with_checksum(&init)?;

@@ -13,12 +13,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::Shared;
 use dormouse_launch::template::{Area, Piece};
 use dormouse_launch::{Keeper, LaunchError, template};
 use dormouse_model::Config;
+use dormouse_parcel::Reader;
 use rustix::fs::MemfdFlags;
 
 use crate::error::{Error, Result};

@@ -10,10 +10,10 @@ use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_kernel::ErrorKind;
 use dormouse_launch::Keeper;
 use dormouse_model::{Config, ContainerId, State};
+use dormouse_parcel::Reader;
 
 use crate::admission::{self, Admitted};
 use crate::error::{Error, Result};

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load::{self, Allowed, Traced, Wanted};
 use dormouse_kernel::weakened;
 use dormouse_launch::{Newborn, Plan};
+use dormouse_parcel::Reader;
 
 use crate::bundle::Bundle;
 use crate::checkpoint::{STREAMS, memory, own_network};

@@ -15,7 +15,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dormouse_checkpoint::format::Reader;
+use dormouse_parcel::Reader;
 
 use crate::Runtime;
 use crate::checkpoint::NAME;

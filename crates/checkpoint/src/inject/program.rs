@@ -18,7 +18,7 @@
 //!
 //! Every pointer in them is an address of these mappings. Data of a checkpoint only become operations
 //! through the functions that the modules of [`crate::load`] call, and an address of a checkpoint lies
-//! in neither mapping ([`crate::format::check`]).
+//! in neither mapping ([`dormouse_record::check`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -5,10 +5,10 @@
 //! Groups that were frozen are frozen by the engine once all registers are set and before any
 //! process runs.
 
+use dormouse_record::{CGROUPS_AT, Cgroup, Error, Records, Result};
+
 use super::plan::Plan;
 use super::{cgroup_namespace, open};
-use crate::error::{Error, Result};
-use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::look;
 

@@ -1,10 +1,10 @@
 //! Cgroup namespaces: each is created by a helper process in the control group at its root, and
 //! entered by its members.
 
+use dormouse_record::{Process, Result, Thing};
+
 use super::plan::Plan;
 use super::{helper, open};
-use crate::error::Result;
-use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Makes all namespaces. ORDER: the control groups exist, and none has controllers enabled for its

@@ -11,12 +11,12 @@ use std::os::fd::BorrowedFd;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop, TraceOptions};
+use dormouse_record::{Error, Result};
 
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
 use super::{file, net, resume, stage, system_v, tmpfs, unix};
-use crate::error::{Error, Result};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -83,7 +83,7 @@ impl Traced {
     /// Leads the newborn, which was resumed, and all its children through the restore.
     ///
     /// `console` is the master of its terminal, if it has one. `checked` returns whether the
-    /// contents are intact ([`crate::format::Reader::verify`]); it is called after all are read and
+    /// contents are intact ([`dormouse_parcel::Reader::verify`]); it is called after all are read and
     /// while nothing runs. `fill` starts the filling of memory, if the restore leaves that to
     /// another process ([`super::Lazy`]); its error is a text.
     pub fn conduct(

@@ -16,11 +16,10 @@
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::{Errno, pidfd};
+use dormouse_record::{Error, Result, SocketOption, TcpSocket, Thing};
 
 use super::restore::{Passed, Restore, Wanted};
 use super::{raw, socket, tcp, udp};
-use crate::error::{Error, Result};
-use crate::format::{SocketOption, TcpSocket, Thing};
 use crate::{accept, quiet, stack};
 
 /// Connections that are complete and still in repair mode.

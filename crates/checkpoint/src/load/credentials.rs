@@ -3,10 +3,11 @@
 //! The check that recorded credentials only narrow the grants of the configuration is
 //! [`super::check`]; a thread takes no capability beyond the configuration here either.
 
+use dormouse_record::{Credentials, PeerCredentials, Thread};
+
 use super::allowed::Allowed;
 use super::check::credentials::check;
 use super::plan::Plan;
-use crate::format::{Credentials, PeerCredentials, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Credentials to present to a peer: the recorded ones if the container's configuration allows

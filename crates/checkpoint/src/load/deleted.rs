@@ -1,10 +1,10 @@
 //! Files and directories without a name: created where they were, a file with O_TMPFILE, a
 //! directory under a temporary name; then opened once for each file description.
 
+use dormouse_record::{Deleted, PAGE_BYTES, Result, Run, Thing};
+
 use super::plan::Plan;
 use super::{file, open};
-use crate::error::Result;
-use crate::format::{Deleted, PAGE_BYTES, Run, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Bytes that one sendfile(2) copies at most: the kernel's limit is just below 2 GiB.

@@ -1,9 +1,9 @@
 //! Descriptors: each object takes its recorded numbers, and no other descriptor stays open.
 
+use dormouse_record::{Process, Result, Thing};
+
 use super::plan::Plan;
 use super::{pidfd, user};
-use crate::error::Result;
-use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {

@@ -1,8 +1,8 @@
 //! eventfd, signalfd, epoll.
 
+use dormouse_record::{Event, Process, Result, SignalFd, Thing};
+
 use super::plan::Plan;
-use crate::error::Result;
-use crate::format::{Event, Process, SignalFd, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn event(

@@ -1,10 +1,10 @@
 //! Watches by fanotify(7): added at the end, when the restore touches no file any more.
 
+use dormouse_record::{Fanotify, Process, Result, Thing};
+
 use super::open;
 use super::plan::Plan;
 
-use crate::error::Result;
-use crate::format::{Fanotify, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn make(

@@ -6,13 +6,12 @@
 
 use std::collections::HashSet;
 
+use dormouse_record::{Device, Error, External, File, Records, Result, Thing};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 
 use super::plan::Plan;
 use super::restore::Restore;
 use super::{lock, open};
-use crate::error::{Error, Result};
-use crate::format::{Device, External, File, Records, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Opens a file by its path, with its flags, offset and locks.

@@ -4,8 +4,9 @@
 //! are loaded before other threads are created, which then share them, as SECCOMP_FILTER_FLAG_TSYNC
 //! requires.
 
+use dormouse_record::{Filter, Process, Thread};
+
 use super::plan::Plan;
-use crate::format::{Filter, Process, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Bytes of an instruction.

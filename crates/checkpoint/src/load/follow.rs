@@ -5,9 +5,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_launch::Follow;
+use dormouse_record::{Error, Result};
 
 use super::restore::{Passed, Restore, Wanted};
-use crate::error::{Error, Result};
 
 impl Restore {
     /// Returns the operation. `duplicate` supplies the descriptors of the caller.

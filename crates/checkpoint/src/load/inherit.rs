@@ -11,11 +11,11 @@
 //! **Why so.** Nothing else makes two processes share a page: a file mapping is not anonymous
 //! memory, and KSM merges later and by chance.
 
+use dormouse_record::{Records, Result, Run};
+
 use super::mapped::{Fill, Kind, Mapped, Mapping, diagonal, part_of, run_end};
 use super::memory;
 use super::plan::Plan;
-use crate::error::Result;
-use crate::format::{Records, Run};
 use crate::inject::program::Sequence;
 
 /// The memory that each process has for its children, by process.
@@ -193,8 +193,9 @@ fn ancestor(makers: &[usize], depths: &[usize], mut a: usize, mut b: usize) -> u
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::{Memory, PAGE_BYTES, Process};
+
     use super::*;
-    use crate::format::{Memory, PAGE_BYTES, Process};
     use crate::load::mapped::{elsewhere_than, other_than};
 
     const AT: u64 = 0x10_0000;

@@ -1,11 +1,11 @@
 //! Watches: added at the end, when the restore touches no file any more, with their recorded
 //! numbers.
 
+use dormouse_record::{Inotify, Process, Result, Thing};
+
 use super::open;
 use super::plan::Plan;
 
-use crate::error::Result;
-use crate::format::{Inotify, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// `_IOW('I', 0, __s32)`: the number of the next watch. KERNEL(4.16), with CHECKPOINT_RESTORE.

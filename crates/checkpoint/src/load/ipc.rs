@@ -1,10 +1,10 @@
 //! IPC namespaces: each is created by a helper process, with its message queues, and entered by its
 //! members. Objects of System V are created by the engine ([`super::system_v`]).
 
+use dormouse_record::{Process, Result, Thing};
+
 use super::plan::Plan;
 use super::{helper, mqueue, open, user};
-use crate::error::Result;
-use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Makes all namespaces. ORDER: before mounts, which may show their message queues.

@@ -11,10 +11,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::error::Result;
-use crate::format::{
-    Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Records, Run, Source, Thing, TmpfsKind,
+use dormouse_parcel::Source;
+use dormouse_record::{
+    Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Records, Result, Run, Thing, TmpfsKind,
 };
+
 use crate::inject::program::{Builder, Cell};
 
 /// Areas with fewer pages are not worth it.
@@ -272,8 +273,9 @@ impl Userfaults {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::sample::small;
+
     use super::*;
-    use crate::format::check::tests::small;
 
     const P: u64 = PAGE_BYTES;
     const AROUND: u64 = 16 * P;

@@ -4,9 +4,10 @@
 //! last, when only the recorded descriptors of the file are open, by a process that may hold one
 //! (fcntl(2), F_SETLEASE).
 
+use dormouse_record::{Lock, LockKind, Process};
+
 use super::open::SETTABLE;
 use super::plan::Plan;
-use crate::format::{Lock, LockKind, Process};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Commands of fcntl(2).

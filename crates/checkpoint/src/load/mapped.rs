@@ -2,7 +2,7 @@
 //!
 //! A *run* is a range of pages with contents in `pages`. This module uses no other of the restore.
 
-use crate::format::{Area, Backing, PAGE_BYTES, Run};
+use dormouse_record::{Area, Backing, PAGE_BYTES, Run};
 
 /// Access of memory while it is filled.
 pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;

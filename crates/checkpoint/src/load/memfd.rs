@@ -1,10 +1,10 @@
 //! Memfds. Order of seals: F_SEAL_WRITE before the file is mapped, because a writable mapping
 //! blocks it; F_SEAL_FUTURE_WRITE after, because it leaves existing mappings alone.
 
+use dormouse_record::{MemoryFile, Process, Result, Thing};
+
 use super::plan::Plan;
 use super::{deleted, memory};
-use crate::error::Result;
-use crate::format::{MemoryFile, Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 const SEAL_SEAL: u32 = libc::F_SEAL_SEAL as u32;

@@ -5,14 +5,14 @@
 //! which programs would notice (madvise(2), mremap(2), growth). Memory shared with other processes
 //! since fork(2) exists already ([`super::inherit`]), and stays.
 
-use super::mapped::{self, Mapped, READ_WRITE};
-use super::plan::Plan;
-use crate::error::Result;
-use crate::format::check::USER_END;
-use crate::format::{
-    Area, Backing, Memory, MemoryFile, PAGE_BYTES, Process, Records, Run, SharedMemory,
+use dormouse_record::check::USER_END;
+use dormouse_record::{
+    Area, Backing, Memory, MemoryFile, PAGE_BYTES, Process, Records, Result, Run, SharedMemory,
     SystemVMemory, Thing,
 };
+
+use super::mapped::{self, Mapped, READ_WRITE};
+use super::plan::Plan;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
 

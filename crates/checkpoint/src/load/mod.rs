@@ -43,7 +43,7 @@
 //! allowed mapped stage    the grants of the configuration, ranges of memory, names of stages
 //! ```
 //!
-//! **Trust.** Records are trusted only as far as [`crate::format::check`] proves them. Contents of
+//! **Trust.** Records are trusted only as far as [`dormouse_record::check`] proves them. Contents of
 //! memory and of files are not trusted at all: they are bytes that a process of the container
 //! reads, as root of its own user namespace and without rights outside. A record only narrows the
 //! grants of [`Allowed`]: [`check`] refuses any other before something is created. An address of a
@@ -114,10 +114,10 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::cpu::{self, StateComponent};
+use dormouse_parcel::{PageFiles, Source};
+use dormouse_record::{About, Area, Error, PAGE_BYTES, Records, Result, StatePart, Thing};
 
 use crate::clock::{self, Offsets};
-use crate::error::{Error, Result};
-use crate::format::{About, Area, PAGE_BYTES, PageFiles, Records, Source, StatePart, Thing};
 use crate::inject::program::Sequence;
 use crate::vdso::{self, Object};
 pub use allowed::Allowed;

@@ -18,10 +18,10 @@
 
 use std::collections::HashMap;
 
+use dormouse_record::{Error, Mount, MountSource, Mounts, Process, Result, Thing};
+
 use super::plan::Plan;
 use super::{file, helper, open, stage, user};
-use crate::error::{Error, Result};
-use crate::format::{Mount, MountSource, Mounts, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 const FSCONFIG_SET_STRING: u64 = 1;

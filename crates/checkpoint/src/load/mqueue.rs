@@ -1,9 +1,9 @@
 //! POSIX message queues: created by the first process with their messages, and opened once for each
 //! file description. Removed queues have a name meanwhile.
 
+use dormouse_record::{MessageQueue, Result, Thing};
+
 use super::plan::Plan;
-use crate::error::Result;
-use crate::format::{MessageQueue, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn make(

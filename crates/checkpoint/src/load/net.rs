@@ -4,12 +4,11 @@
 //! namespace.
 
 use dormouse_kernel::{Errno, pidfd};
+use dormouse_record::{Elsewhere, Error, Process, Result, Thing};
 
 use super::plan::Plan;
 use super::restore::Restore;
 use super::{helper, open, stage, user};
-use crate::error::{Error, Result};
-use crate::format::{Elsewhere, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::net::{self, Site, Unlike};
 use crate::stack;

@@ -1,10 +1,10 @@
 //! Netlink sockets: bound to their recorded port, unless it is taken, and members of their recorded
 //! groups.
 
+use dormouse_record::{Netlink, Result};
+
 use super::plan::Plan;
 use super::{net, open, socket};
-use crate::error::Result;
-use crate::format::Netlink;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 const SOL_NETLINK: i32 = 270;

@@ -6,10 +6,10 @@
 //! created meanwhile. The numberer starts before any process has its memory, and exits after the
 //! last thread was created.
 
+use dormouse_record::{Records, Result, Thread};
+
 use super::plan::{LateThread, Plan};
 use super::{helper, stage};
-use crate::error::Result;
-use crate::format::{Records, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Whether a process creates threads without being able to set their pids.

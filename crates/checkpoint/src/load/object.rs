@@ -3,13 +3,13 @@
 //! This module is the table of kinds: it calls each kind for its objects, in an order in which an
 //! object comes after those that it needs.
 
+use dormouse_record::{Object, Result, Thing};
+
 use super::plan::Plan;
 use super::{
     deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink, pipe,
     raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
 };
-use crate::error::Result;
-use crate::format::{Object, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Makes all objects.

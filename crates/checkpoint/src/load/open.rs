@@ -7,10 +7,10 @@
 //!
 //! This module uses [`super::plan`].
 
+use dormouse_record::Result;
 use rustix::fs::ResolveFlags;
 
 use super::plan::Plan;
-use crate::error::Result;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Flags that fcntl(F_SETFL) may set.

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
+use dormouse_record::{Bytes, Error, Listener, Records, Result, SocketOption, Thing, UdpSocket};
 use rustix::fs::OFlags;
 use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -16,8 +17,6 @@ use rustix::net::{
 
 use super::open::SETTABLE;
 use super::socket::{attach_filter, moved};
-use crate::error::{Error, Result};
-use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};
 
 /// Makes all sockets; each with the number of its object ([`super::Allowed::held`]). `addresses`
 /// are those of [`super::Allowed::addresses`].

@@ -1,8 +1,9 @@
 //! Descriptors of processes: opened by each process that has them, once all processes exist. A
 //! pidfd has no state, so each process may have a file description of its own.
 
+use dormouse_record::PidFd;
+
 use super::plan::Plan;
-use crate::format::PidFd;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Opens a pidfd, at a number that no process uses.

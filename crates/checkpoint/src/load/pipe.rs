@@ -1,10 +1,10 @@
 //! Pipes: both ends are created or opened, the content is written, and each end that was open gets
 //! a file description.
 
+use dormouse_record::{DeletedFifo, Pipe, Result, Thing};
+
 use super::open;
 use super::plan::Plan;
-use crate::error::Result;
-use crate::format::{DeletedFifo, Pipe, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn make(

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use dormouse_record::{Error, Made, PAGE_BYTES, Records, Result};
+
 use super::allowed::Allowed;
 use super::lazy::Userfaults;
 use super::restore::{Passed, Wanted};
 use super::share::Shared;
 use crate::clock::Offsets;
-use crate::error::{Error, Result};
-use crate::format::{Made, PAGE_BYTES, Records};
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 use crate::vdso::Bent;
 

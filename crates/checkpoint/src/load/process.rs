@@ -3,13 +3,13 @@
 //! This module brings the kinds of state of a process into their order; the calls are in the
 //! modules of the kinds. [`super::tree`] is above it.
 
+use dormouse_record::{Error, Process, Result};
+
 use super::plan::Plan;
 use super::{
     cgroup_namespace, credentials, descriptor, event, fanotify, filter, helper, inotify, lock,
     memfd, memory, mount, net, numberer, open, signal, stage, thread, timer, uts,
 };
-use crate::error::{Error, Result};
-use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// The resource number of the limit on descriptors.

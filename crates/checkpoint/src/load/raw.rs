@@ -4,12 +4,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
+use dormouse_record::{PacketSocket, RawSocket, Result};
 use rustix::net::netdevice::name_to_index;
 
 use super::plan::Plan;
 use super::{net, open, socket};
-use crate::error::Result;
-use crate::format::{PacketSocket, RawSocket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::stack;
 

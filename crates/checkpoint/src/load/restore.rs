@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 
 use dormouse_kernel::Errno;
+use dormouse_parcel::PageFiles;
+use dormouse_record::{Records, Terminal, Thing};
 
 use super::lazy::Lazy;
 use crate::clock::Offsets;
-use crate::format::{PageFiles, Records, Terminal, Thing};
 use crate::inject::program::{Cell, Program};
 
 /// A restore, ready to be followed.

@@ -8,11 +8,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::{Errno, call, proc, weakened};
+use dormouse_record::{Action, Error, Process, Records, Restart, Result, Thread};
 
 use super::restore::Restore;
 use super::{cgroup, process};
-use crate::error::{Error, Result};
-use crate::format::{Action, Process, Records, Restart, Thread};
 use crate::inject::remote::{Remote, Scratch};
 use crate::{remaining, vdso};
 

@@ -1,7 +1,8 @@
 //! How threads are scheduled: each sets it by itself, so that the kernel checks its permissions.
 
+use dormouse_record::Thread;
+
 use super::plan::Plan;
-use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// `IOPRIO_WHO_PROCESS`, with 0 the calling thread.

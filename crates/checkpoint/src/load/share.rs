@@ -12,8 +12,9 @@
 //!
 //! The choice needs the records alone; this module uses [`super::mapped`].
 
+use dormouse_record::{Area, Backing, PAGE_BYTES, Records, Run};
+
 use super::mapped::{Kind, Mapped};
-use crate::format::{Area, Backing, PAGE_BYTES, Records, Run};
 
 /// Flags of areas that each clone has separately.
 const OWN: [&str; 5] = ["gd", "lo", "wf", "dp", "mg"];
@@ -127,8 +128,9 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::sample::small;
+
     use super::*;
-    use crate::format::check::tests::small;
 
     const P: u64 = PAGE_BYTES;
 

@@ -1,7 +1,8 @@
 //! Signals: actions, queues, interval timers.
 
+use dormouse_record::{Process, Signal};
+
 use super::plan::Plan;
-use crate::format::{Process, Signal};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn actions(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {

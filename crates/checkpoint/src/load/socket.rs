@@ -4,11 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
+use dormouse_record::{Bytes, Listener, Object, Records, Result, SocketOption, Thing};
 
 use super::plan::Plan;
 use super::{net, open};
-use crate::error::Result;
-use crate::format::{Bytes, Listener, Object, Records, SocketOption, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn option(

@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::system_v::{self, Owner, SystemV};
 use dormouse_kernel::{Errno, pidfd};
+use dormouse_parcel::PageFiles;
+use dormouse_record::{Error, PAGE_BYTES, Result, Run, SystemVHead, Thing};
 
 use super::restore::Restore;
-use crate::error::{Error, Result};
-use crate::format::{PAGE_BYTES, PageFiles, Run, SystemVHead, Thing};
 use crate::look::ids::Maps;
 use crate::look::ipc as namespace;
 

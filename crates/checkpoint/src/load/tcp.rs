@@ -12,13 +12,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
+use dormouse_record::{Connection, Result, TcpSocket, TcpState};
 use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::plan::Plan;
 use super::{net, open, socket};
-use crate::error::Result;
-use crate::format::{Connection, TcpSocket, TcpState};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,

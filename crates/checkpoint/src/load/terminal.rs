@@ -4,12 +4,12 @@
 //! Recorded input and output are written while nothing echoes. The terminal modes are set once all
 //! processes exist, and the kernel has long processed the data.
 
+use dormouse_record::{Error, Result, Terminal, TerminalSide, Thing};
+
 use super::open;
 use super::plan::Plan;
-use crate::error::{Error, Result};
-use crate::format::terminal_modes as modes;
-use crate::format::{Terminal, TerminalSide, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::terminal_modes as modes;
 
 const TIOCSPTLCK: u64 = 0x4004_5431;
 const TIOCPKT: u64 = 0x5420;

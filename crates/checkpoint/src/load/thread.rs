@@ -2,10 +2,10 @@
 //!
 //! This module brings the kinds of state of a thread into their order.
 
+use dormouse_record::{Result, Thread};
+
 use super::plan::Plan;
 use super::{credentials, filter, lock, schedule, signal};
-use crate::error::Result;
-use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Creates another thread, which runs sequence number `own`.

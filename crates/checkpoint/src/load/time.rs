@@ -5,10 +5,10 @@
 //!
 //! Offsets can be written until a process enters (time_namespaces(7)).
 
+use dormouse_record::{Process, Result, Thing, Time};
+
 use super::plan::Plan;
 use super::{helper, open, stage};
-use crate::error::Result;
-use crate::format::{Process, Thing, Time};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Makes a namespace; `None` if a process does.

@@ -1,8 +1,8 @@
 //! Timers: descriptors and POSIX timers.
 
+use dormouse_record::{PosixTimer, Process, Result, TimerFd};
+
 use super::plan::Plan;
-use crate::error::Result;
-use crate::format::{PosixTimer, Process, TimerFd};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// `struct itimerspec`.

@@ -11,14 +11,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, CapabilityMasks};
 use dormouse_kernel::{Errno, system_v};
+use dormouse_parcel::PageFiles;
+use dormouse_record::{Error, Result, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
 };
 
 use super::restore::Restore;
 use super::system_v::fill;
-use crate::error::{Error, Result};
-use crate::format::{PageFiles, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::look::file::tmpfs_at;
 use crate::look::ids::Maps;
 

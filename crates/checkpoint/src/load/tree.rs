@@ -11,14 +11,14 @@
 
 use std::collections::HashMap;
 
+use dormouse_record::{Error, Process, Result};
+
 use super::inherit::Inheritance;
 use super::plan::Plan;
 use super::{
     cgroup, helper, ipc, memory, numberer, object, process, stage, terminal, thread, time,
     userfault,
 };
-use crate::error::{Error, Result};
-use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// A process to be made.

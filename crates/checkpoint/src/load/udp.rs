@@ -5,11 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
+use dormouse_record::{Result, UdpSocket};
 
 use super::plan::Plan;
 use super::{net, open, socket};
-use crate::error::Result;
-use crate::format::UdpSocket;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::packet::{self, Payload};
 use crate::stack;

@@ -28,14 +28,14 @@
 
 use std::collections::BTreeMap;
 
+use dormouse_record::{
+    Error, PeerCredentials, Records, Result, Thing, UnixLeft, UnixMessage, UnixName, UnixPeer,
+    UnixSocket,
+};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 use super::plan::Plan;
 use super::{credentials, helper, net, open, socket};
-use crate::error::{Error, Result};
-use crate::format::{
-    PeerCredentials, Records, Thing, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket,
-};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// The suffix of a file that is temporarily renamed.

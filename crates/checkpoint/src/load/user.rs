@@ -15,11 +15,11 @@
 //! [`super::check`] refuses namespaces that processes of the configuration could not have created.
 //! The entry is in [`super::process`], which is above this module.
 
+use dormouse_record::{Ids, PeerCredentials, Process, Result, Thing, User};
+
 use super::allowed::SETFCAP;
 use super::plan::Plan;
 use super::{credentials, helper, open};
-use crate::error::Result;
-use crate::format::{Ids, PeerCredentials, Process, Thing, User};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 fn name_of(n: usize) -> String {

@@ -8,12 +8,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{call, pidfd};
+use dormouse_record::{Error, Process, Result};
 
 use super::plan::Plan;
 use super::restore::Restore;
 use super::{memory, stage};
-use crate::error::{Error, Result};
-use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Descriptors of the address spaces, in the order of [`super::Lazy::processes`].

@@ -1,9 +1,9 @@
 //! UTS namespaces: each is created by a helper process and entered by its members.
 
+use dormouse_record::{Process, Result, Uts};
+
 use super::plan::Plan;
 use super::{helper, open, user};
-use crate::error::Result;
-use crate::format::{Process, Uts};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn make(

@@ -5,11 +5,11 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_kernel::proc;
+use dormouse_record::{CGROUPS_AT, Cgroups};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::file;
-use crate::format::{CGROUPS_AT, Cgroups};
 
 /// LIMIT: groups in each other.
 const DEPTH_MAX: usize = 32;

@@ -4,10 +4,9 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use dormouse_record::Error;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-
-use crate::error::Error;
 
 /// The numbers of the open descriptors of a process, in order.
 pub(crate) fn numbers(pid: u32) -> Result<Vec<u32>, Error> {

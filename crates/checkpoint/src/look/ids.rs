@@ -1,8 +1,7 @@
 //! The id maps of a user namespace (user_namespaces(7)): ids inside from ids outside, and back.
 
 use dormouse_kernel::proc;
-
-use crate::format::Ids;
+use dormouse_record::Ids;
 
 /// The id maps of a user namespace: first id inside, first id outside, count.
 #[derive(Debug)]

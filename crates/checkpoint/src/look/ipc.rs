@@ -6,10 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{mqueue, pidfd};
+use dormouse_record::{Error, Result};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
-
-use crate::error::{Error, Result};
 
 /// Runs `act` in a thread that enters an IPC namespace and ends there.
 pub(crate) fn inside<T: Send>(

@@ -1,9 +1,7 @@
 //! Properties of processes and threads in procfs: stat, limits, personality, and times in their memory.
 
 use dormouse_kernel::{call, proc};
-
-use crate::error::{Error, Result};
-use crate::format::Limit;
+use dormouse_record::{Error, Limit, Result};
 
 /// A task's stat (proc_pid_stat(5)).
 #[derive(Debug)]

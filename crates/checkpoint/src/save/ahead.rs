@@ -31,6 +31,8 @@ use std::time::Duration;
 
 use dormouse_kernel::call::{self, Scan};
 use dormouse_kernel::{Errno, pidfd, proc};
+use dormouse_parcel::Sink;
+use dormouse_record::{Area, Backing, Error, PAGE_BYTES, Result, Run};
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::calls::give_back;
@@ -41,8 +43,6 @@ use super::stop::stop_tree;
 use super::subject::Subject;
 use super::thaw::Thawed;
 use super::wait::{Blocks, prepare_resume};
-use crate::error::{Error, Result};
-use crate::format::{Area, Backing, PAGE_BYTES, Run, Sink};
 use crate::inject::gadget;
 use crate::inject::remote::Remote;
 use crate::look::descriptor::numbers;

@@ -1,11 +1,11 @@
 //! Calls that are injected into a stopped thread.
 
 use dormouse_kernel::Errno;
+use dormouse_record::Thread;
 
 use super::restart::begin_again;
 use super::seen::Seen;
 use super::wait::resume_registers;
-use crate::format::Thread;
 use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
 

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
+use dormouse_record::{Cgroup, Cgroups, SETTINGS, Thing};
 use rustix::fs::OFlags;
 
 use super::deleted;
 use super::refusal;
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::format::{Cgroup, Cgroups, SETTINGS, Thing};
 use crate::look::cgroup::{FREEZE, Own, open, read, walk_all};
 use crate::look::ids::Maps;
 

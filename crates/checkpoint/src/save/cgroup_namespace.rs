@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{pidfd, proc};
+use dormouse_record::{CgroupNamespace, Thing};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
@@ -13,7 +14,6 @@ use super::known::namespace::Links;
 use super::refusal::Reason;
 use super::seen::{Seen, link_of_first};
 use super::survey::Survey;
-use crate::format::{CgroupNamespace, Thing};
 use crate::look::cgroup::Own;
 
 /// The object of the namespace of a process.

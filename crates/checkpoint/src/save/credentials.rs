@@ -1,9 +1,9 @@
 //! Credentials of threads, by ids inside.
 
 use dormouse_kernel::proc;
+use dormouse_record::{Credentials, PeerCredentials};
 
 use super::seen::Seen;
-use crate::format::{Credentials, PeerCredentials};
 use crate::look::ids::Maps;
 
 /// The credentials of a thread, by the fields of its status.

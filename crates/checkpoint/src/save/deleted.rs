@@ -4,12 +4,12 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
+use dormouse_record::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 use rustix::fs::{FileType, Stat};
 
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 use crate::look::file::{self, mount_of};
 
 /// Mode bits by which a file gives privileges to a process that executes it.

@@ -22,6 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::{Errno, call, pidfd};
+use dormouse_record::{Cause, Error, Result};
 use rustix::event::{PollFlags, epoll};
 use rustix::fs::{FileType, OFlags};
 use rustix::net::{SocketType, sockopt};
@@ -34,8 +35,6 @@ use super::stop::{Seized, stop_group};
 use super::timer::next_timer_ns;
 use super::tree::look_at_all;
 use super::wait::{Blocks, prepare_resume, waits_ns};
-use crate::error::{Error, Result};
-use crate::format::Cause;
 use crate::look::descriptor::{numbers, ready};
 
 /// A container with all threads stopped. The drop resumes them, unless they are frozen by then.

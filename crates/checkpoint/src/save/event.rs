@@ -1,11 +1,11 @@
 //! eventfd, signalfd, epoll: fdinfo contains the whole state.
 
 use dormouse_kernel::call;
+use dormouse_record::{Epoll, EpollItem, Event, SignalFd, Thing};
 
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
-use crate::format::{Epoll, EpollItem, Event, SignalFd, Thing};
 
 fn is(open: &Open<'_>, name: &str) -> bool {
     open.link.strip_prefix("anon_inode:").is_some_and(|n| n.trim_matches(['[', ']']) == name)

@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 
+use dormouse_record::{Fanotify, Mark, Thing};
 use rustix::fs::FileType;
 
 use super::inotify;
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
-use crate::format::{Fanotify, Mark, Thing};
 use crate::look::file;
 
 pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use dormouse_record::{Device, External, File, LockKind, PROGRAMS, Thing};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use super::open::Open;
@@ -11,7 +12,6 @@ use super::seen::Seen;
 use super::subject::Subject;
 use super::survey::Survey;
 use super::{deleted, lock};
-use crate::format::{Device, External, File, LockKind, PROGRAMS, Thing};
 use crate::look::file::{lookup, modified_ns};
 
 /// Devices without state per open file, by number (null(4), random(4)).

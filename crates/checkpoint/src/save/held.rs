@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::format::Cause;
+use dormouse_record::Cause;
 
 /// An open file that is held while the processes are gone ([`Subject::hold`](super::Subject::hold)).
 #[derive(Debug)]

@@ -2,11 +2,10 @@
 
 use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{cpu, proc};
+use dormouse_record::{About, Bytes, Error, Result, StatePart};
 
 use super::subject::Subject;
 use crate::clock::{self, Offsets};
-use crate::error::{Error, Result};
-use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
 
 /// Properties of a host that do not change: read while all processes still run.

@@ -9,11 +9,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
 
 use dormouse_kernel::proc;
+use dormouse_record::{Inotify, Thing, Watch};
 
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
-use crate::format::{Inotify, Thing, Watch};
 use crate::look::{file, mountinfo};
 
 /// LIMIT: directory entries that are read to find the names of one inotify.

@@ -1,6 +1,7 @@
 //! The inspection of a container while its processes run: what is there, and what cannot be saved.
 
 use dormouse_kernel::proc;
+use dormouse_record::{Error, Refusal, Result};
 
 use super::ahead::Ahead;
 use super::seen::Seen;
@@ -10,7 +11,6 @@ use super::{
     cgroup, cgroup_namespace, ipc, mount, mqueue, net, object, shared, system_v, terminal, time,
     tmpfs, tree, user,
 };
-use crate::error::{Error, Refusal, Result};
 use crate::look::ipc::Tables;
 
 /// How often the container is inspected before a refusal counts. Nothing is stopped yet: a process

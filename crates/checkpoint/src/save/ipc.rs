@@ -3,13 +3,12 @@
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, proc, process};
+use dormouse_record::{Ipc, Result as Outcome, Thing};
 
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::Survey;
 use super::{mqueue, system_v};
-use crate::error::Result as Outcome;
-use crate::format::{Ipc, Thing};
 use crate::look::ipc::{Tables, inside};
 
 /// Finds all namespaces, with their contents.

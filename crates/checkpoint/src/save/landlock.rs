@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 use dormouse_kernel::landlock::Domains;
 use dormouse_kernel::proc;
+use dormouse_record::{Error, Result};
 
 use super::seen::Seen;
-use crate::error::{Error, Result};
 
 /// No interface reports the rules of a Landlock domain, so it cannot be made again.
 pub(super) const DOMAIN: &str = "it has restricted itself by Landlock, which is not saved yet";

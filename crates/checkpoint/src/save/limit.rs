@@ -9,12 +9,12 @@
 use std::time::Duration;
 
 use dormouse_kernel::call::Registers;
+use dormouse_record::TimeLimit;
 use rustix::time::ClockId;
 
 use super::restart::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
 use super::seen::Seen;
 use crate::clock::{self, Offsets};
-use crate::format::TimeLimit;
 use crate::look::in_call::InCall;
 use crate::look::task::time_at;
 

@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
+use dormouse_record::{Lease, Lock, LockKind, Notice};
 
 use super::open::Open;
 use super::refusal::Reason;
-use crate::format::{Lease, Lock, LockKind, Notice};
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {

@@ -1,6 +1,6 @@
 //! The memory areas of a process, as `/proc/PID/smaps` and `/proc/PID/maps` list them.
 
-use crate::format::PAGE_BYTES;
+use dormouse_record::PAGE_BYTES;
 
 /// One entry of smaps, or of maps, which has no flags.
 pub(super) struct Mapping<'t> {

@@ -10,6 +10,10 @@ use std::os::unix::fs::MetadataExt;
 
 use dormouse_kernel::call::{self, PageRun, Scan};
 use dormouse_kernel::{Errno, proc, system_v};
+use dormouse_parcel::Sink;
+use dormouse_record::{
+    Area, Backing, Bytes, Error, Memory, Of, PAGE_BYTES, Result, SharedMemory, Thing,
+};
 use rustix::fs::{Mode, OFlags};
 
 use super::ahead::Copied;
@@ -19,8 +23,6 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Found, Survey};
 use super::{deleted, file};
-use crate::error::{Error, Result};
-use crate::format::{Area, Backing, Bytes, Memory, Of, PAGE_BYTES, SharedMemory, Sink, Thing};
 
 /// Flags of areas that madvise(2), mlock(2), mmap(2) and mseal(2) set and that are restored.
 const KEPT: [&str; 11] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp", "sl"];

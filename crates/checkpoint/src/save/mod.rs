@@ -106,10 +106,10 @@ mod wait;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Refusal, Result};
-use crate::format::{Base, DirSink, Sink};
 use crate::load;
 use ahead::Ahead;
+use dormouse_parcel::{Base, DirSink, Sink};
+use dormouse_record::{Error, Refusal, Result};
 pub use drowsy::{Calls, Still, stand_still};
 pub use held::{HeldFile, Wakes};
 use host::Host;

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, CloneFlags};
 use dormouse_kernel::{mount as kernel_mount, pidfd, process};
+use dormouse_record::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 
 use super::known::mount::MountNamespace;
@@ -21,7 +22,6 @@ use super::seen::Seen;
 use super::subject::Places;
 use super::survey::Survey;
 use super::tmpfs;
-use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
 use crate::look::file::{self, mount_of};
 use crate::look::mountinfo::{Row, below, rows};
 

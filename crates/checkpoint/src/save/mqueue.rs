@@ -10,6 +10,9 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use dormouse_kernel::mqueue;
+use dormouse_record::{
+    Bytes, Error, MessageQueue, OpenQueue, QueuedMessage, Result as Outcome, Thing,
+};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -17,8 +20,6 @@ use super::open::Open;
 use super::refusal::{self, Reason};
 use super::seen::Seen;
 use super::survey::{Found, Survey};
-use crate::error::{Error, Result as Outcome};
-use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
 use crate::look::ipc::Tables;
 
 /// Finds the queues that have a name.

@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::pidfd;
+use dormouse_record::{Elsewhere, Net, Refusal, Thing};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::known::net::cookie;
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::error::Refusal;
-use crate::format::{Elsewhere, Net, Thing};
 use crate::{net, stack};
 
 /// The number of the namespace of the calling thread.

@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
+use dormouse_record::{Netlink, Thing};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, getpeername, getsockname, recv, sockopt};
@@ -11,7 +12,6 @@ use rustix::net::{AddressFamily, RecvFlags, getpeername, getsockname, recv, sock
 use super::open::Open;
 use super::option;
 use super::refusal::Reason;
-use crate::format::{Netlink, Thing};
 
 const SOL_NETLINK: i32 = 270;
 

@@ -6,6 +6,7 @@
 use std::fs;
 
 use dormouse_kernel::proc;
+use dormouse_record::{Descriptor, HeldLock, LockKind, Object, Result, Thing};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 use super::held::{HeldFile, Wakes};
@@ -17,8 +18,6 @@ use super::{
     cgroup_namespace, event, fanotify, file, inotify, lock, memory, mqueue, namespace, pidfd, pipe,
     process, shared, socket, tcp, terminal, time, timer, unix, user, uts,
 };
-use crate::error::Result;
-use crate::format::{Descriptor, HeldLock, LockKind, Object, Thing};
 use crate::look::descriptor::numbers;
 
 /// One kind of open file: a test for it, and a function that makes its record.
@@ -164,7 +163,7 @@ fn descriptor(
     let index = open.index;
     survey.reserve();
     let thing = (kind.save)(survey, &open)?;
-    crate::format::check::paths(&thing)?;
+    dormouse_record::check::paths(&thing)?;
     if survey.holds(&open) && thing.is_called_from_outside() {
         let failed = |e: std::io::Error| format!("it cannot be held: {e}");
         let wakes = match &thing {

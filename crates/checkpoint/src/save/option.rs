@@ -3,11 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use dormouse_kernel::call;
+use dormouse_record::{Bytes, OPTIONS, SocketOption};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 
 use super::refusal::Reason;
-use crate::format::{Bytes, OPTIONS, SocketOption};
 use crate::repair::BUFFER_LOCK;
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be.

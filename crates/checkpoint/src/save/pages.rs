@@ -12,11 +12,11 @@ use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, PageRun, Scan};
+use dormouse_parcel::{Sink, warm};
+use dormouse_record::{Area, Backing, Error, Of, PAGE_BYTES, Result, Run};
 use rustix::fs::SeekFrom;
 
 use super::seen::Seen;
-use crate::error::{Error, Result};
-use crate::format::{Area, Backing, Of, PAGE_BYTES, Run, Sink, warm};
 
 /// Bytes that are copied at a time: as much as stays in a processor's cache until it is written.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -1,9 +1,10 @@
 //! Descriptors of processes: fdinfo identifies the process, by all the ids that it has.
 
+use dormouse_record::{PidFd, Thing};
+
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
-use crate::format::{PidFd, Thing};
 
 /// Flags that pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9).
 const FLAGS: u32 = (libc::O_NONBLOCK | libc::O_EXCL) as u32;

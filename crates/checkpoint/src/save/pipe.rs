@@ -3,6 +3,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use dormouse_record::{
+    Bytes, DeletedFifo, Error, Pipe, PipeEnd, Refusal, Result as Outcome, Thing,
+};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::SpliceFlags;
@@ -12,8 +15,6 @@ use super::open::Open;
 use super::refusal::Reason;
 use super::survey::{Found, Survey};
 use super::{deleted, file};
-use crate::error::{Error, Refusal, Result as Outcome};
-use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
 use crate::look::file::tmpfs_at;
 
 pub(crate) fn is_pipe(open: &Open<'_>) -> bool {

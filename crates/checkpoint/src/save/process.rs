@@ -3,6 +3,8 @@
 use std::fs;
 
 use dormouse_kernel::{Errno, proc};
+use dormouse_record::check::{BARRIERS, PERSONALITIES};
+use dormouse_record::{Error, Layout, Memory, Process, Result, Signal, Thread};
 
 use super::calls::run;
 use super::known::namespace::Links;
@@ -14,9 +16,6 @@ use super::timer::posix_time;
 use super::vfork::waits_in_vfork;
 use super::wait::Blocks;
 use super::{file, landlock, schedule, signal, thread, time, timer, unix, user};
-use crate::error::{Error, Result};
-use crate::format::check::{BARRIERS, PERSONALITIES};
-use crate::format::{Layout, Memory, Process, Signal, Thread};
 use crate::inject::gadget::find;
 use crate::inject::script::{Answers, Script};
 use crate::look::task;

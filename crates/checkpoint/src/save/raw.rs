@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
+use dormouse_record::{Bytes, PacketMembership, PacketSocket, RawSocket, Thing};
 use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{
@@ -15,7 +16,6 @@ use rustix::net::{
 use super::open::Open;
 use super::refusal::Reason;
 use super::{diag, option};
-use crate::format::{Bytes, PacketMembership, PacketSocket, RawSocket, Thing};
 use crate::stack;
 
 pub(super) fn save(

@@ -1,6 +1,6 @@
 //! Refusals: the reasons why something cannot be saved, as texts.
 
-use crate::error::Refusal;
+use dormouse_record::Refusal;
 
 /// The reason why something cannot be saved, in words that follow its name.
 pub(crate) type Reason = String;

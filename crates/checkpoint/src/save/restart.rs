@@ -13,8 +13,7 @@
 //! Here are only registers: [`super::limit`] and [`super::wait`] determine times.
 
 use dormouse_kernel::call::Registers;
-
-use crate::format::{Restart, Thread};
+use dormouse_record::{Restart, Thread};
 
 pub(super) const ERESTARTSYS: i64 = 512;
 

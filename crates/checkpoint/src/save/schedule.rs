@@ -4,10 +4,10 @@
 //! setting that only a process outside can have made is refused.
 
 use dormouse_kernel::{Errno, call, proc};
+use dormouse_record::{Limit, Schedule};
 
 use super::refusal::Reason;
 use super::seen::Seen;
-use crate::format::{Limit, Schedule};
 
 /// The resource number of the limit on real-time priorities.
 const RTPRIO: u32 = 14;

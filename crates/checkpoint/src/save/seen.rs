@@ -7,11 +7,10 @@ use std::ops::Range;
 
 use dormouse_kernel::proc::{self, Fields};
 use dormouse_kernel::{call, namespace, pidfd};
+use dormouse_record::{Limit, Refusal, Result};
 use rustix::fd::OwnedFd;
 
 use super::restart;
-use crate::error::{Refusal, Result};
-use crate::format::Limit;
 use crate::look::ids::Maps;
 use crate::look::task::{self, Stat};
 use crate::vdso;

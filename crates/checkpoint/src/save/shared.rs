@@ -10,13 +10,13 @@ use std::collections::HashMap;
 
 use dormouse_kernel::call::{self, Shared};
 use dormouse_kernel::proc;
+use dormouse_record::OwnPlace;
 
 use super::file;
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Survey, Surveyed};
 use super::vfork::is_in_vfork;
-use crate::format::OwnPlace;
 
 /// Resources that processes do not share, each with its name.
 const OF_PROCESSES: [(Shared, &str); 3] = [

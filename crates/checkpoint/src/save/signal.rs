@@ -3,10 +3,9 @@
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call;
+use dormouse_record::{Action, AlternateStack, Bytes, Error, IntervalTimer, Result, Signal};
 
 use super::seen::Seen;
-use crate::error::{Error, Result};
-use crate::format::{Action, AlternateStack, Bytes, IntervalTimer, Signal};
 use crate::inject::script::{Answers, Arg, Script};
 
 /// Queries actions that are not the default: those that `/proc/PID/status` shows as set.

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
+use dormouse_record::{Listener, Thing};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 
@@ -10,7 +11,6 @@ use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
 use super::{netlink, option, raw, tcp, udp, unix};
-use crate::format::{Listener, Thing};
 
 pub(crate) fn is_socket(open: &Open<'_>) -> bool {
     open.link.starts_with("socket:[")

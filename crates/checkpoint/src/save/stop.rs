@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::proc::{self, Fields};
+use dormouse_record::{Error, Result};
 
 use super::seen::Seen;
 use super::subject::Subject;
 use super::tree::{look, look_at_all};
 use super::wait::Blocks;
-use crate::error::{Error, Result};
 use crate::inject::remote::EVENT_STOP;
 use crate::look::in_call::InCall;
 

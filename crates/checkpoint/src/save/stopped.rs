@@ -5,6 +5,8 @@
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop};
+use dormouse_parcel::Sink;
+use dormouse_record::{Process, Records, Result, Thread, check};
 
 use super::ahead::Ahead;
 use super::held::HeldFile;
@@ -19,8 +21,6 @@ use super::tcp::Connections;
 use super::thaw::Thawed;
 use super::wait::Blocks;
 use super::{due, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
-use crate::error::Result;
-use crate::format::{Process, Records, Sink, Thread, check};
 use crate::look::ipc::Tables;
 
 /// Time and size of a checkpoint.

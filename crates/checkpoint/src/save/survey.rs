@@ -9,6 +9,9 @@ use std::fs;
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::proc;
+use dormouse_record::{
+    Descriptor, Device, HeldLock, Lease, Memory, Net, Notice, Object, OwnPlace, Refusal, Thing,
+};
 
 use super::ahead::Ahead;
 use super::held::HeldFile;
@@ -22,10 +25,6 @@ use super::known::stream::{PipeEnds, TerminalSides};
 use super::open::{Alike, Key, Open};
 use super::refusal::Reason;
 use super::subject::Subject;
-use crate::error::Refusal;
-use crate::format::{
-    Descriptor, Device, HeldLock, Lease, Memory, Net, Notice, Object, OwnPlace, Thing,
-};
 use crate::look::cgroup::Own;
 use crate::look::mountinfo;
 

@@ -10,14 +10,14 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use dormouse_kernel::{proc, system_v};
+use dormouse_record::{
+    Bytes, Error, Result, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue,
+    SystemVSemaphores, Thing,
+};
 use rustix::io::Errno;
 
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::error::{Error, Result};
-use crate::format::{
-    Bytes, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores, Thing,
-};
 use crate::look::ids::Maps;
 use crate::look::ipc::{Tables, errno, inside};
 

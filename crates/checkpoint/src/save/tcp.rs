@@ -25,6 +25,9 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
+use dormouse_record::{
+    Bytes, Connection, Error, Result as Outcome, TcpSocket, TcpState, Thing, Waiting,
+};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
@@ -36,8 +39,6 @@ use super::option;
 use super::refusal::Reason;
 use super::subject::Subject;
 use super::survey::{Found, Survey};
-use crate::error::{Error, Result as Outcome};
-use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
 use crate::look::descriptor::ready;
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, OFF_SILENTLY, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE,

@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
+use dormouse_record::check::ON_THE_WAY_MAX;
+use dormouse_record::{Bytes, Error, Result as Outcome, Terminal, TerminalSide, Thing};
 use rustix::event::{PollFd, PollFlags};
 
 use super::known::stream::TerminalSides;
@@ -16,11 +18,8 @@ use super::open::Open;
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Found, Survey};
-use crate::error::{Error, Result as Outcome};
-use crate::format::check::ON_THE_WAY_MAX;
-use crate::format::terminal_modes as modes;
-use crate::format::{Bytes, Terminal, TerminalSide, Thing};
 use crate::look::ids::Maps;
+use crate::terminal_modes as modes;
 
 /// Major numbers of slaves in devpts.
 const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;

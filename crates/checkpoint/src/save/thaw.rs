@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 
+use dormouse_record::{Error, Result as Outcome};
 use rustix::io::Errno;
 
 use super::seen::Seen;
 use super::subject::Subject;
-use crate::error::{Error, Result as Outcome};
 use crate::look::cgroup::{FREEZE, Own, read, set_freeze, walk_all};
 
 /// Groups that are thawed while all processes in them are stopped. The drop freezes them again.

@@ -4,14 +4,13 @@
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::{call, proc};
+use dormouse_record::{Bytes, Error, Filter, Result, Rseq, Thread};
 
 use super::credentials::credentials;
 use super::seen::Seen;
 use super::subject::Subject;
 use super::wait::{Blocks, continuation};
 use super::{landlock, limit, schedule, signal};
-use crate::error::{Error, Result};
-use crate::format::{Bytes, Filter, Rseq, Thread};
 use crate::inject::script::{Answers, Arg, Made, Room, Script};
 use crate::look::task::{personality, stat_field};
 

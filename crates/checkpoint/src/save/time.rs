@@ -4,13 +4,13 @@
 //! (`/proc/PID/timens_offsets`), and if there is none, from a helper process that enters the
 //! namespace.
 
+use dormouse_record::{CLOCK_MAX_NS, Result as Outcome, Thing, Time};
+
 use super::known::namespace::Links;
 use super::refusal::Reason;
 use super::seen::{Seen, link_of_first};
 use super::survey::Survey;
-use crate::clock::{self, CLOCK_MAX_NS, Offsets};
-use crate::error::Result as Outcome;
-use crate::format::{Thing, Time};
+use crate::clock::{self, Offsets};
 
 /// The links of the time namespace of a process, and of that of its children. KERNEL(5.6): before,
 /// there is none.

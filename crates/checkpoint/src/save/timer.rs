@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use dormouse_kernel::{Errno, proc};
+use dormouse_record::{PosixTimer, Thing, TimerFd};
 
 use super::calls::run;
 use super::open::Open;
@@ -10,7 +11,6 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::signal;
 use super::survey::Survey;
-use crate::format::{PosixTimer, Thing, TimerFd};
 use crate::inject::gadget::find;
 use crate::inject::script::{Answers, Script};
 use crate::vdso;

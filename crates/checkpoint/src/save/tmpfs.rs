@@ -7,14 +7,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use dormouse_parcel::Sink;
+use dormouse_record::{Error, Of, PAGE_BYTES, Result, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use super::pages::file_runs;
 use super::refusal;
 use super::seen::Seen;
 use super::survey::{Found, Survey};
-use crate::error::{Error, Result};
-use crate::format::{Of, PAGE_BYTES, Sink, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::look::file::{modified_ns, tmpfs_at};
 use crate::look::ids::Maps;
 

@@ -4,11 +4,10 @@
 //! zombies. Other processes in the cgroup were put there from outside ([`super::inspect`] refuses them).
 
 use dormouse_kernel::{Errno, proc};
+use dormouse_record::{Error, INIT, PROGRAMS, Result};
 
 use super::seen::{Seen, look_at};
 use super::subject::Subject;
-use crate::error::{Error, Result};
-use crate::format::{INIT, PROGRAMS};
 
 /// All processes, parents before children.
 pub(crate) fn look(subject: &Subject) -> Result<Vec<Seen>> {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
+use dormouse_record::{Bytes, Datagram, Error, Result as Outcome, Thing, UdpSocket};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -14,8 +15,6 @@ use super::open::Open;
 use super::refusal::Reason;
 use super::survey::{Found, Survey};
 use super::{diag, option};
-use crate::error::{Error, Result as Outcome};
-use crate::format::{Bytes, Datagram, Thing, UdpSocket};
 use crate::{packet, stack};
 
 /// For datagrams that cannot be sent again.

@@ -9,11 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::namespace::{self, UserMaps};
 use dormouse_kernel::{pidfd, proc};
+use dormouse_record::{Ids, Thing, User};
 
 use super::refusal::{self, Reason};
 use super::seen::{Seen, link_of_first};
 use super::survey::{Survey, Surveyed};
-use crate::format::{Ids, Thing, User};
 
 /// Parses the inode of a link in procfs: `user:[4026531837]`.
 fn inode(link: &str) -> Option<u64> {
@@ -191,7 +191,7 @@ fn ids(text: &str, container: &[Ids]) -> Option<Vec<Ids>> {
 /// Refuses objects that can only be created again from inside a namespace.
 pub(super) fn finish(survey: &mut Survey<'_>) {
     let objects = &survey.found.objects;
-    let is_inside = |object: &crate::format::Object| match &object.thing {
+    let is_inside = |object: &dormouse_record::Object| match &object.thing {
         Thing::MessageQueue(queue) => {
             queue.namespace.is_some_and(|namespace| objects[namespace].user.is_some())
         }

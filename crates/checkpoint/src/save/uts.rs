@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::pidfd;
+use dormouse_record::{Thing, Uts};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::format::{Thing, Uts};
 
 /// The object of the UTS namespace of a process, by its link in procfs, if it is not the first
 /// process's.

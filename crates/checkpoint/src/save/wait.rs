@@ -7,12 +7,12 @@ use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::proc;
 use dormouse_kernel::wait::Waits;
+use dormouse_record::Restart;
 use rustix::time::ClockId;
 
 use super::limit;
 use super::restart::{SPURIOUS, begin_again, restart};
 use super::seen::Seen;
-use crate::format::Restart;
 use crate::look::in_call::InCall;
 use crate::look::task::time_at;
 use crate::remaining;

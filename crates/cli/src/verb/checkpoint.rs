@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use dormouse_api::rfc3339;
-use dormouse_checkpoint::format::{Reader, Records, Thing};
 use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint};
+use dormouse_parcel::Reader;
+use dormouse_record::{Records, Thing};
 use serde_json::json;
 
 use crate::command::Global;

@@ -12,9 +12,9 @@
 //!
 //! Uses `ground`, `state`, `hold`, `log`, `net`, `later`, `policy`, `end`, `listen` and `drowsy`.
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_launch::Keeper;
 use dormouse_model::{Config, ContainerId, State};
+use dormouse_parcel::Reader;
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};

@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use dormouse_checkpoint::format::Reader;
 use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource, State};
+use dormouse_parcel::Reader;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;

@@ -1,6 +1,7 @@
 //! Credentials of threads: ids, groups, capabilities and securebits.
 
-use crate::format::Credentials;
+use dormouse_record::Credentials;
+
 use crate::load::allowed::{Allowed, SETGID, SETPCAP, SETUID};
 
 /// SECBIT_KEEP_CAPS, which every process may set (PR_SET_KEEPCAPS(2const)).

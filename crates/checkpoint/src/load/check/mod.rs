@@ -3,7 +3,7 @@
 //! The engine makes objects with more rights than the processes of the container have had, and a
 //! record may be forged. Each right that a record needs is therefore compared with the
 //! configuration, before anything is created: by [`check`] for objects, roots and filters, by
-//! [`credentials`] for threads, and by [`user`] for user namespaces. [`crate::format::check`] has
+//! [`credentials`] for threads, and by [`user`] for user namespaces. [`dormouse_record::check`] has
 //! proved before that the numbers of a record refer to something.
 //!
 //! These modules use [`super::allowed`] and the records alone.
@@ -11,9 +11,9 @@
 pub(super) mod credentials;
 mod user;
 
+use dormouse_record::{Error, Object, Process, Records, Result, Thing, Thread};
+
 use super::allowed::{Allowed, NET_ADMIN, NET_RAW, SYS_ADMIN, SYS_CHROOT, SYS_TIME};
-use crate::error::{Error, Result};
-use crate::format::{Object, Process, Records, Thing, Thread};
 
 /// Refuses records that cannot result from the configuration.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
@@ -150,8 +150,9 @@ fn check_filters(records: &Records, allowed: &Allowed) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::{Bytes, CgroupNamespace, Credentials, Filter, Net, Time, User, Uts};
+
     use super::*;
-    use crate::format::{Bytes, CgroupNamespace, Credentials, Filter, Net, Time, User, Uts};
 
     /// The error of a check, or an empty text.
     fn refusal(records: &Records, allowed: &Allowed) -> String {

@@ -1,9 +1,9 @@
 //! User namespaces, and credentials of the threads in them: no more than processes of the
 //! configuration could have created.
 
+use dormouse_record::{Credentials, Error, Ids, Records, Result, Thing};
+
 use super::credentials;
-use crate::error::{Error, Result};
-use crate::format::{Credentials, Ids, Records, Thing};
 use crate::load::allowed::{Allowed, SETFCAP, SETGID, SETUID};
 
 /// Refuses namespaces that processes of that configuration could not have created.
@@ -89,8 +89,9 @@ pub(super) fn check_thread(
 
 #[cfg(test)]
 mod tests {
+    use dormouse_record::User;
+
     use super::*;
-    use crate::format::User;
 
     fn allowed(capabilities: u64, uid: u32) -> Allowed {
         Allowed {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use crate::error::Refusal;
-use crate::format::UnixMessage;
+use dormouse_record::{Refusal, UnixMessage};
+
 use crate::save::refusal::Reason;
 
 /// Unix sockets that were found, by inode.

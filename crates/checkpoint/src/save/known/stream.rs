@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::error::Refusal;
+use dormouse_record::Refusal;
 
 /// The ends of one pipe that were seen.
 #[derive(Debug, Default)]

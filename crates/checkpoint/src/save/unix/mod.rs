@@ -24,6 +24,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
+use dormouse_record::{
+    Bytes, Cause, Descriptor, Object, Refusal, Thing, UnixMessage, UnixPeer, UnixSocket,
+};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
@@ -40,8 +43,6 @@ use super::option;
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::Survey;
-use crate::error::Refusal;
-use crate::format::{Bytes, Cause, Descriptor, Object, Thing, UnixMessage, UnixPeer, UnixSocket};
 use crate::inject::script::{Answers, Script};
 use crate::look::descriptor::ready;
 use crate::look::file;

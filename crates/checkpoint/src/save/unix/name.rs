@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use dormouse_record::{Bytes, UnixFile, UnixName};
 use rustix::fs::{FileType, Stat};
 use rustix::net::{SocketType, sockopt};
 
 use super::table::Entry;
-use crate::format::{Bytes, UnixFile, UnixName};
 use crate::look::file;
 use crate::look::ids::Maps;
 use crate::save::known::socket::Socket;

@@ -12,9 +12,9 @@ use std::os::fd::AsFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use dormouse_bpf::embryo::{self, Embryo, Embryos};
+use dormouse_record::{Bytes, PeerCredentials, Thing, UnixLeft, UnixMessage};
 
 use super::queue::Translator;
-use crate::format::{Bytes, PeerCredentials, Thing, UnixLeft, UnixMessage};
 use crate::save::known::socket::{Socket, UnixSockets};
 use crate::save::refusal::Reason;
 use crate::save::seen::Seen;

@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
+use dormouse_record::{Bytes, PeerCredentials, UnixMessage};
 use rustix::io::Errno;
 
-use crate::format::{Bytes, PeerCredentials, UnixMessage};
 use crate::inject::peek::{Peeked, before_last_write, message};
 use crate::look::ids::Maps;
 use crate::save::refusal::Reason;

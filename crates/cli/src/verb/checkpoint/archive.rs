@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use dormouse_checkpoint::format::seal::Seal;
 use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint};
 use dormouse_model::ContainerId;
+use dormouse_parcel::seal::Seal;
 
 use super::seal::{self, KeyArgs, SealArgs};
 use crate::create::{CreateArgs, Here};

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use dormouse_checkpoint::diff;
-use dormouse_checkpoint::format::Reader;
 use dormouse_container::{Engine, From};
+use dormouse_parcel::Reader;
 
 use crate::output;
 

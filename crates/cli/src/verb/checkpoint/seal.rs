@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use dormouse_checkpoint::format::seal::{Keys, Recipient, Seal};
+use dormouse_parcel::seal::{Keys, Recipient, Seal};
 
 /// LIMIT: bytes of a passphrase.
 const PASSPHRASE_BYTES_MAX: u64 = 4096;

@@ -1,3 +1,0 @@
-//! Errors of this crate: those of crate `record`.
-
-pub use dormouse_record::{Error, Refusal, Result};
