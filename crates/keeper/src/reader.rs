@@ -618,11 +618,16 @@ fn arrange(
     let mut spare = [0_u8, 1].map(|of| {
         let count = writes.iter().filter(|it| **it == of).count();
         let chunks = queues[usize::from(of)].chunks.len();
-        // Of a full pipe one signal may be that of a write that waits.
-        count.saturating_sub(chunks + usize::from(chunks >= PACKETS))
+        // The last signal for a full pipe is that of a write that still waits.
+        let waits = chunks >= PACKETS && writes.back() == Some(&of);
+        count.saturating_sub(chunks + usize::from(waits))
     });
     let mut kept = VecDeque::new();
-    for of in writes.drain(..) {
+    let is_merged = [0, 1].map(|of: usize| {
+        queues[of].chunks.iter().any(|chunk| bytes[chunk.start..chunk.end - 1].contains(&b'\n'))
+    });
+    let all: Vec<u8> = writes.drain(..).collect();
+    for (n, of) in all.iter().copied().enumerate() {
         let Copied { chunks, has_more } = &mut queues[usize::from(of)];
         let Some(mut chunk) = chunks.pop_front() else {
             if *has_more {
@@ -638,6 +643,13 @@ fn arrange(
             let middle = chunk.start + length;
             chunks.push_front(middle..chunk.end);
             taken.push((of, chunk.start..middle));
+            continue;
+        }
+        // A write that had to wait has a signal of its own before, and the next one is its, too.
+        let is_second = !is_merged[usize::from(of)] && all.get(n + 1) == Some(&of);
+        if spare[usize::from(of)] > 0 && is_second {
+            spare[usize::from(of)] -= 1;
+            chunks.push_front(chunk);
             continue;
         }
         // A write of more than a page is several packets with one signal.
@@ -759,6 +771,12 @@ mod tests {
         assert_eq!((taken, is_left), (texts(&[(1, "b\n"), (0, "a\n")]), true));
         let (taken, is_left) = arranged(&[1, 0], &["a\n", "c\n"], &["b\n"], true);
         assert_eq!((taken, is_left), (texts(&[(1, "b\n"), (0, "a\n"), (0, "c\n")]), false));
+    }
+
+    #[test]
+    fn write_that_had_to_wait_has_two_signals() {
+        let (taken, is_left) = arranged(&[0, 0, 1, 0], &["a\n", "c\n"], &["b\n"], false);
+        assert_eq!((taken, is_left), (texts(&[(0, "a\n"), (1, "b\n"), (0, "c\n")]), false));
     }
 
     #[test]
