@@ -203,6 +203,7 @@ mod tests {
 
     /// Records of the turns, notices and ends of all rooms of a test.
     type Log = Rc<RefCell<Vec<String>>>;
+    type Act = dyn FnMut(&mut Option<Instant>) -> Result<Vec<Notice>>;
 
     /// A room with a name, a due time, pipes, and one action per turn.
     struct Fake {
@@ -210,7 +211,7 @@ mod tests {
         due: Option<Instant>,
         pipes: Vec<OwnedFd>,
         log: Log,
-        act: Box<dyn FnMut(&mut Option<Instant>) -> Result<Vec<Notice>>>,
+        act: Box<Act>,
     }
 
     impl Fake {

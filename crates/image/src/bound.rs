@@ -1,8 +1,8 @@
 //! Bounds on an archive that is imported: its bytes do not decide how much memory, disk or time they take.
 //!
-//! - Entries of an archive share a [`Budget`] of memory. Paths, links, xattrs and maps of sparse files count,
-//!   so that two million entries of 64 KiB each end the import as early as a hundred thousand plain ones
-//!   would on a small machine.
+//! - Entries of a layer share a [`Budget`] of memory, and those of all layers of an image another one. Paths,
+//!   links, xattrs and maps of sparse files count, so that entries of 64 KiB end the import as early as many
+//!   more plain ones. Directories that no entry describes are bounded in `tree`, headers in `layer`.
 //! - A compressed stream may expand by the factor that gzip reaches ([`check_expansion`]). A frame of zstd
 //!   reaches ten thousand and more, which would keep a processor busy for hours.
 //! - Disk is bounded in `object`: a reserve stays free, and runs of zeros become holes.
@@ -16,7 +16,9 @@ use crate::object::INLINE_MAX;
 const ENTRY_BYTES: u64 = 1024;
 /// Memory for the entries of one archive, where the machine has enough.
 const ENTRIES_MAX_BYTES: u64 = 1 << 30;
-/// Entries may take one part in so many of the available memory.
+/// Memory that an xattr takes besides its bytes: two vectors and their allocations, in three trees.
+const XATTR_BYTES: usize = 256;
+/// Entries of a layer may take one part in so many of the available memory; those of an image twice that.
 const SHARE: u64 = 4;
 
 /// A stream may always expand to this size.
@@ -38,6 +40,11 @@ impl Budget {
         Self::new(available.map_or(ENTRIES_MAX_BYTES, |n| (n / SHARE).min(ENTRIES_MAX_BYTES)))
     }
 
+    /// Twice as much, for the layers of one image.
+    pub(crate) fn of_image() -> Self {
+        Self::new(2 * Self::of_entries().bytes)
+    }
+
     fn new(bytes: u64) -> Self {
         Self { bytes, left: bytes }
     }
@@ -48,8 +55,12 @@ impl Budget {
             Kind::HardLink { target } | Kind::Symlink { target } => target.len(),
             _ => 0,
         };
-        let xattrs: usize =
-            entry.meta.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let xattrs: usize = entry
+            .meta
+            .xattrs
+            .iter()
+            .map(|(name, value)| XATTR_BYTES + name.len() + value.len())
+            .sum();
         self.take_bytes(ENTRY_BYTES + INLINE_MAX + (entry.path.len() + link + xattrs) as u64)
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use oci_spec::image::ImageConfiguration;
 
 use crate::arrival::NewImage;
+use crate::bound::Budget;
 use crate::digest::Digest;
 use crate::error::{At, Fault, Result};
 use crate::store::{ImageId, LayerRef, Metadata, Record, Store, sync_dir, to_json};
@@ -53,6 +54,9 @@ pub(crate) fn image(store: &Store, image: NewImage<'_>) -> Result<ImageId> {
 fn write(store: &Store, dir: &Path, image: &NewImage<'_>, diff_ids: &[String]) -> Result<()> {
     let mut tree = Tree::new();
     let mut layers = Vec::new();
+    // All layers share it: nodes that a later layer replaces stay in the tree.
+    let mut budget = Budget::of_image();
+    let mut entries = 0;
     for diff_id in diff_ids {
         let diff_id: Digest = diff_id.parse()?;
         if !store.layer_path(&diff_id).exists() {
@@ -60,7 +64,10 @@ fn write(store: &Store, dir: &Path, image: &NewImage<'_>, diff_ids: &[String]) -
             return Err(Fault::NotFound { what }.into());
         }
         let layer = store.layer(&diff_id)?;
+        layer.entries.iter().try_for_each(|entry| budget.take(entry))?;
         tree.lay(&layer.entries)?;
+        entries += layer.entries.len();
+        tree.check_size(entries)?;
         layers.push(LayerRef { diff_id, tar_bytes: layer.tar_bytes });
     }
     tree.add_mount_points();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::archive::{Kind, MAX_ENTRIES, Reader, Source};
 use crate::arrival::{Expect, NewImage};
-use crate::bound::Budget;
+use crate::bound::{Budget, check_expansion};
 use crate::digest::Digest;
 use crate::error::{At, Fault, ImageError, Result, Step};
 use crate::ingest::Import;
@@ -226,7 +226,10 @@ fn unpack(store: &Store, path: &Path, packing: Packing) -> Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(&tmp);
     let file = file.at("create", &tmp)?;
     fs::remove_file(&tmp).at("remove", &tmp)?;
-    let stream = BufReader::with_capacity(256 << 10, File::open(path).at("open", path)?);
+    let packed = File::open(path).at("open", path)?;
+    // Both descriptors have one position.
+    let mut position = packed.try_clone().at("open", path)?;
+    let stream = BufReader::with_capacity(256 << 10, packed);
     let mut inside = packing.decoder(stream).at("decompress", path)?;
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
@@ -235,6 +238,7 @@ fn unpack(store: &Store, path: &Path, packing: Packing) -> Result<File> {
         if n == 0 {
             return Ok(file);
         }
+        check_expansion(position.stream_position().at("read", path)?, at + n as u64)?;
         objects.room_for(n as u64)?;
         file.write_all_at(&buffer[..n], at).at("write", &tmp)?;
         at += n as u64;

@@ -30,6 +30,9 @@ use crate::store::Store;
 
 const MAGIC: &[u8; 8] = b"DMLAYER1";
 const HEADER: usize = 8 + 6 * 8;
+/// LIMIT: compressed bytes of the headers of one layer, which are in memory during an import. A header
+/// takes some 50 to 100 of them; extended headers of pax may be random and without an entry.
+const RAW_MAX_BYTES: usize = 256 << 20;
 
 /// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +69,12 @@ impl Recorder {
     /// Bytes that belong to no file.
     pub(crate) fn raw(&mut self, bytes: &[u8]) -> Result<()> {
         self.raw_since += bytes.len() as u64;
-        self.raw.write_all(bytes).at("compress", "a layer")
+        self.raw.write_all(bytes).at("compress", "a layer")?;
+        if self.raw.get_ref().len() > RAW_MAX_BYTES {
+            let what = "the compressed size in bytes of the headers of a layer".to_owned();
+            return Err(Fault::Limit { what, limit: RAW_MAX_BYTES as u64 }.into());
+        }
+        Ok(())
     }
 
     /// The data of a file, by the index of its entry.
@@ -301,4 +309,29 @@ pub(crate) fn decode_entry(d: &mut Decoder<'_>) -> Result<Entry<Content>> {
         _ => return Err(bad("an entry is of an unknown kind")),
     };
     Ok(Entry { path, meta, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_kernel::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn headers_of_a_layer_are_bounded() {
+        let mut recorder = Recorder::new().unwrap();
+        let mut random = blake3::Hasher::new().finalize_xof();
+        let mut header = vec![0; 1 << 20];
+        let mut taken = 0;
+        let error = loop {
+            random.fill(&mut header);
+            match recorder.raw(&header) {
+                Ok(()) => taken += header.len(),
+                Err(error) => break error,
+            }
+            assert!(taken <= 2 * RAW_MAX_BYTES);
+        };
+        assert_eq!(error.kind(), ErrorKind::Limit);
+        assert!(taken > RAW_MAX_BYTES / 2, "{taken}");
+    }
 }

@@ -121,6 +121,8 @@ impl<'s> Objects<'s> {
     }
 
     fn create(&self) -> Result<(File, Temporary)> {
+        // An inode counts as well, so that files of holes lead to the check of free inodes.
+        self.space.take(512)?;
         let tmp = Temporary(self.store.tmp_path());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o444);

@@ -25,6 +25,10 @@ const MAX_DEPTH: usize = 1024;
 /// Symlinks followed for one path, as the kernel does.
 const MAX_LINKS: usize = 40;
 
+/// LIMIT: directories that only the paths of a layer or an image name, beyond one for each entry. One path
+/// of a few kilobytes can name [`MAX_DEPTH`] of them.
+const MAX_IMPLIED: usize = 1 << 16;
+
 type Name = Box<[u8]>;
 type Id = usize;
 
@@ -227,16 +231,27 @@ pub(crate) fn check_layer(entries: &[Entry<Content>]) -> Result<()> {
 /// The tree of one layer.
 fn layer_tree(entries: &[Entry<Content>]) -> Result<Tree> {
     let mut tree = Tree::new();
-    for entry in entries {
+    for (index, entry) in entries.iter().enumerate() {
         tree.add(entry).map_err(|problem| {
             let name = String::from_utf8_lossy(&entry.path).chars().take(120).collect::<String>();
             ImageError::from(Fault::Entry { entry: name.escape_debug().to_string(), problem })
         })?;
+        tree.check_size(index + 1)?;
     }
     Ok(tree)
 }
 
 impl Tree {
+    /// Refuses a tree that so many entries made larger than honest ones do.
+    pub(crate) fn check_size(&self, entries: usize) -> Result<()> {
+        let limit = 2 * entries + MAX_IMPLIED;
+        if self.nodes.len() <= limit {
+            return Ok(());
+        }
+        let what = "the number of directories that only paths of the archive name".to_owned();
+        Err(Fault::Limit { what, limit: limit as u64 }.into())
+    }
+
     /// Adds an entry to the tree of its layer.
     fn add(&mut self, entry: &Entry<Content>) -> Result<(), String> {
         let path = &entry.path[..];

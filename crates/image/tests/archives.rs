@@ -139,6 +139,21 @@ fn stream_larger_than_the_disk_is_refused_at_once() {
 }
 
 /// A gigabyte of zeros after the end, in a megabyte of gzip: refused long before its end.
+/// A path of two kilobytes names a thousand directories.
+#[test]
+fn directories_that_only_paths_name_are_bounded() {
+    let scratch = Scratch::with(Metadata::Stub);
+    let deep = |n: usize| format!("{n}/{}f", "a/".repeat(1000)).into_bytes();
+    let tar = |paths: usize| {
+        let entry = |tar: Tar, n| tar.pax(&[("path", &deep(n))]).file("f", b"");
+        (0..paths).fold(Tar::default(), entry).end()
+    };
+    assert!(scratch.import(&tar(30)).is_ok());
+    let error = scratch.import(&tar(100)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Limit, "{}", chain(&error));
+    assert!(chain(&error).contains("directories that only paths"), "{}", chain(&error));
+}
+
 /// A zstd stream of this start and so many zeros behind it.
 fn zeros_behind(start: &[u8], zeros: u64) -> Vec<u8> {
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();

@@ -101,8 +101,8 @@ pub(crate) fn ready_descriptors(signals: &OwnedFd) -> Vec<Option<i32>> {
 /// fcntl(2): this thread receives a queued signal for each write to a pipe, with the number of this
 /// read end. Also of a pipe that had another owner. Reads never block.
 pub(crate) fn signal_writes(pipe: BorrowedFd<'_>, signal: c_int) -> Result<(), Errno> {
-    // SAFETY: only integers are passed.
     let set = |command: c_int, value: c_int| {
+        // SAFETY: only integers are passed.
         check(unsafe { libc::syscall(libc::SYS_fcntl, pipe.as_raw_fd(), command, value) })
     };
     const F_SETSIG: c_int = 10;

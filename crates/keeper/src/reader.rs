@@ -222,7 +222,7 @@ fn policy() -> Policy {
     ] {
         policy.set(number as u32, Action::Allow);
     }
-    let asks_for_length = Condition::new(Argument::Int(1), Test::Equal(libc::FIONREAD as u64));
+    let asks_for_length = Condition::new(Argument::Int(1), Test::Equal(libc::FIONREAD));
     policy.set(
         libc::SYS_ioctl as u32,
         Decision {

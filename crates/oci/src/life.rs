@@ -254,7 +254,7 @@ impl Runtime {
     /// Changes limits of a container; missing ones do not change.
     pub fn update(&self, id: &str, resources: &Resources) -> Result<()> {
         let _lock = self.store.lock(id, false)?;
-        let (record, status) = self.look(id)?;
+        let (mut record, status) = self.look(id)?;
         if status == Status::Stopped {
             return Err(Self::not(&record, status, "it has no limits any more"));
         }
@@ -262,6 +262,11 @@ impl Runtime {
         let mut tree = forest.open(&record.cgroup, record.cgroup_made)?;
         // On v1 it was created only where it was limited or counted then.
         forest.extend(&mut tree, &cgroup::needed(resources))?;
+        if tree.made() > record.cgroup_made {
+            // `delete` removes the directories above it, too.
+            record.cgroup_made = tree.made();
+            self.store.write(&record)?;
+        }
         cgroup::set(&tree, forest, resources)
     }
 

@@ -161,7 +161,8 @@ impl Forest {
                 true => fill_cpuset(above, below),
                 false => Ok(()),
             });
-            let (dir, _) = made.map_err(CgroupError::Make)?;
+            let (dir, made) = made.map_err(CgroupError::Make)?;
+            tree.made = tree.made.max(made);
             tree.gather(&dir)?;
             tree.v1.push((words.clone(), mount.clone(), dir));
         }

@@ -285,10 +285,8 @@ impl One<'_> {
             return Err(self.field("options", why));
         }
         let (set, clear) = options.of_bind(self.given.userns.is_some());
-        let idmap = match self.id_map()? {
-            Some(userns) => Some((plan.fd(userns), options.idmap.unwrap_or(false))),
-            None => None,
-        };
+        let idmap = self.id_map()?;
+        let idmap = idmap.map(|userns| (plan.fd(userns), options.idmap.unwrap_or(false)));
         let place = self.given.root.try_clone_to_owned();
         let place = plan.fd(place.map_err(Error::file("duplicate", "a descriptor"))?);
         let bits = |attr: MountAttr| attr.bits() as u32;
