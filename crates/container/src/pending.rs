@@ -97,7 +97,7 @@ pub(crate) fn is_being_created(ground: &Ground, id: &ContainerId) -> Result<bool
 }
 
 /// Withdraws a container; the caller holds its lock. No command finds the container when this
-/// returns, and [`give_back`](Self::give_back) releases the rest.
+/// returns, and [`release`] releases the rest.
 pub(crate) fn withdraw(ground: &Ground, id: &ContainerId) -> Result<PathBuf> {
     let (dir, dead) = (ground.dir(id), path(ground, "dead", id));
     fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;

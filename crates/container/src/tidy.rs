@@ -3,13 +3,18 @@
 //! Uses `ground`, `state`, `hold`, `net`, `shared` and `end`.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
-use dormouse_launch::Keeper;
+use dormouse_kernel::Errno;
+use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::{disk, end, hold, net, shared, state};
+
+/// How long the last output of containers that have ended is waited for.
+const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Removes this instance's objects from the kernel: keeper, mounts, network, control groups.
 /// Files on disk stay, so the effect is that of a reboot. Refused while a container runs.
@@ -27,8 +32,18 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
         drop(lock);
     }
     hold::release_rest(ground)?;
-    if let Some(keeper) = Keeper::connect(&ground.places.run)? {
-        keeper.end()?;
+    // A reader may still be at the last output of containers that have just ended.
+    let until = Instant::now() + OUTPUT_ENDS_WITHIN;
+    while let Some(keeper) = Keeper::connect(&ground.places.run)? {
+        match keeper.end() {
+            Err(LaunchError::Refused { source: Errno::BUSY, .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            ended => {
+                ended?;
+                break;
+            }
+        }
     }
     // The keeper may be tidying up already.
     let _alone = disk::Lock::take_new(&ground.places.run.join("use.lock"))?;

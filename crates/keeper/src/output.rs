@@ -116,7 +116,8 @@ impl Outputs {
 
     /// Takes the read ends of an output.
     ///
-    /// ORDER: when this returns a reader has them, and copies are parked.
+    /// ORDER: when this returns a reader has them, or they are queued for the next attempt, and copies are
+    /// parked.
     pub(crate) fn keep(
         &mut self,
         key: u64,
@@ -190,10 +191,16 @@ impl Outputs {
                 }
                 Err(Errno::PIPE | Errno::CONNRESET) => self.lose(number),
                 Err(Errno::AGAIN) => return self.retry(),
-                // Its pipes are lost.
-                Err(_) => {
+                // It was never parked, or its lot is damaged: its pipes are lost.
+                Err(Errno::NOENT | Errno::BADMSG) => {
                     self.unread.pop_front();
                     self.all.remove(&key);
+                    let _ = lots.take(key | OUTPUT); // there may be none
+                }
+                // Too little memory or too few free descriptor numbers, now.
+                Err(_) => {
+                    self.unread.rotate_left(1);
+                    return self.retry();
                 }
             }
         }
@@ -251,14 +258,14 @@ impl Outputs {
     /// Has a client answered when the log of a container is complete. Returns false if it is.
     pub(crate) fn flush(&mut self, id: Id, connection: u64) -> bool {
         let of_id = |(_, output): &(&u64, &Output)| output.target.id == id;
-        // An earlier output of the container ends before a later one begins.
-        let Some(key) = self.all.iter().filter(of_id).map(|(key, _)| *key).max() else {
-            return false;
-        };
-        self.ticket += 1;
-        self.flushes.insert(self.ticket, Flush { key, connection, is_sent: false });
+        // An output from before a sleep or a restart may not have ended yet.
+        let keys: Vec<u64> = self.all.iter().filter(of_id).map(|(key, _)| *key).collect();
+        for key in &keys {
+            self.ticket += 1;
+            self.flushes.insert(self.ticket, Flush { key: *key, connection, is_sent: false });
+        }
         self.send_flushes();
-        true
+        !keys.is_empty()
     }
 
     fn send_flushes(&mut self) {
@@ -293,11 +300,11 @@ impl Outputs {
                     waiting.extend(is_done.then_some(flush.connection));
                     !is_done
                 });
-                Some(waiting)
+                Some(self.answered(waiting))
             }
             Ok(Report::Flushed(ticket)) => {
                 let flush = self.flushes.remove(&ticket);
-                Some(flush.map(|flush| flush.connection).into_iter().collect())
+                Some(self.answered(flush.map(|flush| flush.connection).into_iter().collect()))
             }
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(_) => {
@@ -305,6 +312,15 @@ impl Outputs {
                 None
             }
         }
+    }
+
+    /// Keeps those connections that wait for no other output.
+    fn answered(&self, mut connections: Vec<u64>) -> Vec<u64> {
+        connections.sort_unstable();
+        connections.dedup();
+        let waits = |connection: &u64| self.flushes.values().any(|it| it.connection == *connection);
+        connections.retain(|connection| !waits(connection));
+        connections
     }
 
     /// A reader has exited: its outputs get another one.

@@ -97,9 +97,13 @@ const FLUSHED: u8 = 4;
 /// Bits of the streams, in the order of their descriptors.
 const BITS: [u8; 2] = [stream::OUT, stream::ERR];
 
-/// How many containers a process with this limit on descriptors can read.
+/// LIMIT: containers of one reader. A container can make calls on its pipes slow, by a page fault under the
+/// pipe's lock or by thousands of open files with O_ASYNC, which delays the containers of its reader alone.
+const SOURCES: usize = 64;
+
+/// How many containers a process with this limit on descriptors reads.
 pub(crate) fn capacity(nofile: u64) -> usize {
-    (nofile.saturating_sub(OTHERS) / 2) as usize
+    ((nofile.saturating_sub(OTHERS) / 2) as usize).min(SOURCES)
 }
 
 /// A report of a reader.
@@ -292,7 +296,8 @@ struct Reader<'r> {
 impl<'r> Reader<'r> {
     fn new(keeper: OwnedFd, root: BorrowedFd<'r>, null: OwnedFd) -> Result<Self, Errno> {
         let (_, hard) = kernel::prlimit(SIGPENDING, None)?;
-        let limit = hard.min(SIGNALS_MAX);
+        // The default hard limit is small on hosts with little memory.
+        let limit = (hard / 2).min(SIGNALS_MAX);
         kernel::prlimit(SIGPENDING, Some((limit, hard)))?;
         // SIGIO would end this process.
         call::block_signals(SIGNALS_MASK)?;
@@ -301,7 +306,8 @@ impl<'r> Reader<'r> {
         for (fd, number) in [(&keeper, KEEPER), (&signals, SIGNALS)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
         }
-        let copies = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+        let copies = rustix::pipe::pipe_with(flags)?;
         Ok(Self {
             keeper,
             root,
@@ -452,10 +458,17 @@ impl<'r> Reader<'r> {
         for (stream, _) in wanted {
             let pipe = fds.next()?;
             // Of an earlier reader, which is gone, the pipe has another owner.
-            call::signal_writes(pipe.as_fd(), WRITTEN).ok()?;
             let data = epoll::EventData::new_u64(key << 1 | stream as u64);
             // A hang-up is always reported (epoll_ctl(2)).
-            epoll::add(&self.epoll, &pipe, data, epoll::EventFlags::ET).ok()?;
+            let is_watched = call::signal_writes(pipe.as_fd(), WRITTEN).is_ok()
+                && epoll::add(&self.epoll, &pipe, data, epoll::EventFlags::ET).is_ok();
+            if !is_watched {
+                for End { pipe, .. } in ends.iter().flatten() {
+                    let _ = epoll::delete(&self.epoll, pipe); // it is in the set
+                    self.numbers.remove(&pipe.as_raw_fd());
+                }
+                return None;
+            }
             self.numbers.insert(pipe.as_raw_fd(), (key, stream as u8));
             ends[stream] = Some(End { pipe, is_complete: false });
         }
@@ -491,7 +504,7 @@ impl<'r> Reader<'r> {
     fn serve(&mut self, key: u64) -> Result<bool, Errno> {
         let Some(mut source) = self.sources.remove(&key) else { return Ok(false) };
         source.is_ready = false;
-        let copied = self.copy(&source);
+        let copied = self.copy(&source)?;
         let has_more = copied.iter().any(|copied| copied.has_more);
         let takes_all = std::mem::take(&mut source.takes_all);
         let (taken, is_left) = arrange(&mut source.writes, copied, takes_all, &self.bytes);
@@ -525,40 +538,48 @@ impl<'r> Reader<'r> {
     }
 
     /// Copies the contents of both pipes to `self.bytes`.
-    fn copy(&mut self, source: &Source) -> [Copied; 2] {
+    ///
+    /// An error leaves a rest in the pipe for copies, so it ends this reader: the next one has a new pipe.
+    fn copy(&mut self, source: &Source) -> Result<[Copied; 2], Errno> {
         let mut at = 0;
-        let all = [0, 1].map(|stream| {
-            let mut copied = Copied::default();
-            let Some(End { pipe, .. }) = &source.ends[stream] else { return copied };
+        let mut all = [Copied::default(), Copied::default()];
+        for (stream, copied) in all.iter_mut().enumerate() {
+            let Some(End { pipe, .. }) = &source.ends[stream] else { continue };
             if !source.takes_all && !source.writes.contains(&(stream as u8)) {
-                return copied;
+                continue;
             }
             let (read, write) = &self.copies;
-            let Ok(count) = rustix::pipe::tee(pipe, write, ROUND, SpliceFlags::NONBLOCK) else {
-                return copied;
-            };
-            if self.bytes.len() < at + count {
-                self.bytes.resize(at + count, 0);
+            let teed = rustix::pipe::tee(pipe, write, ROUND, SpliceFlags::NONBLOCK);
+            let count = teed.unwrap_or(0);
+            if self.bytes.len() <= at + count {
+                self.bytes.resize(at + count + 1, 0); // a read always has room
             }
-            let end = at + count;
-            while at < end {
-                match rustix::io::read(read, &mut self.bytes[at..end]) {
-                    Ok(n) if n > 0 => {
+            // ORDER: until the pipe is empty. A rest would be taken for output of the next container.
+            // KERNEL(6.15): before, a write that failed with EFAULT left a packet of no bytes.
+            loop {
+                match rustix::io::read(read, &mut self.bytes[at..]) {
+                    Ok(0) | Err(Errno::INTR) => {}
+                    Ok(n) => {
                         copied.chunks.push_back(at..at + n);
                         at += n;
                     }
-                    Err(Errno::INTR) => {}
-                    _ => break,
+                    Err(Errno::AGAIN) => break,
+                    Err(error) => return Err(error),
                 }
+            }
+            match teed {
+                Err(_) => continue,
+                // Only empty packets, which no read of bytes removes.
+                Ok(0) => self.discard(pipe, 1),
+                Ok(_) => {}
             }
             let length = rustix::io::ioctl_fionread(pipe).unwrap_or(0);
             copied.has_more = length > count as u64;
-            copied
-        });
+        }
         if self.bytes.len() > 4 * WRITE {
             self.bytes.shrink_to(4 * WRITE);
         }
-        all
+        Ok(all)
     }
 
     /// Appends chunks to the log, in their order.
