@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dormouse_testkit::{Host, run, wait_until};
+use dormouse_testkit::{Host, image, run, wait_until};
 
 /// How long a condition may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -87,6 +87,21 @@ fn vm_reopened_stdout_keeps_earlier_lines() {
     let rest = log.strip_prefix("one\ntwo\nthree\nfour\nfive\n").unwrap_or_else(|| panic!("{log}"));
     // No path of the host is in the container.
     assert!(rest.starts_with("pipe:[") && rest.ends_with("]\nend"), "{log}");
+}
+
+#[test]
+fn vm_failed_writes_of_one_container_reach_no_other_log() {
+    let host = Host::with_busybox();
+    host.import(&image::busybox_with_attack(), "attack");
+    let script = "attack failed-writes >/dev/stdout 2>/dev/null; echo mine; exec sleep 1000";
+    let words = ["run", "-d", "--log-driver", "k8s-file", "--name", "bad", "attack", "sh", "-c"];
+    detached(&host, "good", &[], &counting(2000));
+    host.dm(&[&words[..], &[script]].concat()).ok();
+    let last = |name: &str| shown(&host, &["--tail", "1", name]);
+    assert!(wait_until(LONG, || last("good") == "end\n" && last("bad") == "mine\n"));
+    is_complete(&shown(&host, &["good"]), 2000, false);
+    let of_bad = shown(&host, &["bad"]);
+    assert!(of_bad.lines().all(|line| line == "mine" || line.contains("stopped")), "{of_bad}");
 }
 
 #[test]

@@ -584,6 +584,16 @@ static int overwrite_exe(char **args)
 	return stopped("no program of the host could be written");
 }
 
+/* Writes to standard output that fail. Before Linux 6.15 each leaves an empty packet in a pipe. */
+static int failed_writes(char **args)
+{
+	(void)args;
+	for (int n = 0; n < 16; n++)
+		if (write(1, (void *)1, 10) >= 0)
+			return unusable("a write from address 1");
+	return stopped("write");
+}
+
 /* Any descriptor beyond the first three, and any directory among these. */
 static int leaked_fd(char **args)
 {
@@ -626,6 +636,7 @@ static const struct {
 	{ "abstract-send", 1, abstract_send },
 	{ "cgroup-path", 0, cgroup_path },
 	{ "device-events", 1, device_events },
+	{ "failed-writes", 0, failed_writes },
 	{ "find-key", 1, find_key },
 	{ "find-listener", 1, find_listener },
 	{ "find-process", 1, find_process },
