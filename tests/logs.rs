@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dormouse_testkit::{Host, image, run, wait_until};
+use dormouse_testkit::{Host, image, run, slowness, wait_until};
 
 /// How long a condition may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -40,6 +40,14 @@ fn readers(host: &Host) -> Vec<u32> {
 fn signal(pid: u32, signal: &str) {
     let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
     assert!(sent.expect("kill is a program").success(), "{signal} of {pid}");
+}
+
+/// Kills a process. One that ended with another one is gone already.
+fn kill(pid: u32) {
+    let killed = std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).output();
+    let killed = killed.expect("kill is a program");
+    let is_gone = !std::path::Path::new(&format!("/proc/{pid}")).exists();
+    assert!(killed.status.success() || is_gone, "{pid}: {killed:?}");
 }
 
 /// A shell loop that counts on standard output, 2,000 lines a second at most.
@@ -168,7 +176,7 @@ fn vm_output_is_read_again_after_a_kill_of_keeper_and_vault() {
     let pids = all.iter().filter(|(_, line)| holders.contains(&line.as_str()));
     let pids: Vec<u32> = pids.map(|(pid, _)| *pid).collect();
     assert_eq!(pids.len(), 3, "{all:?}");
-    pids.into_iter().for_each(|pid| signal(pid, "-KILL"));
+    pids.into_iter().for_each(kill);
     assert!(wait_until(LONG, || lines().ends_with("end\n")), "{}", lines());
     is_complete(&lines(), 10_000, true);
 }
@@ -180,7 +188,7 @@ fn vm_killed_reader_loses_no_line() {
     for _ in 0..5 {
         let found = wait_until(LONG, || !readers(&host).is_empty());
         assert!(found, "{:?}", host.processes());
-        readers(&host).into_iter().for_each(|pid| signal(pid, "-KILL"));
+        readers(&host).into_iter().for_each(kill);
         let before = shown(&host, &["a"]).len();
         let goes_on =
             || shown(&host, &["a"]).len() > before || shown(&host, &["a"]).contains("end");
@@ -207,7 +215,7 @@ fn vm_output_outlives_container_keeper_and_reader() {
         !state.contains(") ") || state.contains(") Z ")
     };
     assert!(wait_until(LONG, has_ended), "the container waits for a reader");
-    [keeper, reader[0]].into_iter().for_each(|pid| signal(pid, "-KILL"));
+    [keeper, reader[0]].into_iter().for_each(kill);
     let is_complete = || shown(&host, &["a"]) == "begun\nlate\n";
     assert!(wait_until(LONG, is_complete), "{}", shown(&host, &["a"]));
 }
@@ -226,12 +234,12 @@ fn vm_flooding_neighbour_delays_no_log_and_fills_no_disk() {
         let is_over = || {
             let on_disk = look().blocks() * 512;
             assert!(on_disk <= 2 << 20, "{name}: {on_disk} bytes are on disk");
-            look().len() > 4 << 20
+            look().len() > 5 << 19
         };
-        assert!(wait_until(LONG, is_over), "{name}: {} bytes", look().len());
+        assert!(wait_until(LONG * slowness(), is_over), "{name}: {} bytes", look().len());
         // Only whole lines; more are written meanwhile.
         let lines = host.dm(&["logs", "-n", "1", name]).stdout;
-        assert!(lines.lines().all(|line| ["x", "y"].contains(&line)), "{name}");
+        assert!(lines.lines().all(|line| ["x", "y"].contains(&line)), "{name}: {lines:?}");
     }
 }
 

@@ -66,8 +66,9 @@ const SIGPENDING: u32 = 11;
 const WRITES: usize = 4096;
 /// LIMIT: signals that are read before containers are served.
 const SIGNALS_AT_ONCE: usize = 1024;
-/// How long a packet waits for its signal.
-const GRACE: Duration = Duration::from_millis(20);
+/// How long a packet waits for its signal: the writer may lose the processor between the two, on a busy
+/// machine for long. Only a writer that was killed there leaves none.
+const GRACE: Duration = Duration::from_secs(1);
 /// LIMIT: bytes of one stream in one round. A page is the usual size of a packet, and there are 16.
 const ROUND: usize = 1 << 20;
 /// Bytes of a packet that need not be the last one of its write.
