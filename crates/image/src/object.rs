@@ -277,23 +277,29 @@ pub(crate) struct Space {
     path: std::path::PathBuf,
     /// Bytes written since the last query of free space.
     unasked: AtomicU64,
+    /// Bytes after which it is queried again.
+    step: AtomicU64,
 }
 
 impl Space {
-    /// Bytes after which free space is queried again.
+    /// Most bytes after which free space is queried again.
     const STEP: u64 = 8 << 20;
+    /// On a disk that is nearly full, that part of the free space. The other parts are for writes of other
+    /// threads meanwhile, and for the rounding of sizes to blocks.
+    const PART: u64 = 8;
 
     fn new(store: &Store) -> Result<Self> {
         let path = store.dir.clone();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(&path, flags, Mode::empty()).at("open", &path)?;
-        let space = Self { dir, path, unasked: AtomicU64::new(0) };
+        let space = Self { dir, path, unasked: AtomicU64::new(0), step: AtomicU64::new(0) };
         space.check(0)?;
         Ok(space)
     }
 
     fn take(&self, bytes: u64) -> Result<()> {
-        if self.unasked.fetch_add(bytes, Ordering::Relaxed) + bytes >= Self::STEP {
+        let unasked = self.unasked.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if unasked >= self.step.load(Ordering::Relaxed) {
             self.unasked.store(0, Ordering::Relaxed);
             return self.check(bytes);
         }
@@ -309,6 +315,8 @@ impl Space {
         if free < reserve || free - reserve < need {
             return Err(Fault::Full { path: self.path.clone(), need, free, reserve }.into());
         }
+        let step = ((free - reserve - need) / Self::PART).min(Self::STEP);
+        self.step.store(step, Ordering::Relaxed);
         // Some file systems create inodes on demand and report 0 of 0.
         if stat.f_files > 0 && stat.f_favail < stat.f_files / 100 {
             return Err(Fault::Limit {
