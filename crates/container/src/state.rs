@@ -284,20 +284,59 @@ fn is_alive(init: &InitRecord) -> bool {
 fn is_doomed(init: &InitRecord) -> bool {
     const SIGKILL: u64 = 1 << 8;
     let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
-    // An exiting process has released its memory, so it has no executable any more.
-    let (Ok(fields), Ok(program)) = (proc::fields(init.pid), exe(init.pid.into())) else {
-        return true;
-    };
+    // ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags
+    // of the task show, then memory is released, and the process has no executable any more.
+    let Ok(fields) = proc::fields(init.pid) else { return true };
+    let is_exiting = proc::status(init.pid).map_or(true, |status| status.is_exiting);
+    let Ok(program) = exe(init.pid.into()) else { return true };
     let pending = ["SigPnd", "ShdPnd"].into_iter().filter_map(|name| fields.mask(name));
     let is_killed = pending.fold(0, |all, mask| all | mask) & SIGKILL != 0;
     let is_newborn = fields.field("Name") == Some("dormouse-keeper")
         && program.starts_with("/memfd:dormouse-keeper");
     // A killed restorer loses its memory before its locks, and its tracees after them.
     let tracer = fields.number("TracerPid").filter(|tracer| *tracer != 0);
-    is_killed || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
+    is_killed || is_exiting || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
 }
 
 /// Returns a pidfd of a recorded process, if it still exists.
 pub(crate) fn handle(init: &InitRecord) -> Option<OwnedFd> {
     pidfd::open_exactly(init.pid, init.start_time).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::process::Command;
+
+    use dormouse_kernel::call::{self, Stop, TraceOptions};
+
+    use super::*;
+
+    /// PTRACE_O_TRACEEXIT (ptrace(2)): a stop after the signal was taken and before memory is released.
+    const TRACE_EXIT: u64 = 0x40;
+    /// PTRACE_EVENT_EXIT.
+    const EXIT: i32 = 6;
+    const USR1: i32 = 10;
+    const KILL: i32 = 9;
+
+    #[test]
+    fn killed_process_is_doomed_before_it_has_released_its_memory() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let record = serde_json::json!({
+            "pid": pid, "start_time": proc::start_time(pid).unwrap(), "started_unix_ms": 0,
+        });
+        let init: InitRecord = serde_json::from_value(record).unwrap();
+        call::seize(pid, TraceOptions::from_bits_retain(TRACE_EXIT)).unwrap();
+        // A stop for another signal, in whose place it takes SIGKILL: that is pending nowhere then.
+        pidfd::send_signal(handle(&init).unwrap().as_fd(), USR1).unwrap();
+        assert!(matches!(call::wait_stop(Some(pid)), Ok((_, Stop::Signal(USR1)))));
+        assert!(!is_doomed(&init));
+        call::resume(pid, KILL).unwrap();
+        assert!(matches!(call::wait_stop(Some(pid)), Ok((_, Stop::Event(EXIT, _)))));
+        assert!(fs::read_link(format!("/proc/{pid}/exe")).is_ok());
+        assert!(is_doomed(&init));
+        call::resume(pid, 0).unwrap();
+        child.wait().unwrap();
+    }
 }

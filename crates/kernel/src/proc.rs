@@ -57,12 +57,13 @@ pub struct Stat {
     /// Start time in clock ticks since boot. Together with the boot id and the pid it identifies
     /// one process permanently.
     pub start_time: u64,
-    /// The process is exiting and releases its resources.
+    /// The process was killed by a signal or is exiting; it may have all its resources still.
     pub is_exiting: bool,
 }
 
-/// Of the flags of a task, that it ends (`PF_EXITING` of the kernel's `linux/sched.h`).
-const EXITING: u32 = 4;
+/// The flags of a task that ends: `PF_SIGNALED`, from the moment when a deadly signal is taken, and
+/// `PF_EXITING` (the kernel's `linux/sched.h`).
+const EXITING: u32 = 0x400 | 0x4;
 
 impl Stat {
     /// Returns whether it has exited; it may be waiting to be reaped.
