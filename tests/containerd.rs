@@ -123,20 +123,40 @@ impl Containerd {
         run(self.command(words), b"", LIMIT)
     }
 
-    /// Runs a script in an existing container.
+    /// Runs `ctr` until its output contains these texts (of standard output, of standard error), then
+    /// sends it a line and the end of its input.
+    ///
+    /// `ctr` opens the fifos of the output in the background, and gives up on one that is not open
+    /// when the task exits: a busy host loses the output of a short task.
     #[track_caller]
-    fn exec(&self, name: &str, id: &str, script: &str) -> Output {
-        let mut command = self.command(&format!("task exec --exec-id {id} {name} sh -c"));
-        command.arg(script);
+    fn end_after(&self, ctr: &Command, input: &str, (out, err): (&str, &str)) -> Output {
+        let script = "cd \"$(mktemp -d)\" && touch out err || exit
+            input=$1 out=$2 err=$3; shift 3
+            has() { [ -z \"$2\" ] || grep -q \"$2\" $1; }
+            (printf %s \"$input\"
+             until has out \"$out\" && has err \"$err\"; do sleep 0.05; done
+             echo) | \"$@\" >out 2>err
+            status=$?; cat out; cat err >&2; rm -r \"$PWD\"; exit $status";
+        let mut command = self.daemon.host.command("sh");
+        command.args(["-c", script, "sh", input, out, err]).arg(ctr.get_program());
+        command.args(ctr.get_args());
         run(command, b"", LIMIT)
     }
 
-    /// Runs a script in a new container.
+    /// Runs a script in an existing container until its output contains a text.
     #[track_caller]
-    fn run(&self, flags: &str, name: &str, script: &str) -> Output {
+    fn exec(&self, name: &str, id: &str, (script, output): (&str, &str)) -> Output {
+        let mut command = self.command(&format!("task exec --exec-id {id} {name} sh -c"));
+        command.arg(format!("{script}; status=$?; read line; exit $status"));
+        self.end_after(&command, "", (output, ""))
+    }
+
+    /// Runs a script in a new container until its output contains these texts.
+    #[track_caller]
+    fn run(&self, flags: &str, name: &str, script: &str, outputs: (&str, &str)) -> Output {
         let mut command = self.command(&format!("run {flags} {IMAGE} {name} sh -c"));
         command.arg(script);
-        run(command, b"", LIMIT)
+        self.end_after(&command, "", outputs)
     }
 
     /// Returns the pid and status of a task, from its line `NAME PID STATUS`.
@@ -177,21 +197,19 @@ fn parent(pid: u32) -> u32 {
 
 /// All requests that `ctr` can send, with one way of running containers.
 fn everything(containerd: &Containerd, flags: &str) {
-    let out = containerd.run(&format!("--rm {flags}"), "one", "echo hello; echo oh >&2; exit 7");
+    let script = "echo hello; echo oh >&2; read line; exit 7";
+    let out = containerd.run(&format!("--rm {flags}"), "one", script, ("hello", "oh"));
     assert_eq!((out.status, out.stdout.trim()), (7, "hello"), "{out:?}");
     assert!(out.stderr.contains("oh"), "{out:?}");
     // Standard input of the container ends with that of `ctr`.
-    let mut command = containerd.daemon.host.command("sh");
     let ctr = containerd.command(&format!("run --rm {flags} {IMAGE} two cat"));
-    command.args(["-c", "(echo typed; sleep 1) | exec \"$@\"", "sh"]).arg(ctr.get_program());
-    command.args(ctr.get_args());
-    assert_eq!(run(command, b"", LIMIT).ok(), "typed");
+    assert_eq!(containerd.end_after(&ctr, "typed", ("typed", "")).ok(), "typed");
 
     let limit = "--memory-limit 67108864";
     containerd.ctr(&format!("run -d {flags} {limit} {IMAGE} three sleep 1000")).ok();
     let (pid, status) = containerd.task("three").expect("an entry of the list");
     assert_eq!(status, "RUNNING");
-    let out = containerd.exec("three", "e", "id -u; exit 5");
+    let out = containerd.exec("three", "e", ("id -u; (exit 5)", "0"));
     assert_eq!((out.status, out.stdout.trim()), (5, "0"), "{out:?}");
     containerd.ctr("task pause three").ok();
     assert_eq!(containerd.task("three").expect("listed").1, "PAUSED");
@@ -240,7 +258,8 @@ fn our_shim_runs_containers() {
     // A bind of the copied layers instead of an overlay.
     containerd.ctr(&format!("image pull --snapshotter native --plain-http {IMAGE}"));
     let flags = format!("--rm {OURS} --memory-limit 33554432 --cwd /tmp");
-    assert_eq!(containerd.run(&flags, "limited", "pwd").ok().trim(), "/tmp");
+    let out = containerd.run(&flags, "limited", "pwd; read line", ("/tmp", ""));
+    assert_eq!(out.ok().trim(), "/tmp");
     containerd.assert_nothing_left();
 }
 
@@ -283,7 +302,7 @@ fn pod_has_one_shim_and_no_abstract_socket() {
         containerd.ctr(&format!("container rm {name}")).ok();
     };
     end("a");
-    assert_eq!(containerd.exec("b", "x", "echo alive").ok(), "alive");
+    assert_eq!(containerd.exec("b", "x", ("echo alive", "alive")).ok(), "alive");
     ["b", "c", "d"].into_iter().for_each(end);
     containerd.assert_nothing_left();
 }
@@ -313,7 +332,7 @@ fn containers_outlive_containerd() {
     containerd.daemon.again();
     containerd.daemon.wait_for(|| containerd.ctr("version").status == 0);
     assert_eq!(containerd.task("c"), Some(before));
-    assert_eq!(containerd.exec("c", "x", "echo alive").ok(), "alive");
+    assert_eq!(containerd.exec("c", "x", ("echo alive", "alive")).ok(), "alive");
     containerd.wait_for("short", "STOPPED");
     containerd.ctr("task kill -s KILL c").ok();
     for name in ["c", "short"] {
