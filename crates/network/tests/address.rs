@@ -843,7 +843,8 @@ fn root_empty_sys_shows_a_loopback_and_nothing_else() {
     use std::os::fd::AsRawFd;
     let sys = host.network.empty_sys().unwrap();
     let links = std::fs::read_dir(format!("/proc/self/fd/{}/class/net", sys.as_raw_fd())).unwrap();
-    assert!(links.map(|link| link.unwrap().file_name()).eq(["lo"]));
+    let links: Vec<_> = links.map(|link| link.unwrap().file_name()).collect();
+    assert_eq!(links, ["lo"]);
     host.network.remove_none().unwrap();
     assert!(!host.dir.path().join("run/none").exists());
 }

@@ -452,8 +452,10 @@ const NO_ADDRESS: (&str, &str) = ("none: no address networking", "`--net host` o
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::fd::AsFd;
 
     use super::*;
+    use crate::process::CloneFlags;
 
     #[test]
     fn page_of_features_is_the_table() {
@@ -468,7 +470,11 @@ mod tests {
     fn root_probes_find_this_kernel_fit_and_leave_nothing() {
         let temp = std::env::temp_dir().join(Scratch::name());
         fs::create_dir_all(&temp).unwrap();
-        let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count();
+        // A mount namespace of this thread's own: other programs mount meanwhile.
+        crate::process::unshare(CloneFlags::NEWNS).unwrap();
+        let root = fs::File::open("/").unwrap();
+        crate::mount::set_propagation(root.as_fd(), false).unwrap();
+        let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap().lines().count();
         let mounts_before = mounts();
         let begin = Instant::now();
         let findings = probe_all(&ProbePlaces { store: temp.clone() });
