@@ -37,6 +37,39 @@ fn vm_only_shared_objects_stay_after_last_container() {
     assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
 }
 
+/// The keeper stays for the time that the operator has set, so that the next start finds the network
+/// stack, the programs and the mounts of the last one.
+#[test]
+fn vm_keeper_lingers_after_last_container_as_configured() {
+    let host = Host::with_busybox();
+    let settings = host.root().join("etc/config.toml");
+    let set = |linger: &str| {
+        let text = format!("[keeper]\nlinger = \"{linger}\"\n");
+        std::fs::write(&settings, text).expect("written");
+    };
+    set("1x");
+    let refused = host.dm(&["run", "--rm", "busybox", "true"]).fails();
+    assert!(refused.contains("config.toml") && refused.contains("'1x'"), "{refused}");
+    assert_eq!(host.keeper(), None);
+
+    std::fs::remove_file(&settings).expect("removed");
+    let stack = || host.dm(&["run", "--rm", "busybox", "readlink", "/proc/self/ns/net"]).ok();
+    let first = stack();
+    let keeper = host.keeper().expect("the keeper stays for ten minutes");
+    let shared = counts(&host);
+    std::thread::sleep(Duration::from_secs(2)); // longer than with 'linger = "0s"'
+    assert_eq!(counts(&host), shared);
+    assert_eq!((stack(), host.keeper()), (first, Some(keeper)));
+    host.dm(&["internal", "reset"]).ok();
+    assert_eq!(host.keeper(), None);
+
+    set("3s");
+    stack();
+    assert!(host.keeper().is_some());
+    let nothing = || counts(&host).2 == 0;
+    assert!(wait_until(Duration::from_secs(20) * slowness(), nothing), "{:?}", host.processes());
+}
+
 #[test]
 fn vm_killed_start_leaves_nothing_or_a_container() {
     // SIGKILL at times spread over the length of a start. A container that exists then can be

@@ -29,6 +29,8 @@ const AVAILABLE_KB_MIN: u64 = 5 << 20;
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
+    std::fs::create_dir_all(bench.path("root/etc"))?;
+    std::fs::write(bench.path("root/etc/config.toml"), "[keeper]\nlinger = \"0s\"\n")?;
     let before = host(&bench);
     let mut times = Vec::new();
     for n in 0..options.count {
@@ -63,7 +65,7 @@ fn main() -> Result<()> {
     let start = Instant::now();
     ok(bench.dormouse().args(["rm", "--force", "--all"]))?;
     eprintln!("  all removed in {:.1} s", start.elapsed().as_secs_f64());
-    // The keeper exits a second after its last child, and cleans up.
+    // The keeper exits a second after its last child (`linger`), and cleans up.
     let mut left = Vec::new();
     wait_until(Duration::from_secs(10), || {
         left = host(&bench).difference(&before).cloned().collect();

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
+use crate::settings;
 
 /// How long a killed keeper may take until the kernel has closed all its descriptors.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -77,6 +78,8 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
         settle: ground.internal("settle")?,
         wake: ground.internal("wake")?,
         tidy: ground.internal("tidy")?,
+        // A wake does not fail because of unreadable settings: the keeper then stays a second.
+        linger: settings::linger(&ground.settings()).unwrap_or_default(),
     })?;
     record_keeper(ground, &mut keeper)?;
     Ok(keeper)

@@ -1,6 +1,10 @@
-//! Settings for wakes and mounts: `[wake]` and `[run]` in `config.toml`.
+//! Settings for the keeper, for wakes and for mounts: `[keeper]`, `[wake]` and `[run]` in
+//! `config.toml`.
 //!
 //! ```toml
+//! [keeper]
+//! linger = "10m"   # the keeper and what containers share stay so long after the last container
+//!
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
 //! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
@@ -10,9 +14,10 @@
 //! ```
 
 use std::path::Path;
+use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
-use dormouse_model::{LogDriver, parse_bytes};
+use dormouse_model::{Invalid, LogDriver, parse_bytes, span_ms};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -20,9 +25,52 @@ use crate::error::{Error, Result};
 #[derive(Deserialize, Default)]
 struct File {
     #[serde(default)]
+    keeper: KeeperSection,
+    #[serde(default)]
     wake: Section,
     #[serde(default)]
     run: RunSection,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct KeeperSection {
+    #[serde(default)]
+    linger: Linger,
+}
+
+/// How long the keeper stays after the last container.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Linger(Duration);
+
+impl Linger {
+    /// LIMIT: ten years; no clock of the kernel overflows with that.
+    const MAX_MS: i64 = 10 * 366 * 86_400_000;
+}
+
+impl Default for Linger {
+    /// A start after that time loads the BPF programs of its domain again, which takes ten times as
+    /// long as the start itself.
+    fn default() -> Self {
+        Self(Duration::from_secs(600))
+    }
+}
+
+impl TryFrom<String> for Linger {
+    type Error = Invalid;
+
+    fn try_from(text: String) -> std::result::Result<Self, Invalid> {
+        match span_ms(&text) {
+            Some(ms @ 0..=Self::MAX_MS) => Ok(Self(Duration::from_millis(ms.unsigned_abs()))),
+            _ => Err(Invalid::new("duration", text, "a time such as 0s, 30s or 10m")),
+        }
+    }
+}
+
+/// Returns how long the keeper stays after the last container.
+pub(crate) fn linger(path: &Path) -> Result<Duration> {
+    Ok(read(path)?.keeper.linger.0)
 }
 
 #[derive(Deserialize, Default)]
@@ -70,6 +118,24 @@ pub(crate) fn block_bytes(path: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn linger_is_a_time_of_at_most_ten_years() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            linger(file.path())
+        };
+        assert_eq!(read("").unwrap(), Duration::from_secs(600));
+        assert_eq!(read("[keeper]\nlinger = \"0s\"\n").unwrap(), Duration::ZERO);
+        assert_eq!(read("[keeper]\nlinger = \"1m30s\"\n").unwrap(), Duration::from_secs(90));
+        for bad in ["10", "-1s", "forever", "99999d"] {
+            let error = read(&format!("[keeper]\nlinger = \"{bad}\"\n")).unwrap_err();
+            assert!(error.to_string().contains(bad), "{error}");
+        }
+        assert!(read("[keeper]\nlinger = 10\n").is_err());
+        assert!(read("[keeper]\nlingers = \"1s\"\n").is_err());
+    }
 
     #[test]
     fn block_size_is_power_of_two_within_bounds() {

@@ -1,5 +1,5 @@
 //! ```text
-//! dormouse-keeper --run DIR [--cgroup DIR]...
+//! dormouse-keeper --run DIR [--cgroup DIR]... [--linger MILLISECONDS]
 //!                 [--settle WORD]... [--wake WORD]... [--tidy WORD]...
 //! ```
 //!
@@ -8,13 +8,15 @@
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
 //! arguments, one word each, that clean up after a container, `--wake` those that wake one,
-//! `--tidy` what the keeper becomes at its end (see [`dormouse_keeper::server`]).
+//! `--tidy` what the keeper becomes at its end, `--linger` how long it stays without work (see
+//! [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::server::{Parts, Server, listen};
@@ -47,6 +49,7 @@ struct Arguments {
     settle: Vec<CString>,
     wake: Vec<CString>,
     tidy: Vec<CString>,
+    linger: Duration,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -57,6 +60,10 @@ fn arguments() -> Result<Arguments, String> {
         match option.to_str() {
             Some("--run") => all.run = value.into(),
             Some("--cgroup") => all.cgroups.push(value.into()),
+            Some("--linger") => {
+                let ms = value.to_str().and_then(|ms| ms.parse().ok());
+                all.linger = Duration::from_millis(ms.ok_or("--linger is no number")?);
+            }
             Some(list @ ("--settle" | "--wake" | "--tidy")) => {
                 let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
                 match list {
@@ -121,8 +128,8 @@ fn start() -> Result<(), String> {
         let null = rustix::fs::openat(&outside.root, c"dev/null", flags, Mode::empty());
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
-    let (settle, wake, tidy) = (all.settle, all.wake, all.tidy);
-    let parts = Parts { run, listener, vault, outside, heritage, settle, wake, tidy };
+    let Arguments { settle, wake, tidy, linger, .. } = all;
+    let parts = Parts { run, listener, vault, outside, heritage, settle, wake, tidy, linger };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { into_cgroup, ..CloneArgs::default() }) } {

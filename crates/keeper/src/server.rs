@@ -33,10 +33,10 @@
 //! **Hostile input.** Only root may connect. An invalid message is answered by `Refused`. The
 //! keeper never blocks on a reply: a client that does not read is disconnected.
 //!
-//! **The end of the keeper.** A second after the last child, connection, errand and sleeper is
-//! removed, the keeper takes the lock that clients start keepers under, checks once more for a
-//! client, unlinks its socket and becomes the tidy program, which removes resources that no
-//! container needs any more.
+//! **The end of the keeper.** Some time after the last child, connection, errand and sleeper is
+//! removed ([`Parts::linger`], a second at least), the keeper takes the lock that clients start
+//! keepers under, checks once more for a client, unlinks its socket and becomes the tidy program,
+//! which removes resources that no container needs any more.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -78,7 +78,7 @@ use crate::{Failed, Step};
 /// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
 /// which the others give back.
 const ERRANDS_MAX: usize = 4;
-/// Idle time before the keeper exits.
+/// Idle time before the keeper, or a waker that is not needed, exits.
 const IDLE: Duration = Duration::from_secs(1);
 /// Interval of the checks of logs.
 const LOOK: Duration = Duration::from_secs(2);
@@ -179,6 +179,8 @@ pub struct Parts {
     pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
+    /// How long the keeper stays when nothing is left to keep; less than a second means a second.
+    pub linger: Duration,
 }
 
 /// The keeper.
@@ -217,7 +219,8 @@ pub struct Server {
     woken: Instant,
     deaf_until: Option<Instant>,
     next_look: Instant,
-    idle_since: Option<Instant>,
+    /// When the keeper exits, if it stays idle.
+    exits_at: Option<Instant>,
     ending: bool,
     /// The container with the last checked logs.
     log_turn: Option<Id>,
@@ -284,7 +287,7 @@ impl Server {
             woken: Instant::now(),
             deaf_until: None,
             next_look: Instant::now(),
-            idle_since: None,
+            exits_at: None,
             ending: false,
             log_turn: None,
         })
@@ -325,9 +328,10 @@ impl Server {
 
     fn timeout(&mut self) -> Option<Timespec> {
         let now = Instant::now();
-        self.idle_since = if self.is_idle() { self.idle_since.or(Some(now)) } else { None };
+        let linger = self.parts.linger.max(IDLE);
+        self.exits_at = if self.is_idle() { self.exits_at.or(Some(now + linger)) } else { None };
         let look = self.has_to_look().then_some(self.next_look);
-        let idle = self.idle_since.map(|since| since + IDLE);
+        let idle = self.exits_at;
         let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
         let custody = self.custody.next();
         let alarm = self.alarms.next();
@@ -407,7 +411,7 @@ impl Server {
             }
             return true;
         }
-        let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
+        let over = self.is_idle() && self.exits_at.is_some_and(|at| at <= now);
         over && self.end()
     }
 
@@ -479,7 +483,7 @@ impl Server {
 
     /// Stops serving, unless a client has connected or is about to.
     fn end(&mut self) -> bool {
-        self.idle_since = Some(Instant::now() - IDLE + AGAIN);
+        self.exits_at = Some(Instant::now() + AGAIN);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o600);
         match rustix::fs::openat(&self.parts.run, LOCK, flags, mode) {

@@ -14,6 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -54,6 +55,8 @@ pub struct KeeperStart {
     /// Program and arguments that the keeper executes before it exits, after it has closed its
     /// socket, in the host's mount namespace. Empty: none.
     pub tidy: Vec<OsString>,
+    /// How long the keeper stays when nothing is left to keep; less than a second means a second.
+    pub linger: Duration,
 }
 
 /// A process to be cloned.
@@ -636,6 +639,7 @@ fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     for dir in &start.cgroups {
         command.arg("--cgroup").arg(dir);
     }
+    command.arg("--linger").arg(start.linger.as_millis().to_string());
     for word in &start.settle {
         command.arg("--settle").arg(word);
     }

@@ -35,9 +35,42 @@ pub fn parse_cpus(text: &str) -> Result<u32, Invalid> {
     if milli < 10 { Err(bad()) } else { Ok(milli) }
 }
 
+/// Parses a duration such as `500ms`, `30s` or `2h30m` as milliseconds.
+pub fn span_ms(text: &str) -> Option<i64> {
+    let mut rest = text;
+    let mut sum = 0_i64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|n| *n > 0)?;
+        let number: i64 = rest[..digits].parse().ok()?;
+        let unit = rest[digits..].find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len() - digits);
+        let (word, after) = rest[digits..].split_at(unit);
+        let ms = match word {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        sum = sum.checked_add(number.checked_mul(ms)?)?;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn span_is_a_sum_of_numbers_with_units() {
+        for (text, ms) in [("0s", 0), ("250ms", 250), ("1h30m", 5_400_000), ("2d", 172_800_000)] {
+            assert_eq!(span_ms(text), Some(ms), "{text}");
+        }
+        for bad in ["", "10", "s", "1x", "-1s", "1.5s", "99999999999999d"] {
+            assert_eq!(span_ms(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn sizes() {

@@ -66,8 +66,9 @@ pub enum Error {
     /// Another instance on this host uses the pool.
     #[error(
         "the address pool {pool} is used by another instance of Dormouse ({other}, device {uplink}); \
-         choose another one with 'pool' under [network] in config.toml, or, if the other instance is gone, remove \
-         its device with 'ip link del'"
+         choose another one with 'pool' under [network] in config.toml, or end the other instance once none of its \
+         containers runs ('dormouse --root DIR internal reset'), or, if it is gone, remove its device with \
+         'ip link del'"
     )]
     PoolOfAnother {
         /// The pool.

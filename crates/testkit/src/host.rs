@@ -85,6 +85,7 @@ impl Host {
         let mut this =
             Self { dir, host, neighbour, program, environment: Vec::new(), before: empty };
         this.connect();
+        this.set_up();
         this.before = this.state();
         this
     }
@@ -103,6 +104,13 @@ impl Host {
         let host = Self::with_program(program);
         host.import(&image::busybox_with_attack(), "attack");
         host
+    }
+
+    /// The keeper does not linger after the last container: a test sees what containers leave.
+    fn set_up(&self) {
+        let etc = self.root().join("etc");
+        fs::create_dir_all(&etc).expect("a scratch directory is writable");
+        fs::write(etc.join("config.toml"), "[keeper]\nlinger = \"0s\"\n").expect("written");
     }
 
     fn connect(&self) {

@@ -1,6 +1,7 @@
 //! Points in time, for `--since` and `--until`, and ages.
 
 pub(crate) use dormouse_kernel::clock::now_unix_ms as now_ms;
+use dormouse_model::span_ms;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -22,29 +23,6 @@ pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
         return if seconds < 253_402_300_800.0 { Ok((seconds * 1e3) as i64) } else { Err(bad()) };
     }
     Ok(now_ms.saturating_sub(span_ms(text).ok_or_else(bad)?))
-}
-
-/// Reads a duration such as `2h30m` as milliseconds.
-pub(crate) fn span_ms(text: &str) -> Option<i64> {
-    let mut rest = text;
-    let mut sum = 0_i64;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|n| *n > 0)?;
-        let number: i64 = rest[..digits].parse().ok()?;
-        let unit = rest[digits..].find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len() - digits);
-        let (word, after) = rest[digits..].split_at(unit);
-        let ms = match word {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return None,
-        };
-        sum = sum.checked_add(number.checked_mul(ms)?)?;
-        rest = after;
-    }
-    (!text.is_empty()).then_some(sum)
 }
 
 /// Formats a duration in the largest unit that fits: `12 seconds`, `3 hours`.
