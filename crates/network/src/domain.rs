@@ -86,13 +86,11 @@ impl Network {
 
         fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
         let net = dir.join("net");
-        File::create(&net).map_err(Error::file("create", &net))?;
         let netns = new_stack()?;
         let cookie = stack::inside(netns.as_fd(), || {
             prepare_stack(&plan)?;
             mount_sys(&dir.join("sys"))?;
-            rustix::mount::mount_bind("/proc/thread-self/ns/net", &net)
-                .map_err(Error::errno("keep the network namespace", "mount"))?;
+            bind_net(&net)?;
             if !rules.is_empty() {
                 let step = "give a domain its first rules";
                 nft::apply(rules).map_err(|e| Error::Nft { step, message: e.to_string() })?;
@@ -401,6 +399,14 @@ fn prepare_host(uplink: &str) -> Result<()> {
         stack::sysctl_if_there("net/ipv6/conf/all/forwarding", "1");
     }
     Ok(())
+}
+
+/// Keeps this thread's stack alive, until the path is unmounted.
+pub(crate) fn bind_net(path: &Path) -> Result<()> {
+    unmount(path)?; // of an interrupted command
+    File::create(path).map_err(Error::file("create", path))?;
+    rustix::mount::mount_bind("/proc/thread-self/ns/net", path)
+        .map_err(Error::errno("keep the network namespace", "mount"))
 }
 
 /// Mounts the sysfs of this thread's stack read-only, so that no program of the host's root changes

@@ -154,7 +154,13 @@ impl Network {
             fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
             if !is_mounted(&dir) {
                 let netns = new_stack()?;
-                stack::inside(netns.as_fd(), || domain::mount_sys(&dir))?;
+                let net = self.run.join("none/net");
+                stack::inside(netns.as_fd(), || {
+                    // ORDER: before sysfs, whose superblock does not keep the namespace alive: the
+                    // kernel removes the links of a dead one, and the mount would show none.
+                    domain::bind_net(&net)?;
+                    domain::mount_sys(&dir)
+                })?;
             }
         }
         let sys = domain::open_path(&dir)?;
@@ -166,6 +172,7 @@ impl Network {
     pub fn remove_none(&self) -> Result<()> {
         let _lock = self.lock_domains()?;
         domain::unmount(&self.run.join("none/sys"))?;
+        domain::unmount(&self.run.join("none/net"))?;
         match fs::remove_dir_all(self.run.join("none")) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 Err(Error::file("remove", self.run.join("none"))(e))

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use agent::Agent;
 use dormouse_kernel::call::{CloneFlags, unshare};
@@ -149,7 +150,9 @@ impl Drop for Host {
                 }
             }
         }
-        let _ = dormouse_kernel::mount::detach(run.join("none/sys"));
+        for mount in ["none/sys", "none/net"] {
+            let _ = dormouse_kernel::mount::detach(run.join(mount));
+        }
         if self.parent.exists() {
             remove_cgroup(&self.parent);
         }
@@ -842,9 +845,14 @@ fn root_empty_sys_shows_a_loopback_and_nothing_else() {
     let host = Host::new(&[]);
     use std::os::fd::AsRawFd;
     let sys = host.network.empty_sys().unwrap();
-    let links = std::fs::read_dir(format!("/proc/self/fd/{}/class/net", sys.as_raw_fd())).unwrap();
-    let links: Vec<_> = links.map(|link| link.unwrap().file_name()).collect();
-    assert_eq!(links, ["lo"]);
+    let class = format!("/proc/self/fd/{}/class/net", sys.as_raw_fd());
+    // The kernel removes the links of a namespace in the background, once it has no user.
+    for _ in 0..50 {
+        let links = std::fs::read_dir(&class).unwrap();
+        let links: Vec<_> = links.map(|link| link.unwrap().file_name()).collect();
+        assert_eq!(links, ["lo"]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
     host.network.remove_none().unwrap();
     assert!(!host.dir.path().join("run/none").exists());
 }
