@@ -102,6 +102,74 @@ fn vm_killed_start_leaves_nothing_or_a_container() {
     }
 }
 
+/// The next keeper is not the parent of the containers of a killed one.
+#[test]
+fn restart_policy_and_exit_status_outlive_killed_keeper() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "--restart", "always", "busybox", "sleep", "1000"]).ok();
+    let until = "until [ -e /end ]; do sleep 0.1; done; exit 3";
+    host.dm(&["run", "-d", "--name", "b", "busybox", "sh", "-c", until]).ok();
+    let kill = |pid: u64| host.sh(&format!("kill -9 {pid}")).ok();
+    let kill_keeper = || {
+        let keeper = host.keeper().expect("a keeper of running containers");
+        kill(keeper.into());
+        assert!(wait_until(Duration::from_secs(10) * slowness(), || host.keeper().is_none()));
+    };
+    let pid = || host.inspect("a")["pid"].as_u64();
+    let is_restarted = |before: u64| {
+        let is = || host.state_of("a") == "running" && pid().is_some_and(|pid| pid != before);
+        assert!(wait_until(Duration::from_secs(20) * slowness(), is), "{}", host.inspect("a"));
+    };
+
+    // The process ends under the next keeper.
+    kill_keeper();
+    host.dm(&["ps"]).ok();
+    let before = pid().expect("a running container");
+    kill(before);
+    is_restarted(before);
+    host.dm(&["exec", "b", "touch", "/end"]).ok();
+    // KERNEL(6.15): before, the status is known to the parent alone.
+    let status = host.dm(&["wait", "b"]).ok();
+    assert!(status == "3" || !keeps_exit_status(), "{status}");
+
+    // The process ends while there is no keeper.
+    let before = pid().expect("a running container");
+    kill_keeper();
+    kill(before);
+    host.dm(&["ps"]).ok();
+    is_restarted(before);
+}
+
+/// Whether the kernel keeps the exit status of a process for holders of a pidfd.
+fn keeps_exit_status() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
+    let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(15))
+}
+
+/// The bound is kept by the keeper; the container appends to the file itself.
+#[test]
+fn log_is_bounded_after_killed_keeper() {
+    let host = Host::with_busybox();
+    let flood = "until [ -e /go ]; do sleep 0.1; done; yes | head -c 20000000; sleep 1000";
+    let bound = ["--log-driver", "file", "--log-max-size", "1m"];
+    let run = ["run", "-d", "--name", "a"].into_iter().chain(bound);
+    host.dm(&run.chain(["busybox", "sh", "-c", flood]).collect::<Vec<_>>()).ok();
+    let keeper = host.keeper().expect("a keeper of a running container");
+    host.sh(&format!("kill -9 {keeper}")).ok();
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || host.keeper().is_none()));
+    host.dm(&["exec", "a", "touch", "/go"]).ok();
+    let id = host.inspect("a")["id"].as_str().expect("an id").to_owned();
+    let log = host.root().join("lib/containers").join(id).join("stdout.log");
+    let sizes = || {
+        use std::os::unix::fs::MetadataExt;
+        let log = std::fs::metadata(&log).expect("a log");
+        (log.len(), log.blocks() * 512)
+    };
+    let is_bounded = || matches!(sizes(), (20_000_000, disk) if disk <= 2 << 20);
+    assert!(wait_until(Duration::from_secs(30) * slowness(), is_bounded), "{:?}", sizes());
+}
+
 #[test]
 fn vm_container_is_restartable_after_killed_keeper() {
     let host = Host::with_busybox();

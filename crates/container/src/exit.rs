@@ -21,6 +21,13 @@ pub(crate) const SIGKILL: i32 = 9;
 /// LIMIT: number of queries to a keeper for the exit status of a process that it has yet to reap.
 const QUERIES_MAX: usize = 100;
 
+/// Interval of the queries about an adopted process.
+const ADOPTED_WAIT: Duration = Duration::from_millis(10);
+
+/// How long a keeper may take to write the exit of an adopted process: it waits half of this time
+/// until the host's init has reaped the process.
+const ADOPTED_WITHIN: Duration = Duration::from_secs(10);
+
 /// How long the kernel may take to hand a killed keeper's child to another process that reaps it.
 const REAP_WAIT: Duration = Duration::from_millis(500);
 
@@ -36,8 +43,12 @@ pub(crate) fn of(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result
             |stat: Stat| stat.start_time == init.start_time && stat.ppid == keeper.pid();
         if !stat.is_ok_and(is_parent) {
             // ORDER: a keeper writes the exit before it answers this request. A keeper that
-            // died meanwhile has written it too, or never will.
-            let _ = keeper.status();
+            // died meanwhile has written it too, or never will. A keeper of an older program
+            // adopts no process.
+            let until = Instant::now() + ADOPTED_WITHIN;
+            while keeper.has_adopted(id.as_str()).unwrap_or(false) && Instant::now() < until {
+                std::thread::sleep(ADOPTED_WAIT);
+            }
             break;
         }
         // This keeper is the parent: it will report the exit, or has reaped the process just

@@ -107,6 +107,21 @@ pub(crate) fn hand_over(
     take_over(keeper, config)
 }
 
+/// Has the logs of a running container bounded that no reader bounds, after its keeper was killed.
+pub(crate) fn bound_logs(ground: &Ground, keeper: &mut Keeper, config: &Config) -> Result<()> {
+    let logs = Logs::of(ground, config);
+    let is_bounded = config.spec.log_max_bytes > 0 && !config.spec.auto_remove;
+    if !is_bounded || logs.is_off || Output::of(ground, config).has_pipes() {
+        return Ok(());
+    }
+    let paths: Vec<&Path> = [Some(&logs.stdout), logs.stderr.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::as_path)
+        .collect();
+    Ok(keeper.keep_logs(config.id.as_str(), config.spec.log_max_bytes, &paths)?)
+}
+
 /// Attaches to the streams that the keeper holds of a container, as long as the connection
 /// lives.
 pub(crate) fn take_over(keeper: &mut Keeper, config: &Config) -> Result<KeeperStreams> {

@@ -25,7 +25,8 @@
 //!
 //! The first command that finds a record of a dead process *settles* the container under its lock:
 //! the exit status is written to `exit.json`; cgroup, addresses and shared directories are
-//! released; the restart policy is applied.
+//! released. The keeper has `settle` applied to each container that ends, which also applies the
+//! restart policy.
 //!
 //! # Rooms, from the ground up
 //!

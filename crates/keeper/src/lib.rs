@@ -27,6 +27,7 @@
 //! - move_mount over `/` and chroot visit no other task, while pivot_root visits all of them. The
 //!   root is then the namespace's own, so nested user namespaces work (`current_chrooted`).
 
+mod adopted;
 mod alarm;
 pub mod birth;
 mod call;

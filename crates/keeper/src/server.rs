@@ -8,6 +8,7 @@
 //! unsettled     exited, clean-up by the spawner       logs      files kept under a bound
 //!               not reported yet                      custody   descriptors of sleeping containers
 //!                                                     alarms    wake-up times without a client
+//! adopted       first processes of containers whose keeper was killed
 //! fills         memory of containers that is being filled while they run
 //! templates     processes whose memory newborns share, by serial number, with pending requests
 //! queue         errands: containers to be settled or woken by a process, 4 of each kind at once
@@ -59,6 +60,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
 
+use crate::adopted::{Adopted, Gone};
 use crate::alarm::Alarms;
 use crate::birth;
 use crate::call;
@@ -205,6 +207,7 @@ pub struct Server {
     /// last one's socket.
     vault: u64,
     alarms: Alarms,
+    adopted: Adopted,
     fills: HashMap<u64, Fill>,
     /// Memory that is no longer filled, until its container has ended.
     lost: Vec<Fill>,
@@ -277,6 +280,7 @@ impl Server {
             outputs,
             custody,
             alarms: Alarms::default(),
+            adopted: Adopted::default(),
             fills: HashMap::new(),
             lost: Vec::new(),
             templates: HashMap::new(),
@@ -318,6 +322,7 @@ impl Server {
 
     fn is_idle(&self) -> bool {
         self.children.is_empty()
+            && self.adopted.is_empty()
             && self.connections.is_empty()
             && self.errands.is_empty()
             && self.queue.is_empty()
@@ -341,6 +346,7 @@ impl Server {
         let pending = self.pending().map(|pending| pending.until).min();
         let sweep = self.sweep.next();
         let output = self.outputs.next();
+        let adopted = self.adopted.next(now);
         let next = [
             look,
             idle,
@@ -352,6 +358,7 @@ impl Server {
             pending,
             sweep,
             output,
+            adopted,
             self.deaf_until,
         ];
         let next = next.into_iter().flatten().min()?;
@@ -383,6 +390,7 @@ impl Server {
         self.sweep(now);
         self.custody.look(&self.epoll, now);
         self.look_after_outputs(now);
+        self.adopted.take_gone(now).into_iter().for_each(|gone| self.settle_adopted(gone));
         self.secure();
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.start_wake(id) {
@@ -562,6 +570,10 @@ impl Server {
         if self.outputs.reader(serial).is_some() {
             return self.receive_from_reader(serial);
         }
+        if let Some(process) = self.adopted.exited(serial, Instant::now()) {
+            let _ = epoll::delete(&self.epoll, process);
+            return;
+        }
         if let Some(id) = self.custody.called(serial) {
             self.queue.push_back(Errand::wake(id, Reason::Called));
             return self.start_errands();
@@ -642,6 +654,15 @@ impl Server {
                 }
                 false => refused(Errno::SRCH, "wait for a process that is not its child"),
             },
+            Request::Adopt { id, pid } => self.adopt(id, pid, fds),
+            Request::HasAdopted { id } => match self.adopted.has(id) {
+                true => done(),
+                false => refused(Errno::SRCH, "find an adopted process of a container"),
+            },
+            Request::Settle { id } => {
+                self.settle(id);
+                done()
+            }
             Request::Settled { pid } => {
                 let at = self.unsettled.iter().position(|u| u.pid == pid && u.connection == serial);
                 at.map(|at| self.unsettled.swap_remove(at));
@@ -711,8 +732,10 @@ impl Server {
             },
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
-                let free =
-                    self.children.is_empty() && self.errands.is_empty() && self.fills.is_empty();
+                let free = self.children.is_empty()
+                    && self.adopted.is_empty()
+                    && self.errands.is_empty()
+                    && self.fills.is_empty();
                 let holds = !self.custody.is_empty() || !self.outputs.is_empty();
                 if !(alone && free && self.queue.is_empty()) || holds {
                     return Some(refused(Errno::BUSY, "end while there is something to keep"));
@@ -1051,6 +1074,35 @@ impl Server {
                 false => self.settle(child.id),
             }
         }
+    }
+
+    /// Watches the first process of a container whose keeper was killed.
+    fn adopt(&mut self, id: Id, pid: u32, fds: Vec<OwnedFd>) -> Answer {
+        let Some(process) = fds.into_iter().next() else {
+            return refused(Errno::BADMSG, "adopt a process without its descriptor");
+        };
+        self.serial += 1;
+        let serial = self.serial;
+        let Some(process) = self.adopted.add(serial, id, pid, process) else { return done() };
+        let data = epoll::EventData::new_u64(serial);
+        match epoll::add(&self.epoll, process, data, epoll::EventFlags::IN) {
+            Ok(()) => done(),
+            Err(e) => {
+                self.adopted.remove(serial);
+                refused(e, "watch the first process of a container")
+            }
+        }
+    }
+
+    /// An adopted process has ended: as for a child without a client.
+    fn settle_adopted(&mut self, Gone { id, pid, ended }: Gone) {
+        self.lost.retain(|fill| fill.id != id);
+        self.forget(id);
+        if let Some(ended) = ended {
+            // Without its directory the container is being removed.
+            let _ = write_exit_file(&self.parts.run, id, pid, ended);
+        }
+        self.settle(id);
     }
 
     fn settle(&mut self, id: Id) {

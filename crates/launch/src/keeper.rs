@@ -517,6 +517,30 @@ impl Keeper {
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
+    /// Has the first process of a container, whose keeper was killed, watched: the keeper settles the
+    /// container after its exit.
+    pub fn adopt(
+        &mut self,
+        container: &str,
+        pid: u32,
+        process: OwnedFd,
+    ) -> Result<(), LaunchError> {
+        self.done(&Request::Adopt { id: id(container)?, pid }, &[process.as_fd()])
+    }
+
+    /// Returns whether the exit of an adopted process of a container is still to be written.
+    pub fn has_adopted(&mut self, container: &str) -> Result<bool, LaunchError> {
+        match self.done(&Request::HasAdopted { id: id(container)? }, &[]) {
+            Err(LaunchError::Refused { source, .. }) if source == Errno::SRCH => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Has a container settled whose first process exited while there was no keeper.
+    pub fn settle(&mut self, container: &str) -> Result<(), LaunchError> {
+        self.done(&Request::Settle { id: id(container)? }, &[])
+    }
+
     /// Returns whether the keeper holds descriptors of a container.
     pub fn holds(&mut self, container: &str) -> Result<bool, LaunchError> {
         match self.done(&Request::Holds { id: id(container)? }, &[]) {

@@ -237,6 +237,25 @@ pub enum Request {
         /// The child.
         pid: u32,
     },
+    /// Descriptor: a pidfd of the first process of a container, whose keeper was killed. This keeper
+    /// has the container settled when that process has exited.
+    Adopt {
+        /// The container.
+        id: Id,
+        /// The process.
+        pid: u32,
+    },
+    /// Asserts that a process of the container is adopted, and its exit is still to be written.
+    /// `Refused(ESRCH)` if not.
+    HasAdopted {
+        /// The container.
+        id: Id,
+    },
+    /// Has a container settled whose first process exited while there was no keeper.
+    Settle {
+        /// The container.
+        id: Id,
+    },
     /// The sender has cleaned up after the exit of this child.
     Settled {
         /// The child.
@@ -449,6 +468,9 @@ impl Request {
             }
             Self::FlushOutput { id } => with_id(22, id),
             Self::HoldsOutput { id } => with_id(23, id),
+            Self::Adopt { id, pid } => with_key(24, id, *pid),
+            Self::Settle { id } => with_id(25, id),
+            Self::HasAdopted { id } => with_id(26, id),
         }
     }
 
@@ -537,6 +559,9 @@ impl Request {
             }
             22 => Self::FlushOutput { id: fields.id()? },
             23 => Self::HoldsOutput { id: fields.id()? },
+            24 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
+            25 => Self::Settle { id: fields.id()? },
+            26 => Self::HasAdopted { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -548,7 +573,7 @@ impl Request {
         match self {
             Self::Spawn(spawn) => spawn.descriptors(),
             Self::KeepConsole { .. } => 2,
-            Self::KeepStdin { .. } | Self::Hold { .. } => 1,
+            Self::KeepStdin { .. } | Self::Hold { .. } | Self::Adopt { .. } => 1,
             Self::Fill { parts, sources, .. } => {
                 FILL_DESCRIPTORS + usize::from(*parts) + usize::from(*sources)
             }

@@ -51,6 +51,9 @@ fn request() -> impl Strategy<Value = Request> {
         ),
         id().prop_map(|id| Request::FlushOutput { id }),
         id().prop_map(|id| Request::HoldsOutput { id }),
+        (id(), any::<u32>()).prop_map(|(id, pid)| Request::Adopt { id, pid }),
+        id().prop_map(|id| Request::HasAdopted { id }),
+        id().prop_map(|id| Request::Settle { id }),
         logs.prop_map(|(id, bound_bytes, paths)| Request::KeepLogs { id, bound_bytes, paths }),
     ]
 }

@@ -10,8 +10,13 @@
 //! ORDER: `LIB/custody` is written when all descriptors are held. A command that is killed before
 //! leaves the dead keeper's name in it, and the next command repeats the whole recovery.
 //!
-//! Uses `ground`, `state`, `hold`, `log`, `net`, `later`, `policy`, `end`, `listen` and `drowsy`.
+//! The first processes of running containers are adopted by the next keeper, which settles the
+//! containers by their restart policies.
+//!
+//! Uses `ground`, `state`, `hold`, `log`, `io`, `net`, `later`, `policy`, `end`, `listen` and
+//! `drowsy`.
 
+use dormouse_kernel::proc;
 use dormouse_launch::Keeper;
 use dormouse_model::{Config, ContainerId, State};
 use dormouse_parcel::Reader;
@@ -23,7 +28,7 @@ use crate::hold::{self, Custodian};
 use crate::listen::Listener;
 use crate::log::Output;
 use crate::policy::{self, Reason};
-use crate::{drowsy, end, later, net, state};
+use crate::{drowsy, end, io, later, net, state};
 
 /// LIMIT: how many containers are locked at a time.
 const BATCH: usize = 128;
@@ -94,6 +99,7 @@ pub(crate) fn take_back(ground: &Ground) -> Result<usize> {
         None => hold::release_rest(ground)?,
     }
     resume_output(ground)?;
+    adopt_running(ground)?;
     let next = match &mut recovery {
         Some(recovery) => Some(Custodian::of(&mut recovery.keeper)?),
         // A container that fell asleep meanwhile found the dead keeper's note and wrote none.
@@ -126,6 +132,31 @@ fn resume_output(ground: &Ground) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Has the first processes of running containers watched by the next keeper, and containers settled
+/// whose first process has exited since the last one was killed. An error is recorded as an event
+/// and does not affect other containers.
+fn adopt_running(ground: &Ground) -> Result<()> {
+    for id in ground.started()? {
+        let Ok(config) = ground.config(&id) else { continue };
+        if let Err(e) = adopt(ground, &config) {
+            hold::record_loss(ground, &id, config.name.as_str(), &e);
+        }
+    }
+    Ok(())
+}
+
+fn adopt(ground: &Ground, config: &Config) -> Result<()> {
+    let Some(init) = state::observe(ground, config)?.init else { return Ok(()) };
+    let mut keeper = hold::keeper(ground)?;
+    let id = config.id.as_str();
+    let Some(process) = state::handle(&init) else { return Ok(keeper.settle(id)?) };
+    if proc::status(init.pid).is_ok_and(|stat| stat.ppid == keeper.pid()) {
+        return Ok(()); // started since
+    }
+    keeper.adopt(id, init.pid, process)?;
+    io::bound_logs(ground, &mut keeper, config)
 }
 
 /// Prepares one container that may have lost its keeper. A drowsy container is thawed. A
