@@ -2,7 +2,7 @@
 //! woken without a connection.
 //!
 //! An expired alarm expires again a second later, until the descriptors of its container are
-//! released: a failed wake is retried.
+//! released. During a wake, and until a failed one may be tried again, it has no effect.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};

@@ -16,10 +16,13 @@
 //! Parked descriptors outlive the keeper, in the vault ([`crate::vault`]): the next keeper finds
 //! them there.
 //!
+//! **Failed wakes.** A container whose wake failed is parked and polled again. Its clients wait, and the
+//! time until the next attempt doubles with each failure, from one second to a minute.
+//!
 //! LIMIT: a container with more descriptors than fit into one message is not parked, nor is one
 //! during its wake: the vault does not have their descriptors.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -31,8 +34,18 @@ use crate::lot::{DESCRIPTORS, Found, Lots};
 use crate::output::{Outputs, Target};
 use crate::vault::Vault;
 
-/// Time before another attempt to wake a container that could not be woken, while a client waits.
+/// Time before another attempt to release descriptors, and the shortest time before another attempt to
+/// wake a container that could not be woken, while a client waits.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// The longest time before another attempt to wake a container.
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// Returns the time before another attempt, after so many failed ones.
+fn again_after(failures: u32) -> Duration {
+    let doubled = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    doubled.min(AGAIN_MAX)
+}
 
 /// The bit of the number of an epoll set that is parked; the others are those of its first
 /// descriptor.
@@ -46,6 +59,10 @@ struct Sleeper {
     parked: Option<(u64, Vec<Parked>)>,
     /// A wake is in progress; no other is started before it is over.
     is_called: bool,
+    /// Failed wakes in a row.
+    failures: u32,
+    /// Its last wake has failed, and the time of the next has not come. `is_called` is set meanwhile.
+    is_put_off: bool,
     /// Found in the vault and not requested yet.
     is_found: bool,
     /// No longer wanted, but not closed yet, because no descriptor number was free to take it out.
@@ -80,8 +97,9 @@ pub(crate) struct Custody {
     sleepers: HashMap<Id, Sleeper>,
     tokens: HashMap<u64, Id>,
     lots: Lots,
-    /// Containers that are polled again, with the time, soonest first.
-    again: VecDeque<(Instant, Id)>,
+    /// Containers that are polled again, by the time; the number makes an entry unique.
+    again: BTreeMap<(Instant, u64), Id>,
+    number: u64,
 }
 
 fn watched(token: u64, held: &Held) -> (epoll::EventData, epoll::EventFlags) {
@@ -189,12 +207,14 @@ impl Custody {
         Ok(())
     }
 
-    /// Parks all held descriptors of a container; does nothing during its wake.
+    /// Parks all held descriptors of a container; does nothing during its wake. After a failed wake they are
+    /// not polled.
     pub(crate) fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
         let number = first | SET;
-        if sleeper.is_called || sleeper.held.len() + 1 > DESCRIPTORS {
+        let is_put_off = sleeper.is_put_off;
+        if sleeper.is_called && !is_put_off || sleeper.held.len() + 1 > DESCRIPTORS {
             return Ok(());
         }
         let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -202,7 +222,8 @@ impl Custody {
             let (data, flags) = watched(*token, held);
             epoll::add(&own, &held.fd, data, flags)?;
         }
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        let mut flags = epoll::EventFlags::ONESHOT;
+        flags.set(epoll::EventFlags::IN, !is_put_off);
         epoll::add(epoll, &own, epoll::EventData::new_u64(number), flags)?;
         let fds = std::iter::once(&own).chain(sleeper.held.iter().map(|(_, held)| &held.fd));
         let label = label(id, &sleeper.held);
@@ -259,7 +280,7 @@ impl Custody {
             && sleeper.parked.is_some()
         {
             (sleeper.is_let_go, sleeper.is_called) = (true, true);
-            self.again.push_back((Instant::now() + AGAIN, id));
+            self.poll_again(id, AGAIN);
             return;
         }
         for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
@@ -302,32 +323,44 @@ impl Custody {
     }
 
     /// Handles the exit of a waker's job: if descriptors are still held, the wake has failed.
-    pub(crate) fn came_back(&mut self, id: Id) {
-        if self.has(id) {
-            self.again.push_back((Instant::now() + AGAIN, id));
-        }
+    /// They are parked until the next attempt: the vault has them.
+    pub(crate) fn came_back(&mut self, epoll: &OwnedFd, id: Id) {
+        let Some(sleeper) = self.sleepers.get_mut(&id).filter(|it| !it.is_let_go) else { return };
+        sleeper.failures = sleeper.failures.saturating_add(1);
+        (sleeper.is_called, sleeper.is_put_off) = (true, true);
+        let after = again_after(sleeper.failures);
+        self.poll_again(id, after);
+        // A descriptor that cannot be parked now stays open, in this keeper alone.
+        let _ = self.park(epoll, id);
+    }
+
+    fn poll_again(&mut self, id: Id, after: Duration) {
+        self.number += 1;
+        self.again.insert((Instant::now() + after, self.number), id);
     }
 
     /// Returns when [`Custody::look`] has to run next.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.again.front().map(|(at, _)| *at)
+        self.again.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Retries failed wakes and releases when their time has come.
     pub(crate) fn look(&mut self, epoll: &OwnedFd, now: Instant) {
-        while self.again.front().is_some_and(|(at, _)| *at <= now) {
-            let Some((_, id)) = self.again.pop_front() else { return };
+        while self.next().is_some_and(|at| at <= now) {
+            let Some((_, id)) = self.again.pop_first() else { return };
             if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
                 self.let_go(epoll, id);
                 continue;
             }
             let _ = self.fetch(epoll, id); // tried again at the next connection
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
-            sleeper.is_called = false;
+            (sleeper.is_called, sleeper.is_put_off) = (false, false);
             for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
                 let (data, flags) = watched(*token, held);
                 let _ = epoll::modify(epoll, &held.fd, data, flags); // a member of the set
             }
+            // A descriptor that cannot be parked now stays open, in this keeper alone.
+            let _ = self.park(epoll, id);
         }
     }
 }
@@ -388,12 +421,23 @@ mod tests {
             custody.let_go(&epoll, id(n));
             assert_eq!(custody.take(&epoll, id(n), 5).unwrap_err(), Errno::NOENT);
         }
-        // A container that could not be woken is reported again.
+        // A container that could not be woken is reported again, later after each failure.
         rustix::io::write(&callers[60], &1u64.to_ne_bytes()).unwrap();
         assert_eq!(called(&mut custody, &epoll), [id(60)]);
-        custody.came_back(id(60));
-        custody.look(&epoll, Instant::now() + AGAIN * 2);
-        assert_eq!(called(&mut custody, &epoll), [id(60)]);
+        for doubled in [1, 2, 4, 8, 16, 32, 60, 60] {
+            custody.take(&epoll, id(60), 5).unwrap(); // by the failed wake
+            assert_eq!(open(&custody), 2);
+            let begin = Instant::now();
+            custody.came_back(&epoll, id(60));
+            assert_eq!(open(&custody), 0, "parked meanwhile, for the vault");
+            let wait = custody.next().unwrap() - begin;
+            assert_eq!(wait.as_secs(), doubled, "{wait:?}");
+            custody.look(&epoll, begin + AGAIN * doubled as u32 / 2);
+            assert_eq!(called(&mut custody, &epoll), [], "not before its time");
+            custody.look(&epoll, Instant::now() + AGAIN * (doubled as u32 + 1));
+            assert_eq!(open(&custody), 0, "parked again");
+            assert_eq!(called(&mut custody, &epoll), [id(60)]);
+        }
         (0..COUNT).for_each(|n| custody.let_go(&epoll, id(n)));
         assert!(custody.is_empty() && custody.tokens.is_empty() && open(&custody) == 0);
     }

@@ -23,7 +23,7 @@
 //!
 //! **Sleep.** The sockets of a sleeping container are in [`Custody`]. When one becomes readable, or
 //! its alarm expires, a *waker* takes them and has the rest released. If the wake fails, the
-//! sockets are polled again a second later; if the waker was killed, another one is notified at
+//! sockets are polled again, later after each failure; if the waker was killed, another one is notified at
 //! once. If the keeper is killed, the [`crate::vault`] still has them. A waker is a process
 //! `WAKE...` that has finished its start-up. It reads lines `ID called` or `ID timer` from its
 //! standard input, and answers each with a byte when that container is awake; at end of file it
@@ -1029,7 +1029,7 @@ impl Server {
                 }
                 Errand::Wake { id, .. } => {
                     self.dismiss(|waker| waker.pid == pid);
-                    self.custody.came_back(id);
+                    self.custody.came_back(&self.epoll, id);
                 }
                 Errand::Settle(_) if is_killed => self.queue.push_back(errand),
                 Errand::Settle(_) => {}
@@ -1200,7 +1200,7 @@ impl Server {
             Ok((1, _)) => {
                 self.woken = Instant::now();
                 if let Some(Errand::Wake { id, .. }) = self.errands.remove(&pid) {
-                    self.custody.came_back(id);
+                    self.custody.came_back(&self.epoll, id);
                 }
                 self.start_errands();
             }
