@@ -945,7 +945,7 @@ fn clocks_without_grant_in_configuration_are_refused() {
 }
 
 /// Changes the records of a checkpoint, and publishes them with correct checksums.
-fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
+pub(crate) fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
     let reader = Reader::open(dir).expect("a whole checkpoint");
     let mut records = reader.records().clone();
     let pages = fs::read(dir.join("pages")).expect("the file exists");

@@ -35,4 +35,5 @@ mod soak;
 mod software;
 mod swap;
 mod terminal;
+mod unwoken;
 mod volume;

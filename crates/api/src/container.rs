@@ -47,6 +47,22 @@ pub struct Summary<'a> {
     pub exit_code: Option<i32>,
     /// The kernel's OOM killer ended a process of its last run.
     pub oom_killed: bool,
+    /// Failed wakes of an asleep container; absent if its last wake did not fail.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake_failed: Option<WakeFailed<'a>>,
+}
+
+/// Failed wakes of an asleep container.
+#[derive(Debug, Serialize)]
+pub struct WakeFailed<'a> {
+    /// The cause of the last failure.
+    pub cause: &'a str,
+    /// Time of the first failure since the container fell asleep (RFC 3339).
+    pub since: String,
+    /// Time of the last one.
+    pub last: String,
+    /// Number of failed attempts.
+    pub attempts: u32,
 }
 
 /// A published port.
@@ -128,6 +144,7 @@ mod tests {
             asleep: None,
             exit_code: None,
             oom_killed: false,
+            wake_failed: None,
         };
         let json = concat!(
             r#"{"id":"0123456789abcdef0123456789abcdef","name":"web","#,

@@ -18,8 +18,8 @@ pub struct Event {
     pub name: String,
     /// Further facts, by kind: `exit_code` of `die`, and its `reason` if the checkpoint was found
     /// to be damaged; `signal` of `kill`; `reason` of `sleep`, `drowsy` and `wake` (`operator idle
-    /// called timer memory keeper`) and of `awake` (why an idle container does not fall asleep),
-    /// ...
+    /// called timer memory keeper`) and of `awake` (why an idle container does not fall asleep);
+    /// `cause` and `reason` of `wake_failed`, ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }
@@ -94,6 +94,8 @@ kinds! {
     Drowsy = "drowsy",
     /// It was woken.
     Wake = "wake",
+    /// It could not be woken, and sleeps on.
+    WakeFailed = "wake_failed",
     /// It is idle and cannot fall asleep.
     Awake = "awake",
     /// A checkpoint of it was made.

@@ -19,7 +19,7 @@ mod image;
 mod stats;
 mod time;
 
-pub use container::{Inspect, Port, Summary};
+pub use container::{Inspect, Port, Summary, WakeFailed};
 pub use event::{Event, EventKind};
 pub use image::Image;
 pub use stats::Stats;

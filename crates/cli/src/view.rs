@@ -36,7 +36,9 @@ pub(crate) fn image(root: &RootSource) -> String {
 pub(crate) fn status(c: &Listed) -> String {
     let ago = |ms: i64| span(now_ms() - ms);
     if let (State::Asleep, Some(since)) = (c.state, c.asleep_unix_ms) {
-        return format!("Asleep {}", ago(since));
+        let failed =
+            c.failed_wake.as_ref().map(|failed| format!(" (wake failed: {})", failed.cause));
+        return format!("Asleep {}{}", ago(since), failed.unwrap_or_default());
     }
     if let (State::Drowsy, Some(since)) = (c.state, c.asleep_unix_ms) {
         return format!("Drowsy {}", ago(since));

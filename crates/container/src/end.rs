@@ -2,7 +2,7 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `net`, `pending`, `shared` and `later`.
+//! Uses `ground`, `state`, `exit`, `hold`, `net`, `pending`, `shared`, `later` and `unwoken`.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
 use crate::ground::Ground;
 use crate::state::{self, Exit, InitRecord, Observed};
-use crate::{disk, event, hold, later, net, pending, shared};
+use crate::{disk, event, hold, later, net, pending, shared, unwoken};
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
 /// and may be called twice.
@@ -47,6 +47,7 @@ fn tear_down_with(
     keep(shared::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
     match first {
+    unwoken::remove(ground, id);
         None => disk::remove_tree(&ground.run_dir(id)),
         Some(e) => Err(e),
     }
@@ -230,6 +231,7 @@ pub(crate) fn end_asleep(
 
 /// Removes the files of a container after its kernel objects.
 pub(crate) fn remove_files(
+    unwoken::forget(ground, config);
     ground: &Ground,
     id: &ContainerId,
     config: Option<&Config>,

@@ -1,6 +1,7 @@
 //! The engine's errors, by the step that failed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dormouse_kernel::{CallError, ErrorKind};
 use dormouse_model::{Config, Invalid, State};
@@ -39,6 +40,28 @@ pub enum Error {
     /// A process has been in transit into the container for too long.
     #[error("a process that `exec` starts in container {0} does not run yet: try again later")]
     Entered(String),
+    /// A killed process has not ended in time.
+    #[error(
+        "process {pid} of container '{name}' was killed and has not ended within {waited:?}: it waits in the \
+         kernel for a disk or a file system; the container is stopped when it ends"
+    )]
+    Undying {
+        /// The container.
+        name: String,
+        /// The process.
+        pid: u32,
+        /// The time.
+        waited: Duration,
+    },
+    /// A restore did not end in time.
+    #[error(
+        "the restore has not ended within {0:?} (`[wake] within` in config.toml): a file system of a volume \
+         may not answer, or the checkpoint waits for itself"
+    )]
+    TooSlow(Duration),
+    /// The daemon has granted no memory for a wake in time.
+    #[error("the daemon granted no memory in time to wake container '{0}'")]
+    NotAdmitted(String),
     /// Its memory is still being filled from its checkpoint.
     #[error("the memory of container {0} is still being read from its checkpoint: try again later")]
     Filling(String),
@@ -153,9 +176,13 @@ impl Error {
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
-            Self::State { .. } | Self::NotIdle(_) | Self::Entered(_) | Self::Filling(_) => {
-                ErrorKind::Busy
-            }
+            Self::State { .. }
+            | Self::NotIdle(_)
+            | Self::Entered(_)
+            | Self::NotAdmitted(_)
+            | Self::Undying { .. }
+            | Self::TooSlow(_)
+            | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,

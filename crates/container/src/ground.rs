@@ -105,15 +105,22 @@ impl Ground {
         name: &str,
         attributes: &[(&str, String)],
     ) {
+        // A full disk must not stop a stop.
+        let _ = self.record_at(event::now_unix_ms(), kind, id, name, attributes);
+    }
+
+    /// Records an event of this time.
+    pub(crate) fn record_at(
+        &self,
+        unix_ms: i64,
+        kind: impl Into<EventKind>,
+        id: &str,
+        name: &str,
+        attributes: &[(&str, String)],
+    ) -> Result<()> {
         let attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
-        let event = Event {
-            unix_ms: event::now_unix_ms(),
-            kind: kind.into(),
-            id: id.to_owned(),
-            name: name.to_owned(),
-            attributes,
-        };
-        let _ = event::append(&self.events(), &event); // a full disk must not stop a stop
+        let (id, name) = (id.to_owned(), name.to_owned());
+        event::append(&self.events(), &Event { unix_ms, kind: kind.into(), id, name, attributes })
     }
 
     /// Directory of a container, kept over boots.

@@ -193,14 +193,19 @@ pub(crate) fn hold_by(
 }
 
 /// Gives the held sockets of a failed wake to the keeper, if that has been replaced since:
-/// later callers wait in the queues of these sockets. The keeper requests another wake at once.
+/// later callers wait in the queues of these sockets. The keeper requests another wake at once. A keeper
+/// that has them parks them again, so that the vault has copies.
 pub(crate) fn hold_again(ground: &Ground, config: &Config, held: Vec<(u32, OwnedFd)>) {
     let give = || -> Result<()> {
         let Some((first, _)) = held.first() else { return Ok(()) };
         let mut keeper = keeper(ground)?;
         match keeper.take(config.id.as_str(), *first) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            other => return Ok(other.map(drop)?), // the keeper has them
+            // The keeper has them. After a wake that it requested it parks them by itself.
+            other => {
+                other?;
+                return Ok(keeper.park(config.id.as_str())?);
+            }
         }
         let reader = Reader::open(&ground.asleep_dir(&config.id))?;
         let held = held_files(reader.records(), held);

@@ -1,14 +1,15 @@
 //! Facts about one container, for lists and `inspect`.
 //!
-//! Uses `ground`, `state` and `exit`.
+//! Uses `ground`, `state`, `exit` and `unwoken`.
 
 use dormouse_kernel::cgroup::Stats;
 use dormouse_model::{Config, ContainerId, State};
 
 use crate::error::Result;
-use crate::exit;
 use crate::ground::Ground;
 use crate::state::{self, Exit};
+use crate::unwoken::FailedWake;
+use crate::{exit, unwoken};
 
 /// Everything about a container that lists and `inspect` show.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct Details {
     pub asleep_unix_ms: Option<i64>,
     /// How it ended last; `None` if it never did.
     pub exit: Option<Exit>,
+    /// Why it could not be woken, while it is asleep.
+    pub failed_wake: Option<FailedWake>,
 }
 
 /// Everything about one container.
@@ -44,7 +47,12 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         Some(init) if !observed.is_alive() => Some(exit::of(ground, &config.id, init)?),
         _ => observed.exit,
     };
-    Ok(Details { config, state: observed.state, pid, started_unix_ms, asleep_unix_ms, exit })
+    let failed_wake = match observed.state {
+        State::Asleep => unwoken::of(ground, id),
+        _ => None,
+    };
+    let state = observed.state;
+    Ok(Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake })
 }
 
 /// Processor, memory and disk use so far.

@@ -56,7 +56,9 @@ pub(crate) struct Later {
 /// Checks that the settings for wakes (`[wake]` in `config.toml`) can be read. A wake itself
 /// uses the defaults if they cannot, rather than keep a caller out.
 pub(crate) fn check_settings(ground: &Ground) -> Result<()> {
-    settings::block_bytes(&ground.settings()).map(drop)
+    settings::block_bytes(&ground.settings())?;
+    settings::clients_wait(&ground.settings())?;
+    settings::within(&ground.settings()).map(drop)
 }
 
 /// Chooses the lazy part of a checkpoint; `None` if all memory is read at once, because it is

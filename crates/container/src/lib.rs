@@ -38,7 +38,7 @@
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state exit hold log io saved silence shared usage      records and facts of one container
-//! process net freeze pending later policy admission      one subject each: program, network, memory
+//! process net freeze pending later policy unwoken admission    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
@@ -71,6 +71,7 @@
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
+//! RUN/unwoken/ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
 //! ```
@@ -150,6 +151,7 @@ mod state;
 mod template;
 mod tidy;
 mod unborn;
+mod unwoken;
 mod usage;
 mod user;
 mod verb;
@@ -175,5 +177,6 @@ pub use start::Running;
 pub use state::Exit;
 pub use template::Template;
 pub use unborn::Unborn;
+pub use unwoken::FailedWake;
 
 pub use dormouse_kernel::ErrorKind;

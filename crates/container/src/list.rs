@@ -13,7 +13,7 @@
 //! No result depends on the file. An invalid or misplaced line counts as missing; a list that finds
 //! many missing lines writes the file again, if it can.
 //!
-//! Uses `ground`, `state` and `inspect`.
+//! Uses `ground`, `state`, `unwoken` and `inspect`.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::panic::resume_unwind;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dormouse_api::{Port, Summary, rfc3339};
+use dormouse_api::{Port, Summary, WakeFailed, rfc3339};
 use dormouse_model::{Config, ContainerId, Name, NetMode, Publish, RootSource, Spec, State};
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, statat};
 use serde::{Deserialize, Serialize};
@@ -32,10 +32,11 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::inspect::{self, Details};
 use crate::state::Exit;
+use crate::unwoken::{self, FailedWake};
 
 /// First line of the file. The number changes with the definition of [`Listed`], and with the
 /// lines' order.
-const HEAD: &[u8] = b"containers 2\n";
+const HEAD: &[u8] = b"containers 3\n";
 /// A thread handles at least this many containers.
 const PART_MIN: usize = 200;
 /// The file is written again if at least so many containers, and one in so many of all, were not in
@@ -85,11 +86,15 @@ pub struct Listed {
     /// Last exit; `None` if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+    /// Why it could not be woken, while it is asleep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_wake: Option<FailedWake>,
 }
 
 impl From<Details> for Listed {
     fn from(details: Details) -> Self {
-        let Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit } = details;
+        let Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake } =
+            details;
         let Config { id, name, created_unix_s, addresses, spec, .. } = config;
         let Spec { root, process, net, publish, labels, .. } = spec;
         let args = process.args;
@@ -108,6 +113,7 @@ impl From<Details> for Listed {
             started_unix_ms,
             asleep_unix_ms,
             exit,
+            failed_wake,
         }
     }
 }
@@ -145,6 +151,12 @@ impl Listed {
             finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
             exit_code: ended.and_then(|e| e.code),
             oom_killed: self.exit.as_ref().is_some_and(|e| e.oom_killed),
+            wake_failed: self.failed_wake.as_ref().map(|failed| WakeFailed {
+                cause: &failed.cause,
+                since: rfc3339(failed.since_unix_ms),
+                last: rfc3339(failed.last_unix_ms),
+                attempts: failed.attempts,
+            }),
         }
     }
 }
@@ -230,8 +242,10 @@ fn changed_ns(stat: &Stat) -> i128 {
 #[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
 pub(crate) fn list(ground: &Ground) -> Result<Vec<Box<Listed>>> {
     // ORDER: the containers with processes, then the directories: a container that starts or
-    // wakes meanwhile is shown in its old or its new state.
-    let awake: HashSet<ContainerId> = ground.started()?.into_iter().collect();
+    // wakes meanwhile is shown in its old or its new state. The time of its directory does not show a
+    // failed wake either.
+    let mut awake: HashSet<ContainerId> = ground.started()?.into_iter().collect();
+    awake.extend(unwoken::in_run(ground));
     let path = ground.places.lib.join("list");
     let (ids, text) = std::thread::scope(|scope| {
         let ids = scope.spawn(|| {
@@ -365,6 +379,7 @@ mod tests {
                 short_runs: 0,
                 stopped: false,
             }),
+            failed_wake: None,
         };
         let json = |listed: &Listed| serde_json::to_string(&listed.summary()).unwrap();
         assert_eq!(

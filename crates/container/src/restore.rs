@@ -3,28 +3,32 @@
 //! A restore is a start ([`crate::start`]) whose newborn follows a restore program instead of calling
 //! execve. Its whole confinement comes from `config.json`.
 //!
-//! Uses `ground`, `state`, `log`, `io`, `silence`, `process`, `later`, `root` and `template`.
+//! Uses `ground`, `state`, `exit`, `log`, `io`, `silence`, `process`, `later`, `root` and `template`.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
+use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
 use dormouse_parcel::Reader;
 
 use crate::error::{Error, Result};
+use crate::exit::SIGKILL;
 use crate::ground::Ground;
 use crate::io::{self, Io};
 use crate::later::Later;
 use crate::state::InitRecord;
 use crate::template::Common;
 use crate::user::PasswdUser;
-use crate::{log, process, root, silence};
+use crate::{log, process, root, settings, silence};
 
 /// Contents up to this size are verified without a thread, which costs some 0.3 ms.
 const SMALL_BYTES: u64 = 512 << 10;
@@ -52,7 +56,47 @@ pub(crate) struct RestorePlan {
     pub(crate) common: Option<Arc<Common>>,
     /// Drop rules must be applied to its network stack before the restore.
     pub(crate) keeps_quiet: bool,
+    /// The limit of its time, while a newborn follows it.
+    pub(crate) watch: Cell<Option<Watch>>,
 }
+
+/// Kills the newborn of a restore that takes too long. A file system of a volume
+/// may not answer, and the processes of a hostile checkpoint may wait for each other.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// Closed at the end of the restore.
+    _over: mpsc::Sender<()>,
+    has_fired: Arc<AtomicBool>,
+    limit: Duration,
+}
+
+impl Watch {
+    /// Without memory for its thread the restore has no limit.
+    fn begin(newborn: OwnedFd, limit: Duration) -> Self {
+        let (over, waits) = mpsc::channel::<()>();
+        let has_fired = Arc::new(AtomicBool::new(false));
+        let mark = Arc::clone(&has_fired);
+        let body = move || {
+            if waits.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                mark.store(true, Ordering::SeqCst);
+                let _ = pidfd::send_signal(newborn.as_fd(), SIGKILL); // may have ended just now
+            }
+        };
+        let _ = std::thread::Builder::new().stack_size(WATCH_STACK_BYTES).spawn(body);
+        Self { _over: over, has_fired, limit }
+    }
+
+    /// Returns the error for a restore that was ended.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.has_fired.load(Ordering::SeqCst).then_some(Error::TooSlow(self.limit))
+    }
+}
+
+/// Stack of the thread of a [`Watch`].
+const WATCH_STACK_BYTES: usize = 64 << 10;
+
+/// Memory that a slow disk supplies in a second.
+const BYTES_PER_SECOND_MIN: u64 = 10 << 20;
 
 /// Verification of a checkpoint's contents against their checksums, concurrent with the rest of the
 /// restore: no process may run before its memory is verified.
@@ -103,7 +147,18 @@ impl RestorePlan {
             later: None,
             common: None,
             keeps_quiet: false,
+            watch: Cell::default(),
         }
+    }
+
+    /// Begins the limit of time for a newborn.
+    pub(crate) fn begin_watch(&self, ground: &Ground, newborn: BorrowedFd<'_>) -> Result<()> {
+        // Unreadable settings do not prevent a wake.
+        let limit = settings::within(&ground.settings()).unwrap_or(settings::WITHIN);
+        let for_memory = self.reader.records().pages.bytes / BYTES_PER_SECOND_MIN;
+        let limit = limit.saturating_add(Duration::from_secs(for_memory));
+        self.watch.set(Some(Watch::begin(io::clone_fd(newborn)?, limit)));
+        Ok(())
     }
 
     /// Returns the keeper's key of the template.
@@ -212,5 +267,35 @@ fn outside(io: &Io, name: &str) -> Result<OwnedFd> {
     match (stream, io) {
         (Some(stream), Io::Fds(fds)) => io::clone_fd(fds[1 + stream].as_fd()),
         _ => Err(Error::Invalid(format!("the checkpoint needs an unknown stream '{name}'"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn child() -> (Child, OwnedFd) {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = pidfd::open(child.id()).unwrap();
+        (child, process)
+    }
+
+    #[test]
+    fn watch_kills_newborn_after_its_limit_and_only_then() {
+        let (mut late, process) = child();
+        let watch = Watch::begin(io::clone_fd(process.as_fd()).unwrap(), Duration::from_millis(20));
+        assert!(pidfd::wait(&process, Some(Duration::from_secs(60))).unwrap(), "it is killed");
+        let text = watch.error().expect("the watch has fired").to_string();
+        assert!(text.contains("20ms"), "{text}");
+        late.wait().unwrap();
+        let (mut done, process) = child();
+        let watch = Watch::begin(io::clone_fd(process.as_fd()).unwrap(), Duration::from_secs(1000));
+        assert!(watch.error().is_none());
+        drop(watch);
+        assert!(pidfd::is_alive(&process), "the end of the watch kills no process");
+        done.kill().unwrap();
+        done.wait().unwrap();
     }
 }

@@ -11,13 +11,16 @@
 //!
 //! [wake]
 //! block = "64k"   # memory filled when a page of it is touched: a power of two, 4k to 1m
+//! clients-wait = "forever"   # time until waiting clients of a container that cannot be woken are
+//!                            # reset, such as "30s" or "10m"
+//! within = "2m"   # longest time of a restore, plus a second for each 10 MB of memory
 //! ```
 
 use std::path::Path;
 use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
-use dormouse_model::{Invalid, LogDriver, parse_bytes, span_ms};
+use dormouse_model::{Invalid, LogDriver, parse_bytes, parse_span_ms};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -61,7 +64,7 @@ impl TryFrom<String> for Linger {
     type Error = Invalid;
 
     fn try_from(text: String) -> std::result::Result<Self, Invalid> {
-        match span_ms(&text) {
+        match parse_span_ms(&text) {
             Some(ms @ 0..=Self::MAX_MS) => Ok(Self(Duration::from_millis(ms.unsigned_abs()))),
             _ => Err(Invalid::new("duration", text, "a time such as 0s, 30s or 10m")),
         }
@@ -99,9 +102,42 @@ fn read(path: &Path) -> Result<File> {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Section {
     block: Option<String>,
+    clients_wait: Option<String>,
+    within: Option<String>,
+}
+
+/// The longest time of a restore, without its memory.
+pub(crate) const WITHIN: Duration = Duration::from_secs(120);
+
+/// Returns the longest time of a restore, without its memory.
+pub(crate) fn within(path: &Path) -> Result<Duration> {
+    let Some(text) = read(path)?.wake.within else { return Ok(WITHIN) };
+    let limit = span(&text).filter(|limit| *limit >= Duration::from_secs(1));
+    limit.ok_or_else(|| {
+        let what = format!("within '{text}' is not a time of at least 1s, such as 30s or 10m");
+        Error::Invalid(format!("{}: {what}", path.display()))
+    })
+}
+
+fn span(text: &str) -> Option<Duration> {
+    parse_span_ms(text).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
+}
+
+/// Returns how long clients wait for a container whose wake fails; `None` if without limit.
+pub(crate) fn clients_wait(path: &Path) -> Result<Option<Duration>> {
+    let text = match read(path)?.wake.clients_wait {
+        None => return Ok(None),
+        Some(text) if text == "forever" => return Ok(None),
+        Some(text) => text,
+    };
+    span(&text).map(Some).ok_or_else(|| {
+        let expected = "'forever', or a time such as 30s or 10m";
+        let what = format!("clients-wait '{text}' is not {expected}");
+        Error::Invalid(format!("{}: {what}", path.display()))
+    })
 }
 
 /// Returns how much memory is filled when a page of it is touched, in bytes.
@@ -152,6 +188,19 @@ mod tests {
         }
         assert!(read("[run]\ndefault-volumes = \"ro\"\n").is_err());
         assert!(read("[wake]\nblocks = \"4k\"\n").is_err());
+        let wait = |text: &str| {
+            std::fs::write(file.path(), format!("[wake]\nclients-wait = \"{text}\"\n")).unwrap();
+            clients_wait(file.path())
+        };
+        assert_eq!(wait("forever").unwrap(), None);
+        assert_eq!(wait("1m30s").unwrap(), Some(Duration::from_secs(90)));
+        std::fs::write(file.path(), "[wake]\nwithin = \"1m\"\n").unwrap();
+        assert_eq!(within(file.path()).unwrap(), Duration::from_secs(60));
+        std::fs::write(file.path(), "[wake]\nwithin = \"10ms\"\n").unwrap();
+        assert!(within(file.path()).unwrap_err().to_string().contains("'10ms'"));
+        assert_eq!(wait("0s").unwrap(), Some(Duration::ZERO), "no client waits");
+        let error = wait("long").unwrap_err().to_string();
+        assert!(error.contains("'long'") && error.contains("forever"), "{error}");
         assert_eq!(block_bytes(Path::new("/no/such/file")).unwrap(), AROUND_BYTES);
     }
 }

@@ -158,6 +158,8 @@ fn begin(
     }
     let started = start_clean(ground, config, io, past, from);
     let verb = if from.is_some() { "restore" } else { "start" };
+    let watch = from.and_then(|from| from.watch.take());
+    let started = started.map_err(|e| watch.and_then(|watch| watch.error()).unwrap_or(e));
     match &started {
         Ok(_) => ground.record(verb, config.id.as_str(), config.name.as_str(), &[]),
         Err(_) => {
@@ -214,6 +216,7 @@ fn start_clean(
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
     let mut newborn = keeper.born(expected)?;
     let userns = if weakened("user-namespace") {
+    from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
         layer::user_namespace(config.ids)? // file ids are not mapped
     } else {
         pidfd::user_namespace(newborn.pidfd.as_fd())

@@ -3,7 +3,10 @@
 //! A wake is a start whose newborn follows a restore program and takes the held sockets into their
 //! old places ([`crate::sleep`]).
 //!
-//! Uses `ground`, `state`, `hold`, `pending`, `later`, `policy`, `admission`, `root`, `end`,
+//! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
+//! sockets are held, and its clients wait ([`crate::unwoken`]).
+//!
+//! Uses `ground`, `state`, `hold`, `pending`, `later`, `policy`, `unwoken`, `admission`, `root`, `end`,
 //! `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
@@ -24,7 +27,7 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{disk, drowsy, end, hold, later, root};
+use crate::{disk, drowsy, end, hold, later, root, unwoken};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
@@ -69,7 +72,12 @@ fn wake_found(
     }
     let mut held = Vec::new();
     let woken = wake_with(ground, config, &mut held, reason);
-    if woken.is_err() {
+    if let Err(e) = &woken {
+        if state::observe(ground, config).is_ok_and(|it| it.state == State::Asleep) {
+            let failed = unwoken::note(ground, config, e, reason);
+            // The error of the wake is returned.
+            let _ = unwoken::reset_clients(ground, config, &failed, &held);
+        }
         hold::hold_again(ground, config, held);
     }
     woken
@@ -124,6 +132,7 @@ fn wake_with(
         later,
         common: None,
         keeps_quiet: false,
+        watch: Cell::default(),
     };
     let mut running = match start::start_restored(ground, config, &comeback) {
         // ORDER: now: no other process may have the container's files open when it closes them.
@@ -136,8 +145,15 @@ fn wake_with(
             return Err(e);
         }
     };
-    end::unmark(ground, config, disk::read_json(&ground.run_dir(&config.id).join("init.json"))?)?;
-    end::end_asleep(ground, config, Some(&mut running.keeper), is_large)?;
+    let record = ground.run_dir(&config.id).join("init.json");
+    let unmarked = disk::read_json(&record).and_then(|init| end::unmark(ground, config, init));
+    let ended = end::end_asleep(ground, config, Some(&mut running.keeper), is_large);
+    // Either step commits the wake. A full disk may prevent the first, and a killed keeper the second.
+    if let (Err(e), true) = (unmarked, ground.asleep_dir(&config.id).exists()) {
+        end::release_objects(ground, config)?;
+        return Err(e);
+    }
+    ended?;
     ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(reason));
     Ok(running)
 }

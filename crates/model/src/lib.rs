@@ -23,7 +23,7 @@ pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::Limits;
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
 pub use reference::Reference;
-pub use size::{parse_bytes, parse_cpus, span_ms};
+pub use size::{parse_bytes, parse_cpus, parse_span_ms};
 pub use state::State;
 pub use wake::{WakeOn, WakeOnTimer};
 

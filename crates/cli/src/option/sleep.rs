@@ -1,6 +1,6 @@
 //! Options for falling asleep by itself.
 
-use dormouse_model::{Sleep, WakeOn, WakeOnTimer, span_ms};
+use dormouse_model::{Sleep, WakeOn, WakeOnTimer, parse_span_ms};
 
 use super::Invalid;
 
@@ -79,7 +79,7 @@ const LONGEST_MS: u64 = 10 * 366 * 86_400_000;
 fn duration_ms(text: &str) -> Result<u64, Invalid> {
     let bad = || Invalid::new("duration", text, "seconds, or a time such as 500ms, 30s or 1h30m");
     let seconds = text.parse::<u64>().ok().and_then(|s| s.checked_mul(1000));
-    let ms = seconds.or_else(|| span_ms(text).and_then(|ms| u64::try_from(ms).ok()));
+    let ms = seconds.or_else(|| parse_span_ms(text).and_then(|ms| u64::try_from(ms).ok()));
     ms.filter(|ms| (1..=LONGEST_MS).contains(ms)).ok_or_else(bad)
 }
 

@@ -1,7 +1,7 @@
 //! Points in time, for `--since` and `--until`, and ages.
 
 pub(crate) use dormouse_kernel::clock::now_unix_ms as now_ms;
-use dormouse_model::span_ms;
+use dormouse_model::parse_span_ms;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
@@ -22,7 +22,7 @@ pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
         // LIMIT: year 9999, so that the milliseconds are exact and fit.
         return if seconds < 253_402_300_800.0 { Ok((seconds * 1e3) as i64) } else { Err(bad()) };
     }
-    Ok(now_ms.saturating_sub(span_ms(text).ok_or_else(bad)?))
+    Ok(now_ms.saturating_sub(parse_span_ms(text).ok_or_else(bad)?))
 }
 
 /// Formats a duration in the largest unit that fits: `12 seconds`, `3 hours`.

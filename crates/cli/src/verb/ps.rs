@@ -122,7 +122,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             short(&view::image(&c.root), 40),
             short(&c.args.join(" "), 24),
             format!("{} ago", span(now_ms() - c.created_unix_s * 1000)),
-            view::status(c),
+            short(&view::status(c), 100),
             short(&view::addresses(&c.addresses), 40),
             short(&view::ports(&c.publish), 40),
         ]

@@ -1,6 +1,6 @@
 //! Directories of an instance, and the leftovers of the last boot.
 //!
-//! Uses `ground`, `state`, `exit`, `pending`, `end`, `remove` and `recover::interrupted`.
+//! Uses `ground`, `state`, `exit`, `pending`, `unwoken`, `end`, `remove` and `recover::interrupted`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::recover::interrupted;
 use crate::state::{self, InitRecord};
-use crate::{end, exit, pending, remove};
+use crate::{end, exit, pending, remove, unwoken};
 
 /// Prepares the directories for a command, and finishes the work of killed ones.
 pub(crate) fn open(ground: &Ground) -> Result<()> {
@@ -83,6 +83,7 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
     if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
         return Ok(());
     }
+    unwoken::remove_all(ground)?;
     forget_last_boot(ground)?;
     sweep(ground)?;
     recover_slots(ground)?;

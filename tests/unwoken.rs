@@ -1,0 +1,219 @@
+//! A wake that fails loses nothing: the container sleeps on, the cause is shown, clients wait, and the next
+//! attempt works when the cause is gone.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Output, image, slowness, wait_until};
+use serde_json::Value;
+
+use crate::checkpoint::rewrite;
+
+fn soon() -> Duration {
+    Duration::from_secs(90) * slowness()
+}
+
+/// A client of `x`, which waits for its answer as long as the test does.
+fn client(host: &Host) -> JoinHandle<Output> {
+    let mut probe = host.command(image::probe());
+    probe.args(["ask", &host.address_of("x"), "80"]);
+    thread::spawn(move || dormouse_testkit::run(probe, b"", soon()))
+}
+
+/// Has a new client answered. Only the first attempt may precede the listener.
+#[track_caller]
+fn ask(host: &Host) -> String {
+    let mut last = None;
+    wait_until(soon(), || {
+        let out = client(host).join().expect("the thread ends");
+        let is_answered = out.status == 0;
+        last = Some(out);
+        is_answered
+    });
+    last.expect("at least one attempt").ok().trim().to_owned()
+}
+
+/// Runs a server `x` that numbers its connections, with these options and a file of the volume `/data` open.
+/// The file is `data/file` in the scratch directory.
+#[track_caller]
+fn serving(host: &Host, options: &[&str]) -> PathBuf {
+    let data = host.dir().join("data");
+    fs::create_dir_all(&data).expect("a scratch directory");
+    fs::write(data.join("file"), "text").expect("a scratch file");
+    let volume = format!("{}:/data", data.display());
+    let script = "exec 3</data/file; exec probe count 0.0.0.0 80 4096";
+    let run = ["run", "-d", "--name", "x", "-v", &volume];
+    host.dm(&[&run, options, &["busybox", "sh", "-c", script]].concat()).ok();
+    assert_eq!(ask(host), "call 1");
+    data.join("file")
+}
+
+#[track_caller]
+fn put_to_sleep(host: &Host) {
+    host.dm(&["sleep", "x"]).ok();
+    assert_eq!(host.state_of("x"), "asleep");
+}
+
+/// Returns the facts about failed wakes that `inspect` shows.
+fn failed(host: &Host) -> Value {
+    host.inspect("x")["wake_failed"].clone()
+}
+
+/// Waits until a wake has failed. `inspect`, `ps` and an event then show this cause.
+#[track_caller]
+fn wait_for_failure(host: &Host, cause: &str) {
+    let is_shown = || failed(host)["cause"].as_str().is_some_and(|text| text.contains(cause));
+    assert!(wait_until(soon(), is_shown), "{} has no '{cause}'", host.inspect("x"));
+    let shown = host.dm(&["ps", "--no-trunc"]).ok();
+    assert!(shown.contains("(wake failed: ") && shown.contains(cause), "{shown}");
+    let json = host.dm(&["ps", "--json"]).ok();
+    let all: Value = serde_json::from_str(&json).expect("JSON");
+    let listed = all[0]["wake_failed"]["cause"].as_str();
+    assert!(listed.is_some_and(|text| text.contains(cause)), "{json}");
+    assert_eq!(host.state_of("x"), "asleep");
+}
+
+#[track_caller]
+fn has_event(host: &Host, cause: &str) {
+    let events = host.dm(&["events", "--no-stream"]).ok();
+    let is_it = |line: &str| line.contains("wake_failed") && line.contains(cause);
+    assert!(events.lines().any(is_it), "{events}");
+}
+
+#[test]
+fn vm_failed_wake_keeps_container_and_clients_until_cause_is_gone() {
+    let host = Host::with_busybox();
+    let file = serving(&host, &[]);
+    put_to_sleep(&host);
+    let away = file.with_extension("away");
+    fs::rename(&file, &away).expect("moved");
+    let waits = client(&host);
+    wait_for_failure(&host, "/data/file");
+    has_event(&host, "/data/file");
+    // Commands report the cause, and change nothing.
+    let before = failed(&host)["attempts"].as_u64().expect("a number");
+    for verb in [&["wake", "x"][..], &["exec", "x", "true"], &["start", "x"], &["stop", "x"]] {
+        let out = host.dm(verb);
+        assert!(out.status != 0 && out.stderr.contains("/data/file"), "{verb:?}: {out}");
+        assert_eq!(host.state_of("x"), "asleep", "{verb:?}");
+        assert!(verb[0] != "stop" || out.stderr.contains("stop --time 0"), "{out}");
+    }
+    assert!(failed(&host)["attempts"].as_u64() >= Some(before + 4), "{}", failed(&host));
+    assert!(!waits.is_finished(), "the client still waits");
+    fs::rename(&away, &file).expect("moved back");
+    host.dm(&["wake", "x"]).ok();
+    assert_eq!(waits.join().expect("the thread ends").ok().trim(), "call 2");
+    assert_eq!((failed(&host), host.state_of("x").as_str()), (Value::Null, "running"));
+    assert!(!host.dm(&["ps"]).ok().contains("wake failed"));
+    assert_eq!(ask(&host), "call 3");
+    // The end of a sleep ends the report, too.
+    put_to_sleep(&host);
+    fs::rename(&file, &away).expect("moved");
+    assert_ne!(host.dm(&["wake", "x"]).status, 0);
+    wait_for_failure(&host, "/data/file");
+    host.dm(&["stop", "--time", "0", "x"]).ok();
+    assert_eq!((failed(&host), host.state_of("x").as_str()), (Value::Null, "stopped"));
+    fs::rename(&away, &file).expect("moved back");
+    host.dm(&["start", "x"]).ok();
+    assert_eq!(ask(&host), "call 1", "a new start");
+}
+
+/// An open connection and a waiting one outlive a failed wake, the keeper and the failed wake after it.
+#[test]
+fn vm_connections_of_failed_wake_survive_killed_keeper() {
+    let host = Host::with_busybox();
+    let file = serving(&host, &[]);
+    put_to_sleep(&host);
+    let away = file.with_extension("away");
+    fs::rename(&file, &away).expect("moved");
+    assert_ne!(host.dm(&["wake", "x"]).status, 0);
+    let waits = client(&host);
+    let attempts = || failed(&host)["attempts"].as_u64().unwrap_or(0);
+    assert!(wait_until(soon(), || attempts() >= 2), "{}", failed(&host));
+    let keeper = host.keeper().expect("a keeper");
+    let pid = rustix::process::Pid::from_raw(keeper as i32).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it exists");
+    assert!(wait_until(soon(), || host.processes().iter().all(|(pid, _)| *pid != keeper)));
+    let before = attempts();
+    host.dm(&["ps"]).ok(); // starts the next keeper
+    assert!(wait_until(soon(), || attempts() > before), "the next keeper finds the client");
+    fs::rename(&away, &file).expect("moved back");
+    assert_eq!(waits.join().expect("the thread ends").ok().trim(), "call 2");
+    assert_eq!(host.state_of("x"), "running");
+}
+
+#[test]
+fn wake_fails_by_name_of_missing_cpu_feature_and_works_with_it() {
+    let host = Host::with_busybox();
+    serving(&host, &[]);
+    put_to_sleep(&host);
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let asleep = host.root().join("lib/containers").join(id).join("asleep");
+    let copy = host.dir().join("copy");
+    let (from, to) = (asleep.display(), copy.display());
+    host.sh(&format!("cp -a {from} {to}")).ok();
+    rewrite(&asleep, |records| {
+        records.about.boot_id = "9b9d9af2-5a7f-4b07-93a1-a2f3e4d5c6b7".into();
+        records.about.cpu.push("of_tomorrow".into());
+    });
+    let waits = client(&host);
+    wait_for_failure(&host, "this CPU lacks of_tomorrow");
+    has_event(&host, "of_tomorrow");
+    host.sh(&format!("rm -r {from} && mv {to} {from}")).ok();
+    // Without a command: the keeper tries again.
+    assert_eq!(waits.join().expect("the thread ends").ok().trim(), "call 2");
+    assert_eq!((failed(&host), host.state_of("x").as_str()), (Value::Null, "running"));
+}
+
+#[test]
+fn vm_wake_on_full_disk_fails_and_works_when_space_is_free() {
+    let host = Host::new();
+    let run = host.root().join("run");
+    fs::create_dir_all(&run).expect("made");
+    let run = run.display();
+    host.sh(&format!("mount -t tmpfs -o size=4m,mode=0700 none {run}")).ok();
+    host.import(&image::busybox(), "busybox");
+    serving(&host, &[]);
+    put_to_sleep(&host);
+    host.sh(&format!("dd if=/dev/zero of={run}/ballast bs=4k 2>/dev/null; true")).ok();
+    let waits = client(&host);
+    wait_for_failure(&host, "No space left");
+    has_event(&host, "No space left");
+    let out = host.dm(&["wake", "x"]);
+    assert!(out.status != 0 && out.stderr.contains("No space left"), "{out}");
+    assert_eq!(host.state_of("x"), "asleep");
+    host.sh(&format!("rm {run}/ballast")).ok();
+    assert_eq!(waits.join().expect("the thread ends").ok().trim(), "call 2");
+    assert_eq!((failed(&host), host.state_of("x").as_str()), (Value::Null, "running"));
+    host.dm(&["rm", "--force", "x"]).ok();
+    host.dm(&["internal", "reset"]).ok();
+    host.sh(&format!("umount {run}")).ok();
+}
+
+#[test]
+fn vm_clients_of_failing_wake_are_reset_after_configured_time() {
+    let host = Host::with_busybox();
+    let file = serving(&host, &[]);
+    let etc = host.root().join("etc");
+    fs::create_dir_all(&etc).expect("made");
+    fs::write(etc.join("config.toml"), "[wake]\nclients-wait = \"0s\"\n").expect("written");
+    put_to_sleep(&host);
+    let away = file.with_extension("away");
+    fs::rename(&file, &away).expect("moved");
+    let address = host.address_of("x");
+    let error = host.in_network(move || {
+        let mut peer = TcpStream::connect((address, 80)).expect("the listener is held");
+        peer.set_read_timeout(Some(soon())).expect("a time");
+        let _ = peer.write(b"x"); // may be reset already
+        peer.read(&mut [0; 8]).map_err(|e| e.kind())
+    });
+    assert_eq!(error.join().expect("the thread ends"), Err(ErrorKind::ConnectionReset));
+    assert_eq!(host.state_of("x"), "asleep");
+    fs::rename(&away, &file).expect("moved back");
+    host.dm(&["wake", "x"]).ok();
+    assert_eq!(ask(&host), "call 2", "the reset client was never accepted");
+}
