@@ -5,10 +5,17 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, Output, image, slowness, wait_until};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, send,
+    socket_with,
+};
 use serde_json::Value;
 
 use crate::checkpoint::rewrite;
@@ -216,4 +223,68 @@ fn vm_clients_of_failing_wake_are_reset_after_configured_time() {
     fs::rename(&away, &file).expect("moved back");
     host.dm(&["wake", "x"]).ok();
     assert_eq!(ask(&host), "call 2", "the reset client was never accepted");
+}
+
+/// A daemon that never grants memory.
+struct Stingy {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stingy {
+    fn start(host: &Host) -> Self {
+        let path = host.root().join("run/gate.sock");
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let gate = socket_with(AddressFamily::UNIX, kind, flags, None).expect("a socket");
+        bind(&gate, &SocketAddrUnix::new(&path).expect("a short path")).expect("bound");
+        listen(&gate, 8).expect("it listens");
+        let ends = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&ends);
+        let thread = thread::spawn(move || {
+            let mut clients = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                clients.extend(accept(&gate));
+                clients.retain(|client| send(client, b"wait", SendFlags::NOSIGNAL).is_ok());
+                thread::sleep(Duration::from_millis(200));
+            }
+            fs::remove_file(&path).expect("removed");
+        });
+        Self { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Stingy {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The time of `stop` includes the wait for memory.
+#[test]
+fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
+    let host = Host::with_busybox();
+    serving(&host, &[]);
+    put_to_sleep(&host);
+    let stingy = Stingy::start(&host);
+    let mut stop: Child =
+        host.dormouse(&["stop", "--time", "2", "x"]).spawn().expect("the command starts");
+    let begin = Instant::now();
+    let mut status = None;
+    let ended = wait_until(soon(), || {
+        status = stop.try_wait().expect("our child");
+        status.is_some()
+    });
+    assert!(ended, "stop still waits after {:?}", begin.elapsed());
+    assert!(!status.expect("an exit").success());
+    assert_eq!(host.state_of("x"), "asleep");
+    // Without the signal it needs no memory.
+    drop(stingy);
+    assert_eq!(ask(&host), "call 2", "its memory was kept");
+    put_to_sleep(&host);
+    let stingy = Stingy::start(&host);
+    host.dm(&["stop", "--time", "0", "x"]).ok();
+    assert_eq!(host.state_of("x"), "stopped");
+    drop(stingy);
 }

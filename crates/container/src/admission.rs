@@ -25,7 +25,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dormouse_model::{Config, ContainerId, State};
 use rustix::fs::{Mode, OFlags};
@@ -94,6 +94,17 @@ pub(crate) fn lock(ground: &Ground, id: &ContainerId, grant: Option<Grant>) -> R
 
 /// Locks a container and reads its state; if it is asleep, after a grant.
 pub(crate) fn lock_to_wake(ground: &Ground, id: &ContainerId) -> Result<Admitted> {
+    lock_to_wake_by(ground, id, None)
+}
+
+/// Like [`lock_to_wake`], with a time until which a grant is waited for.
+///
+/// Errors: [`Error::NotAdmitted`] when that time has passed.
+pub(crate) fn lock_to_wake_by(
+    ground: &Ground,
+    id: &ContainerId,
+    until: Option<Instant>,
+) -> Result<Admitted> {
     // The answer arrives while the state is read.
     let may_sleep = ground.asleep_dir(id).exists();
     let requested = may_sleep.then(|| request(&ground.places.run, id)).flatten();
@@ -104,9 +115,13 @@ pub(crate) fn lock_to_wake(ground: &Ground, id: &ContainerId) -> Result<Admitted
     if receive(&gate, RecvFlags::DONTWAIT) == Ok(Some(Answer::Go)) {
         return Ok(Admitted { grant: Some(Grant(gate)), ..found });
     }
+    let name = found.config.name.to_string();
     drop(found);
-    lock(ground, id, wait(gate))
+    lock(ground, id, wait(gate, until).map_err(|TooLate| Error::NotAdmitted(name))?)
 }
+
+/// No grant has arrived in time.
+struct TooLate;
 
 /// Connects to the gate, if there is one, and requests a grant for a container.
 fn request(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
@@ -118,13 +133,21 @@ fn request(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
     Some(gate)
 }
 
-/// Waits for a grant; `None` if the daemon is gone.
-fn wait(gate: OwnedFd) -> Option<Grant> {
+/// Waits for a grant until a time; `None` if the daemon is gone.
+fn wait(gate: OwnedFd, until: Option<Instant>) -> std::result::Result<Option<Grant>, TooLate> {
     loop {
+        if let Some(until) = until {
+            // A timeout of zero would be none (socket(7)).
+            let left = until.saturating_duration_since(Instant::now());
+            let left = left.clamp(Duration::from_millis(1), SILENT_MAX);
+            let _ = sockopt::set_socket_timeout(&gate, sockopt::Timeout::Recv, Some(left));
+        }
+        let is_late = || until.is_some_and(|until| Instant::now() >= until);
         match receive(&gate, RecvFlags::empty()) {
-            Ok(Some(Answer::Go)) => return Some(Grant(gate)),
+            Ok(Some(Answer::Go)) => return Ok(Some(Grant(gate))),
+            Ok(_) | Err(Errno::INTR | Errno::AGAIN) if is_late() => return Err(TooLate),
             Ok(Some(Answer::Wait)) | Err(Errno::INTR) => {}
-            Ok(None) | Err(_) => return None,
+            Ok(None) | Err(_) => return Ok(None),
         }
     }
 }

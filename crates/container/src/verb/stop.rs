@@ -3,7 +3,7 @@
 //! Uses `ground`, `state`, `exit`, `freeze`, `pending`, `policy`, `admission`, `end` and `wake`.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::pidfd;
 use dormouse_model::{ContainerId, State};
@@ -15,23 +15,42 @@ use crate::pending::{self, Intent};
 use crate::policy::Reason;
 use crate::{admission, end, freeze, state, wake};
 
+/// The least time that a program has for its stop signal after a wake, or the whole timeout if that is
+/// shorter.
+const AFTER_WAKE_MIN: Duration = Duration::from_secs(1);
+
 /// Sends the stop signal to the first process, and kills all processes if it has not exited
 /// after the timeout (the container's own if none is given). An asleep container is woken for the
-/// signal, unless the timeout is 0. A stopped container stays stopped, and a pending restart is
-/// cancelled.
+/// signal, unless the timeout is 0. The timeout includes the wake. A stopped container stays stopped,
+/// and a pending restart is cancelled.
+///
+/// Errors: a container that cannot be woken is asleep as before.
 pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
     let config = ground.config(id)?;
     let timeout =
         timeout.unwrap_or_else(|| Duration::from_secs(u64::from(config.spec.stop_timeout_s)));
-    let fd = {
+    let began = Instant::now();
+    let cannot_wake = |e: &Error| {
+        Error::Invalid(format!(
+            "cannot wake '{}' for its stop signal, so it sleeps on: {}; 'stop --time 0' ends it \
+             without the signal, and its memory is lost",
+            config.name.as_str(),
+            e.with_causes()
+        ))
+    };
+    let (fd, was_asleep) = {
         // A timeout of 0 wakes nothing, and needs no grant.
         let admitted = match timeout.is_zero() {
             true => admission::lock(ground, id, None)?,
-            false => admission::lock_to_wake(ground, id)?,
+            false => match admission::lock_to_wake_by(ground, id, began.checked_add(timeout)) {
+                Err(e @ Error::NotAdmitted(_)) => return Err(cannot_wake(&e)),
+                other => other?,
+            },
         };
         let config = admitted.config.clone();
         let mut observed = state::observe_locked(ground, &config)?;
-        if observed.state == State::Asleep {
+        let was_asleep = observed.state == State::Asleep;
+        if was_asleep {
             if timeout.is_zero() {
                 end::end_sleep(ground, &config)?;
                 ground.record("stop", id.as_str(), config.name.as_str(), &[]);
@@ -39,14 +58,8 @@ pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>)
             }
             // The program handles the signal as if it had been awake: its memory may hold data that it
             // writes at its end.
-            let woken = wake::wake_locked(ground, &config, Reason::Operator).map_err(|e| {
-                Error::Invalid(format!(
-                    "cannot wake '{}' for its stop signal: {}; 'stop --time 0' ends it as it is",
-                    config.name.as_str(),
-                    e.with_causes()
-                ))
-            })?;
-            woken.detach();
+            let woken = wake::wake_locked(ground, &config, Reason::Operator);
+            woken.map_err(|e| cannot_wake(&e))?.detach();
             observed = state::observe_locked(ground, &config)?;
         }
         if !observed.is_alive() {
@@ -70,10 +83,14 @@ pub(crate) fn stop(ground: &Ground, id: &ContainerId, timeout: Option<Duration>)
         if thaws {
             freeze::thaw(ground, &config, &mut init)?;
         }
-        fd
+        (fd, was_asleep)
+    };
+    let left = match was_asleep {
+        true => timeout.saturating_sub(began.elapsed()).max(timeout.min(AFTER_WAKE_MIN)),
+        false => timeout,
     };
     // The lock is free while we wait: the container must be able to settle itself meanwhile.
-    let ended = pidfd::wait(fd.as_fd(), Some(timeout));
+    let ended = pidfd::wait(fd.as_fd(), Some(left));
     let ended = ended.map_err(Error::call("cannot wait for the container"))?;
     let lock = match ground.lock(id) {
         Err(Error::NoContainer(_)) => return Ok(()), // --rm, removed by another command
