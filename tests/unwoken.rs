@@ -225,6 +225,23 @@ fn vm_clients_of_failing_wake_are_reset_after_configured_time() {
     assert_eq!(ask(&host), "call 2", "the reset client was never accepted");
 }
 
+#[test]
+fn limit_below_memory_of_asleep_container_is_refused_with_both_figures() {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "--memory", "200m", "--memory-swap", "200m"];
+    host.dm(&[&serve[..], &["busybox", "probe", "count", "0.0.0.0", "80", "40960"]].concat()).ok();
+    assert_eq!(ask(&host), "call 1");
+    put_to_sleep(&host);
+    let out = host.dm(&["update", "--memory", "20m", "--memory-swap", "20m", "x"]);
+    let text = &out.stderr;
+    assert!(out.status != 0 && text.contains("the new limit of 20480k"), "{out}");
+    let needed = text.split("needs ").nth(1).and_then(|rest| rest.split('k').next());
+    let needed: u64 = needed.and_then(|text| text.parse().ok()).expect("a number of kB");
+    assert!((40_960..60_000).contains(&needed), "{out}");
+    host.dm(&["update", "--memory", "100m", "--memory-swap", "100m", "x"]).ok();
+    assert_eq!(ask(&host), "call 2", "the refused limit is not on record");
+}
+
 /// A daemon that never grants memory.
 struct Stingy {
     ends: Arc<AtomicBool>,
@@ -287,4 +304,42 @@ fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
     host.dm(&["stop", "--time", "0", "x"]).ok();
     assert_eq!(host.state_of("x"), "stopped");
     drop(stingy);
+}
+
+/// The records of zombies take a few bytes each.
+#[test]
+fn checkpoint_with_more_tasks_than_allowed_is_refused_before_any_is_made() {
+    let host = Host::with_busybox();
+    serving(&host, &["--pids", "50"]);
+    put_to_sleep(&host);
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let asleep = host.root().join("lib/containers").join(id).join("asleep");
+    let copy = host.dir().join("copy");
+    let (from, to) = (asleep.display(), copy.display());
+    host.sh(&format!("cp -a {from} {to}")).ok();
+    let zombies = |count: u32| {
+        host.sh(&format!("rm -r {from} && cp -a {to} {from}")).ok();
+        rewrite(&asleep, |records| {
+            let first = records.processes[0].clone();
+            let zombie = |n: u32| {
+                let mut one = first.clone();
+                (one.pid, one.parent) = (1000 + n, first.pid);
+                (one.ended, one.memory, one.directory) = (Some(0), None, None);
+                one.threads.clear();
+                one.descriptors.clear();
+                one
+            };
+            records.processes.extend((0..count).map(zombie));
+        });
+        host.dm(&["wake", "x"])
+    };
+    let out = zombies(60);
+    assert!(
+        out.stderr.contains("has 61 processes and threads, more than its limit of 50"),
+        "{out}"
+    );
+    assert_eq!(host.state_of("x"), "asleep");
+    host.sh(&format!("rm -r {from} && cp -a {to} {from}")).ok();
+    host.dm(&["wake", "x"]).ok();
+    assert_eq!(ask(&host), "call 2");
 }

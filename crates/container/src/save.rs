@@ -5,7 +5,7 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `log`, `saved`, `silence`, `process`, `later`, `root` and `end`.
+//! Uses `ground`, `state`, `log`, `saved`, `silence`, `usage`, `process`, `later`, `root` and `end`.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -23,6 +23,7 @@ use crate::ground::Ground;
 use crate::log::Output;
 use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
+use crate::usage::TASKS_MAX;
 use crate::{disk, end, later, process, root, saved};
 
 /// How a checkpoint is made.
@@ -160,6 +161,17 @@ pub(crate) fn can_be_saved(ground: &Ground, config: &Config) -> Result<(InitReco
     }
     state::wait_for_exec(ground, config)?;
     later::wait_until_filled(ground, config)?;
+    if config.spec.limits.pids_max.is_none() {
+        // A restore would refuse it.
+        let tasks = state::cgroup(ground, config)?.tasks()?.unwrap_or(0);
+        if tasks > TASKS_MAX {
+            return Err(Error::Invalid(format!(
+                "container '{}' has {tasks} processes and threads, and a restore makes {TASKS_MAX} at most \
+                 where the container has no limit: set one with `dormouse update --pids N`",
+                config.name
+            )));
+        }
+    }
     Ok(found)
 }
 

@@ -15,7 +15,7 @@
 //! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `io`, `process`, `net`, `later`, `layer`, `root`,
+//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `process`, `net`, `later`, `layer`, `root`,
 //! `create`, `end`, `restore` and `remove`.
 
 use std::fs;
@@ -39,7 +39,7 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::Users;
-use crate::{end, event, exit, hold, io, later, layer, process, remove};
+use crate::{end, event, exit, hold, io, later, layer, process, remove, usage};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]
@@ -130,6 +130,7 @@ pub(crate) fn start_restored(
     config: &Config,
     from: &RestorePlan,
 ) -> Result<Running> {
+    usage::check_tasks(config, from.reader.records())?;
     begin(ground, config, Stdio::detached(), Past::default(), Some(from))
 }
 
@@ -157,9 +158,9 @@ fn begin(
         make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
     }
     let started = start_clean(ground, config, io, past, from);
-    let verb = if from.is_some() { "restore" } else { "start" };
     let watch = from.and_then(|from| from.watch.take());
     let started = started.map_err(|e| watch.and_then(|watch| watch.error()).unwrap_or(e));
+    let verb = if from.is_some() { "restore" } else { "start" };
     match &started {
         Ok(_) => ground.record(verb, config.id.as_str(), config.name.as_str(), &[]),
         Err(_) => {
@@ -215,8 +216,8 @@ fn start_clean(
     let shared = dir::make(ground, config)?;
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
     let mut newborn = keeper.born(expected)?;
-    let userns = if weakened("user-namespace") {
     from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
+    let userns = if weakened("user-namespace") {
         layer::user_namespace(config.ids)? // file ids are not mapped
     } else {
         pidfd::user_namespace(newborn.pidfd.as_fd())

@@ -1,4 +1,4 @@
-//! Images and volumes that containers use, and the size of a sleeping container.
+//! Images and volumes that containers use, and the needs of a sleeping container: disk, memory, tasks.
 //!
 //! Uses `ground`.
 
@@ -6,7 +6,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use dormouse_image::Image;
-use dormouse_model::{Config, ContainerId, MountKind, Name, RootSource};
+use dormouse_kernel::proc;
+use dormouse_model::{Config, ContainerId, Limits, MountKind, Name, RootSource};
+use dormouse_parcel::Reader;
+use dormouse_record::{Process, Records};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
@@ -15,6 +18,64 @@ use crate::ground::Ground;
 pub(crate) fn asleep_bytes(ground: &Ground, id: &ContainerId) -> u64 {
     let files = fs::read_dir(ground.asleep_dir(id)).into_iter().flatten().flatten();
     files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
+}
+
+/// LIMIT: processes and threads of a checkpoint where the container has no limit of its own (`--pids`).
+pub(crate) const TASKS_MAX: u64 = 16_384;
+
+/// Refuses a checkpoint with more processes and threads than the container may have. A record is small, and
+/// each task costs the kernel some 20 kB and a pid: refused before the first is made.
+pub(crate) fn check_tasks(config: &Config, records: &Records) -> Result<()> {
+    let of = |process: &Process| process.threads.len().max(1) as u64;
+    let tasks = records.processes.iter().map(of).sum::<u64>() + u64::from(config.spec.init);
+    let limit = config.spec.limits.pids_max.map_or(TASKS_MAX, u64::from);
+    match tasks <= limit {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "the checkpoint of container '{}' has {tasks} processes and threads, more than its limit of \
+             {limit}: allow more with `dormouse update --pids N`",
+            config.name
+        ))),
+    }
+}
+
+/// Memory that the kernel itself needs for a small container: page tables, stacks, descriptors.
+const KERNEL_BYTES: u64 = 512 << 10;
+
+/// Refuses limits below the memory that a sleeping container needs to wake: the kernel would kill the
+/// woken container. Swap that the limits permit, and the host has, counts.
+pub(crate) fn check_wake_fits(ground: &Ground, config: &Config, limits: &Limits) -> Result<()> {
+    let Some(memory_max) = limits.memory_max_bytes else { return Ok(()) };
+    let reader = Reader::open(&ground.asleep_dir(&config.id))?;
+    let needed = reader.records().pages.bytes.saturating_add(KERNEL_BYTES);
+    let swap = limits.swap_max_bytes.unwrap_or(u64::MAX).min(host_swap_bytes());
+    if needed <= memory_max.saturating_add(swap) {
+        return Ok(());
+    }
+    let with_swap = match swap {
+        0 => String::new(),
+        swap => format!(" and {} of swap", kilobytes(swap)),
+    };
+    Err(Error::Invalid(format!(
+        "container '{}' is asleep and needs {} of memory to wake, more than the new limit of {}{with_swap}: \
+         choose a higher limit, or wake it and let it release memory first",
+        config.name,
+        kilobytes(needed),
+        kilobytes(memory_max),
+    )))
+}
+
+/// An amount as `--memory` accepts it.
+fn kilobytes(bytes: u64) -> String {
+    format!("{}k", bytes.div_ceil(1024))
+}
+
+/// Returns the size of the host's swap (proc_meminfo(5)).
+fn host_swap_bytes() -> u64 {
+    let text = proc::read_text("/proc/meminfo", 1 << 20).unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("SwapTotal:"));
+    let kib = total.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Returns the image of a container, if it has one.

@@ -1,21 +1,22 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `net`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `net`, `freeze` and `pending`.
 
-use dormouse_model::ContainerId;
+use dormouse_model::{ContainerId, State};
 
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{freeze, net, state};
+use crate::{freeze, net, state, usage};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
     let _lock = ground.lock(id)?;
     let mut config = ground.config(id)?;
     let before = config.clone();
-    let alive = state::observe_locked(ground, &config)?.is_alive();
+    let observed = state::observe_locked(ground, &config)?;
+    let alive = observed.is_alive();
     let l = &mut config.spec.limits;
     let new = update.limits.clone();
     l.cpu_max_milli = new.cpu_max_milli.or(l.cpu_max_milli);
@@ -25,6 +26,10 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     l.swap_max_bytes = new.swap_max_bytes.or(l.swap_max_bytes);
     l.pids_max = new.pids_max.or(l.pids_max);
     l.io_weight = new.io_weight.or(l.io_weight);
+    let is_memory = update.limits.memory_max_bytes.or(update.limits.swap_max_bytes).is_some();
+    if observed.state == State::Asleep && is_memory {
+        usage::check_wake_fits(ground, &before, &config.spec.limits)?;
+    }
     if let Some(restart) = update.restart {
         config.spec.restart = restart;
     }

@@ -118,6 +118,12 @@ impl Cgroup {
         Ok(())
     }
 
+    /// Returns the number of its processes and threads; `None` where the kernel does not count them.
+    pub fn tasks(&self) -> Result<Option<u64>, CgroupError> {
+        let dir = self.in_v2(Controllers::PIDS).or_else(|| self.in_v1(Controllers::PIDS));
+        dir.map_or(Ok(None), |dir| dir.read_number("pids.current")).map_err(CgroupError::Read)
+    }
+
     fn pids_stats(&self, stats: &mut Stats) -> CallResult<()> {
         let dir = self.in_v2(Controllers::PIDS).or_else(|| self.in_v1(Controllers::PIDS));
         if let Some(dir) = dir {
