@@ -306,6 +306,36 @@ fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
     drop(stingy);
 }
 
+/// The control groups of `x`.
+fn cgroups(host: &Host) -> Vec<PathBuf> {
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let all = host.cgroups().into_iter().map(|above| above.join(&id));
+    all.filter(|path| path.exists()).collect()
+}
+
+/// A container may freeze itself, where it has a control group of its own.
+#[test]
+fn vm_exec_and_stop_of_frozen_container_end() {
+    let host = Host::with_busybox();
+    serving(&host, &[]);
+    let freeze = |to: &str| {
+        let files = cgroups(&host).into_iter().map(|path| path.join("cgroup.freeze"));
+        let done = files.filter(|file| fs::write(file, to).is_ok()).count();
+        let v1 = if to == "1" { "FROZEN" } else { "THAWED" };
+        let files = cgroups(&host).into_iter().map(|path| path.join("freezer.state"));
+        assert!(done + files.filter(|file| fs::write(file, v1).is_ok()).count() > 0);
+    };
+    freeze("1");
+    let out = host.dm_within(soon(), &["exec", "x", "true"]);
+    assert!(out.status != 0 && out.stderr.contains("is frozen"), "{out}");
+    freeze("0");
+    assert_eq!(ask(&host), "call 2");
+    host.dm(&["exec", "x", "true"]).ok();
+    freeze("1");
+    host.dm_within(soon(), &["stop", "--time", "1", "x"]).ok();
+    assert_eq!(host.state_of("x"), "stopped");
+}
+
 /// The records of zombies take a few bytes each.
 #[test]
 fn checkpoint_with_more_tasks_than_allowed_is_refused_before_any_is_made() {

@@ -5,7 +5,8 @@
 //! Uses `ground`, `state`, `exit`, `hold`, `net`, `pending`, `shared`, `later` and `unwoken`.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::pidfd;
@@ -46,8 +47,8 @@ fn tear_down_with(
     }
     keep(shared::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
-    match first {
     unwoken::remove(ground, id);
+    match first {
         None => disk::remove_tree(&ground.run_dir(id)),
         Some(e) => Err(e),
     }
@@ -127,9 +128,22 @@ pub(crate) fn kill_locked(ground: &Ground, config: &Config, observed: &Observed)
     }
     if let Some(fd) = fd {
         let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already
-        pidfd::wait(fd.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
+        wait_killed(config, init.pid, fd.as_fd())?;
     }
     settle_locked(ground, config, false).map(|_| ())
+}
+
+/// LIMIT: how long a killed process may take to end. The kernel writes its core dump and closes its files
+/// meanwhile; a process that waits for a disk (state D) ends only afterwards.
+const KILLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Waits for the end of a first process that was killed.
+pub(crate) fn wait_killed(config: &Config, pid: u32, process: BorrowedFd<'_>) -> Result<()> {
+    let ended = pidfd::wait(process, Some(KILLED_WITHIN));
+    match ended.map_err(Error::call("cannot wait for the container"))? {
+        true => Ok(()),
+        false => Err(Error::Undying { name: config.name.to_string(), pid, waited: KILLED_WITHIN }),
+    }
 }
 
 /// Returns whether a container is asleep, given the exit of its first process: the process was
@@ -217,6 +231,7 @@ pub(crate) fn end_asleep(
         Some(keeper) => keeper.let_go(config.id.as_str())?,
         None => hold::release(ground, &config.id)?,
     }
+    unwoken::forget(ground, config);
     if is_kept {
         let woken = ground.woken_dir(&config.id);
         disk::remove_tree(&woken)?; // left by a killed sleep
@@ -231,7 +246,6 @@ pub(crate) fn end_asleep(
 
 /// Removes the files of a container after its kernel objects.
 pub(crate) fn remove_files(
-    unwoken::forget(ground, config);
     ground: &Ground,
     id: &ContainerId,
     config: Option<&Config>,

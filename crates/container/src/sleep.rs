@@ -36,7 +36,6 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use dormouse_checkpoint::save::{Figures, Subject, stop};
-use dormouse_kernel::pidfd;
 use dormouse_model::{ContainerId, State};
 use dormouse_parcel::DirSink;
 
@@ -93,7 +92,7 @@ pub(crate) fn sleep(
     state::write_init(ground, id, &init)?;
     let cgroup = ground.cgroups()?.find(id.as_str())?;
     stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
-    pidfd::wait(process.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
+    end::wait_killed(&config, init.pid, process.as_fd())?;
     // ORDER: the keeper has recorded the exit before `release_objects` removes the directory of that
     // record.
     exit::of(ground, id, &init)?;

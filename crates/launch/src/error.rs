@@ -1,6 +1,7 @@
 //! Errors of this crate, by the failed step.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dormouse_kernel::ErrorKind;
 use rustix::io::Errno;
@@ -62,6 +63,15 @@ pub enum LaunchError {
         /// Why.
         #[source]
         source: Errno,
+    },
+    /// The new process has not reached its next step in time. It was killed.
+    #[error(
+        "the new process has waited for {waited:?}: its container is frozen, or a file system of it does \
+         not answer"
+    )]
+    Silent {
+        /// The time.
+        waited: Duration,
     },
     /// The new process violated the protocol.
     #[error("the new process {what}")]
@@ -148,6 +158,7 @@ impl LaunchError {
             Self::Lock { source, .. } | Self::Program { source, .. } => {
                 of(source.raw_os_error().unwrap_or(0))
             }
+            Self::Silent { .. } => ErrorKind::Busy,
             Self::Start { .. } | Self::KeeperGone | Self::Newborn { .. } => ErrorKind::Race,
             Self::Protocol { .. } | Self::ExitFile { .. } => ErrorKind::Corrupt,
         }

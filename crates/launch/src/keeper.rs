@@ -325,6 +325,7 @@ impl Keeper {
             sock: expected.0,
             steps: Vec::new(),
             waits: false,
+            silent_max: Some(crate::newborn::SILENT_MAX),
         })
     }
 

@@ -1,8 +1,9 @@
 //! A process between its clone and its execve, as the engine sees it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use crate::error::LaunchError;
 use crate::failure::Failure;
@@ -10,6 +11,10 @@ use crate::flat::Code;
 use crate::plan::{Plan, Step};
 use crate::protocol::{FromNewborn, ToNewborn};
 use crate::wire;
+
+/// LIMIT: how long a newborn may be silent. A step of its plan that takes so long waits for a file system
+/// that does not answer, or for a cgroup that is frozen from inside.
+pub(crate) const SILENT_MAX: Duration = Duration::from_secs(30);
 
 /// LIMIT: bytes of a program's last words in an error.
 const LAST_WORDS: usize = 1024;
@@ -44,13 +49,24 @@ pub struct Newborn {
     pub(crate) steps: Vec<Step>,
     /// Whether its plan has a sync point.
     pub(crate) waits: bool,
+    /// How long it may be silent; `None` without limit, because its plan has programs of the caller.
+    pub(crate) silent_max: Option<Duration>,
 }
 
 impl Newborn {
     /// A process that was just cloned, or one that waits at [`Plan::wait_for_start`]; `sock` is the
     /// connection to it.
     pub fn new(pid: u32, start_time: u64, pidfd: OwnedFd, sock: OwnedFd) -> Self {
-        Self { pid, start_time, pidfd, proc: None, sock, steps: Vec::new(), waits: true }
+        Self {
+            pid,
+            start_time,
+            pidfd,
+            proc: None,
+            sock,
+            steps: Vec::new(),
+            waits: true,
+            silent_max: None,
+        }
     }
 
     /// Returns the operations, for [`Newborn::recall`] by a later process.
@@ -105,6 +121,8 @@ impl Newborn {
     fn hear(&self) -> Result<(Option<FromNewborn>, Option<OwnedFd>), LaunchError> {
         let mut bytes = [0; 32];
         let mut fd = None;
+        sockopt::set_socket_timeout(&self.sock, sockopt::Timeout::Recv, self.silent_max)
+            .map_err(|source| LaunchError::HearNewborn { source })?;
         let mut receive =
             || wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
         // A process that exits with unread messages of ours resets the connection; the error is
@@ -119,6 +137,12 @@ impl Newborn {
                 Some(message) => Ok((Some(message), fd)),
                 None => Err(LaunchError::Newborn { what: "sent an unknown message" }),
             },
+            Err(rustix::io::Errno::AGAIN) => {
+                // A frozen newborn would not notice that its starter is gone.
+                let kill = rustix::process::Signal::KILL;
+                let _ = rustix::process::pidfd_send_signal(&self.pidfd, kill);
+                Err(LaunchError::Silent { waited: self.silent_max.unwrap_or_default() })
+            }
             Err(source) => Err(LaunchError::HearNewborn { source }),
         }
     }
