@@ -35,6 +35,16 @@ fn vm_checkpoint_refuses_landlock_by_name() {
     refuses(&host, "landlock of a thread", "restricted itself by Landlock", false);
 }
 
+/// Connections whose state the kernel does not give back are refused.
+#[test]
+fn vm_checkpoint_refuses_unreadable_tcp_connections_by_name() {
+    let host = host();
+    let why = "a TCP connection with urgent data (MSG_OOB) that is not read yet";
+    refuses(&host, "urgent", why, true);
+    refuses(&host, "urgent, read", why, false);
+    refuses(&host, "deferred", "connections that have sent no data yet (TCP_DEFER_ACCEPT)", true);
+}
+
 /// Runs the workload `apart`, of which `explain` and `checkpoint` name what is refused; it goes on.
 #[track_caller]
 fn refuses(host: &Host, what: &str, why: &str, is_explained: bool) {
@@ -90,6 +100,10 @@ workloads! {
     vm_sockets_with_withdrawn_options_are_restored: "together";
     vm_udp_sockets_stay_shut_down: "udpshut";
     vm_many_open_files_of_one_file: "many";
+    vm_options_of_sockets_stay: "sockopt";
+    vm_privileged_options_of_sockets_stay: "sockopt", "--cap-add", "NET_ADMIN", "--env", "PRIVILEGED=1";
+    vm_sockets_at_addresses_of_no_device_are_restored: "nodevice";
+    vm_datagrams_received_as_one_keep_their_lengths: "gro";
 }
 
 /// Objects that a restore could not make again are refused while all processes run.

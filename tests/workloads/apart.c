@@ -1,8 +1,11 @@
-/* What is shared, or is not, in a way that is refused: SHARES says which. */
+/* State that is refused: resources that are shared or are not, in an unusual way, Landlock domains, TCP connections.
+ * SHARES selects it. */
 #include "workload.h"
 #include <pthread.h>
 #include <sched.h>
+#include <netinet/tcp.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 
 static char stack[65536] __attribute__((aligned(16)));
 static volatile int is_apart;
@@ -32,6 +35,34 @@ static void *restricted(void *arg) {
 	return arg;
 }
 
+/* A connection with a byte out of band: unread, or read with the mark still ahead of other data. */
+static void urgent(int is_read) {
+	struct sockaddr_storage a;
+	socklen_t size = loopback(&a, AF_INET, 7100);
+	int listener = socket(AF_INET, SOCK_STREAM, 0), from = socket(AF_INET, SOCK_STREAM, 0);
+	char c;
+	must(bind(listener, (void *)&a, size) == 0 && listen(listener, 5) == 0);
+	must(connect(from, (void *)&a, size) == 0);
+	int to = accept(listener, 0, 0);
+	must(to >= 0 && send(from, "abc", 3, 0) == 3 && send(from, "!", 1, MSG_OOB) == 1);
+	must(send(from, "def", 3, 0) == 3);
+	while (recv(to, &c, 1, MSG_OOB | MSG_PEEK) != 1)
+		nap(1);
+	must(!is_read || recv(to, &c, 1, MSG_OOB) == 1);
+	nap(100);
+}
+
+/* A client that has sent nothing, at a listener that waits for data. */
+static void deferred(void) {
+	struct sockaddr_storage a;
+	socklen_t size = loopback(&a, AF_INET, 7101);
+	int listener = socket(AF_INET, SOCK_STREAM, 0), from = socket(AF_INET, SOCK_STREAM, 0);
+	int seconds = 1000;
+	must(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) == 0);
+	must(bind(listener, (void *)&a, size) == 0 && listen(listener, 5) == 0);
+	must(connect(from, (void *)&a, size) == 0);
+}
+
 int main(void) {
 	const char *what = getenv("SHARES");
 	int flags = 0;
@@ -51,6 +82,10 @@ int main(void) {
 		restricted(0);
 	if (!strcmp(what, "landlock of a thread"))
 		must(pthread_create(&thread, 0, restricted, stack) == 0);
+	if (!strncmp(what, "urgent", 6))
+		urgent(!strcmp(what, "urgent, read")), is_apart = 1;
+	if (!strcmp(what, "deferred"))
+		deferred(), is_apart = 1;
 	while (!flags && !is_apart)
 		nap(1);
 	ready(0);

@@ -13,6 +13,9 @@ pub struct Listener {
     pub address: SocketAddr,
     /// Of the IPv6 family.
     pub v6: bool,
+    /// No device has its address, and the option that permitted the bind (IP_FREEBIND) was taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free: bool,
     /// The backlog of listen(2).
     pub backlog: i32,
     /// Options that differ from a new socket.

@@ -16,6 +16,9 @@ pub struct TcpSocket {
     /// Its local address.
     #[serde(default)]
     pub address: Option<SocketAddr>,
+    /// No device has its address, and the option that permitted the bind (IP_FREEBIND) was taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free: bool,
     /// Its connection, if it has one.
     #[serde(default)]
     pub connection: Option<Connection>,

@@ -16,6 +16,9 @@ pub struct UdpSocket {
     /// Its local address.
     #[serde(default)]
     pub address: Option<SocketAddr>,
+    /// No device has its address, and the option that permitted the bind (IP_FREEBIND) was taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free: bool,
     /// The address that it is connected to.
     #[serde(default)]
     pub peer: Option<SocketAddr>,

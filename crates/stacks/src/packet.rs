@@ -109,6 +109,8 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
         Payload::Unreachable { .. } if to.is_ipv6() => libc::IPPROTO_ICMPV6 as u8,
         Payload::Unreachable { .. } => libc::IPPROTO_ICMP as u8,
     };
+    // A connection may require that its segments have passed few routers (IP_MINTTL).
+    let hops = if matches!(payload, Payload::Tcp { .. }) { 255 } else { 64 };
     let mut above = above(from, to, payload)?;
     let length = u16::try_from(above.len()).ok()?;
     let mut bytes = Vec::with_capacity(above.len() + 40);
@@ -118,7 +120,7 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
             bytes.extend([0x45, 0]);
             bytes.extend(length.checked_add(20)?.to_be_bytes());
             // The kernel sets the identification and computes the header's checksum.
-            bytes.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
+            bytes.extend([0, 0, 0, 0, hops, protocol, 0, 0]);
             bytes.extend(from.octets());
             bytes.extend(to.octets());
             sum.add(&from.octets());
@@ -127,7 +129,7 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             bytes.extend([0x60, 0, 0, 0]);
             bytes.extend(length.to_be_bytes());
-            bytes.extend([protocol, 64]);
+            bytes.extend([protocol, hops]);
             bytes.extend(from.octets());
             bytes.extend(to.octets());
             sum.add(&from.octets());

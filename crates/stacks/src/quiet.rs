@@ -133,6 +133,7 @@ mod tests {
                 v6: own.starts_with('['),
                 flags: 0,
                 address: Some(own.parse().unwrap()),
+                free: false,
                 connection: Some(connection),
                 held: false,
                 over: false,

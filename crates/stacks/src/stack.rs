@@ -61,6 +61,32 @@ pub fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, End
     inside_of(netns, || Ok(look("tcp", inodes).into_iter().collect()))
 }
 
+/// The unread bytes of TCP connections, by inode. Bytes behind an urgent mark count, and so does the FIN of a
+/// peer until the program has read the end.
+pub fn tcp_received(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, u32>, Errno> {
+    inside_of(netns, || {
+        let all = lines("tcp").into_iter().filter(|line| inodes.contains(&line.inode));
+        Ok(all.map(|line| (line.inode, line.received)).collect())
+    })
+}
+
+/// The number of connections of a TCP listener that are not in its queue yet: their handshake is not complete, or
+/// they have sent no data yet (TCP_DEFER_ACCEPT).
+pub fn requests(netns: &OwnedFd, listener: u64) -> Result<usize, Errno> {
+    const SYN_RECEIVED: u8 = 3;
+    inside_of(netns, || {
+        let all = lines("tcp");
+        let own = all.iter().find(|line| line.inode == listener).map(|line| line.ends[0]);
+        let Some(own) = own else { return Ok(0) };
+        let is_one = |line: &&Line| {
+            let at = line.ends[0];
+            let is_at = own.ip().is_unspecified() || own.ip() == at.ip();
+            line.state == SYN_RECEIVED && at.port() == own.port() && is_at
+        };
+        Ok(all.iter().filter(is_one).count())
+    })
+}
+
 /// The unread bytes of a TCP connection in the stack of the calling thread, if it exists; the FIN
 /// of its peer counts as one.
 pub fn received_here(ends: &Ends) -> Option<u32> {
@@ -78,6 +104,8 @@ fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
     ends: Ends,
+    /// The number of its state.
+    state: u8,
     /// Unread bytes.
     received: u32,
     /// 0 if no process has it open.
@@ -99,9 +127,10 @@ fn lines(protocol: &str) -> Vec<Line> {
 fn line(line: &str) -> Option<Line> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let ends = [parse(words.next()?)?, parse(words.next()?)?];
-    let (_, received) = words.nth(1)?.split_once(':')?;
+    let state = u8::from_str_radix(words.next()?, 16).ok()?;
+    let (_, received) = words.next()?.split_once(':')?;
     let received = u32::from_str_radix(received, 16).ok()?;
-    Some(Line { ends, received, inode: words.nth(4)?.parse().ok()? })
+    Some(Line { ends, state, received, inode: words.nth(4)?.parse().ok()? })
 }
 
 /// Parses `0100007F:1F90`, words of 32 bits in the processor's byte order.
@@ -130,7 +159,7 @@ mod tests {
         let text = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000011 00:00000000 00000000 \
                     1000 0 12345 1 0000000000000000";
         let ends = ["127.0.0.1:8080".parse().unwrap(), "0.0.0.0:0".parse().unwrap()];
-        assert_eq!(line(text), Some(Line { ends, received: 17, inode: 12345 }));
+        assert_eq!(line(text), Some(Line { ends, state: 10, received: 17, inode: 12345 }));
         let mapped = "0000000000000000FFFF00000200000A:0050";
         assert_eq!(parse(mapped), Some("10.0.0.2:80".parse().unwrap()));
         assert_eq!(line("  sl  local_address rem_address"), None);

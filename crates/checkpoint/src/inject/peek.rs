@@ -1,4 +1,4 @@
-//! The receive queue of a unix socket, and where the last write of a stream begins in a peek.
+//! The receive queue of a unix or UDP socket, and where the last write of a stream begins in a peek.
 //!
 //! recvmsg(2) with MSG_PEEK returns the data of several writes, and the descriptors of one of them,
 //! as if they were one. But a write that cannot be copied in full is left out as a whole. So a peek
@@ -13,12 +13,14 @@ use dormouse_kernel::Errno;
 #[derive(Debug)]
 pub(crate) struct Peeked {
     pub(crate) bytes: usize,
-    /// `sun_path` of the sender's address.
+    /// The sender's address, without its family: `sun_path` of a unix socket.
     pub(crate) from: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
     /// Pid, user and group of the sender, as this process sees them, if they are included. The pid
     /// is 0 if the kernel has none.
     pub(crate) sender: Option<[u32; 3]>,
+    /// The bytes of each datagram, if several were received as one (UDP_GRO).
+    pub(crate) segment_bytes: Option<usize>,
     /// Nothing else is included, and nothing was cut off.
     pub(crate) is_whole: bool,
 }
@@ -50,6 +52,7 @@ pub(crate) fn message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Peeke
         from: from.unwrap_or_default().to_vec(),
         descriptors: Vec::new(),
         sender: None,
+        segment_bytes: None,
         is_whole: head.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) == 0,
     };
     let control: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -73,6 +76,7 @@ pub(crate) fn message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Peeke
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                 peeked.sender = Some([word(8), word(12), word(16)]);
             }
+            (libc::SOL_UDP, libc::UDP_GRO) => peeked.segment_bytes = Some(word(8) as usize),
             (libc::SOL_SOCKET, SCM_PIDFD) => {
                 // SAFETY: as above; a negative number is an error.
                 drop(

@@ -33,7 +33,37 @@ fn set(
     let at = plan.builder.data(&option.value.0);
     let length = option.value.0.len() as u64;
     let args = [cell.into(), option.level.into(), option.name.into(), at.into(), length.into()];
-    sequence.call(what, Call::new(libc::SYS_setsockopt, args));
+    let call = Call::new(libc::SYS_setsockopt, args);
+    sequence.call(what, if option.is_about_speed() { call.lenient() } else { call });
+}
+
+/// An option that is an int.
+fn int(level: i32, name: i32, value: i32) -> SocketOption {
+    SocketOption { level, name, value: Bytes(value.to_ne_bytes().to_vec()) }
+}
+
+/// Binds a socket to the address of its record, with the options for the time of the bind that its program
+/// has taken back since.
+pub(super) fn bind(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    (to, free, options): (&SocketAddr, bool, &[SocketOption]),
+) {
+    // An address without a port (IP_BIND_ADDRESS_NO_PORT), which gets one when it is connected.
+    let wanted = [(libc::IP_FREEBIND, free), (libc::IP_BIND_ADDRESS_NO_PORT, to.port() == 0)];
+    let has = |name| options.iter().any(|one| one.is(libc::IPPROTO_IP, name));
+    let for_a_while: Vec<i32> =
+        wanted.iter().filter(|(name, is)| *is && !has(*name)).map(|(name, _)| *name).collect();
+    for name in &for_a_while {
+        option(plan, sequence, what, cell, &int(libc::IPPROTO_IP, *name, 1));
+    }
+    let [at, length] = address(plan, to);
+    sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
+    for name in &for_a_while {
+        option(plan, sequence, what, cell, &int(libc::IPPROTO_IP, *name, 0));
+    }
 }
 
 /// Sets the packet filter of a socket, which [`option`] does not.
@@ -108,11 +138,7 @@ pub(super) fn listener(
         [Arg::from(family), Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC), Arg::Number(0)];
     net::socket(plan, sequence, &what, cell, args)?;
     // Connections of the earlier socket may still be in TIME_WAIT under its address.
-    let reuse = |value: i32| SocketOption {
-        level: libc::SOL_SOCKET,
-        name: libc::SO_REUSEADDR,
-        value: Bytes(value.to_ne_bytes().to_vec()),
-    };
+    let reuse = |value| int(libc::SOL_SOCKET, libc::SO_REUSEADDR, value);
     option(plan, sequence, &what, cell, &reuse(1));
     for one in &listener.options {
         option(plan, sequence, &what, cell, one);
@@ -132,9 +158,8 @@ pub(super) fn listener(
     if had_it {
         option(plan, sequence, &what, cell, &shares);
     }
-    let [at, length] = address(plan, &listener.address);
-    let args = [cell.into(), at, length];
-    sequence.call(what.clone(), Call::new(libc::SYS_bind, args));
+    let bound = (&listener.address, listener.free, &*listener.options);
+    bind(plan, sequence, &what, cell, bound);
     let args = [cell.into(), Arg::from(listener.backlog)];
     sequence.call(what.clone(), Call::new(libc::SYS_listen, args));
     if !listener.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {

@@ -36,12 +36,13 @@ pub(super) fn make(
     let kind = Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
     let args = [Arg::from(family), kind, Arg::Number(0)];
     net::socket(plan, sequence, what, cell, args)?;
-    for option in &tcp.options {
+    // Time stamps of a connection are requested when it exists ([`leave_repair`]).
+    let is_connection = tcp.connection.is_some() || tcp.held || tcp.over;
+    for option in tcp.options.iter().filter(|o| !(is_connection && o.is_about_stamps())) {
         socket::option(plan, sequence, what, cell, option);
     }
     if let (None, Some(address)) = (&tcp.connection, &tcp.address) {
-        let [at, length] = socket::address(plan, address);
-        sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
+        socket::bind(plan, sequence, what, cell, (address, tcp.free, &tcp.options));
     }
     if tcp.held || tcp.over {
         // The connection does not exist any more. After shutdown(2) a read shows that the peer has
@@ -231,10 +232,13 @@ pub(super) fn leave_repair(
     }
     let locked = i32::from(it.buffers_locked);
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
-    match it.state {
-        TcpState::SynSent => request(socket, it.peer),
-        _ => Ok(()),
+    if it.state == TcpState::SynSent {
+        request(socket, it.peer)?;
     }
+    tcp.options
+        .iter()
+        .filter(|one| one.is_about_stamps())
+        .try_for_each(|one| call::set_socket_option(fd, one.level, one.name, &one.value.0))
 }
 
 /// Requests a connection without waiting for the answer.

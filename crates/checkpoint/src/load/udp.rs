@@ -31,10 +31,12 @@ pub(super) fn make(
     for option in &udp.options {
         socket::option(plan, sequence, &what, cell, option);
     }
-    for (call, address) in [(libc::SYS_bind, udp.address), (libc::SYS_connect, udp.peer)] {
-        let Some(address) = address else { continue };
-        let [at, length] = socket::address(plan, &address);
-        sequence.call(what.clone(), Call::new(call, [cell.into(), at, length]));
+    if let Some(address) = &udp.address {
+        socket::bind(plan, sequence, &what, cell, (address, udp.free, &udp.options));
+    }
+    if let Some(peer) = &udp.peer {
+        let [at, length] = socket::address(plan, peer);
+        sequence.call(what.clone(), Call::new(libc::SYS_connect, [cell.into(), at, length]));
     }
     if (1..=3).contains(&udp.shut) {
         // SHUT_RD, SHUT_WR, SHUT_RDWR. Received datagrams stay readable.

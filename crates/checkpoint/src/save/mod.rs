@@ -29,7 +29,7 @@
 //! known open survey                                 everything that was found so far: data
 //! lock deleted file tmpfs pipe memory               kinds: files and memory
 //! event timer terminal pidfd inotify fanotify       kinds: events
-//! netlink raw udp tcp unix socket                   kinds: sockets
+//! address netlink raw udp tcp unix socket           kinds: sockets
 //! system_v mqueue ipc mount net time user uts       kinds: namespaces and their contents
 //! cgroup cgroup_namespace namespace                 control groups; the namespaces of a process
 //! shared process                                    processes
@@ -40,6 +40,7 @@
 //! `object` has the table of kinds: it decides which module reads which open file, and no module of a kind
 //! uses it. This file alone uses [`crate::load`], to rehearse the restore of every checkpoint.
 
+mod address;
 mod ahead;
 mod calls;
 mod cgroup;

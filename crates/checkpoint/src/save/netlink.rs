@@ -24,7 +24,7 @@ pub(super) fn save(open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a netlink socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     let protocol = sockopt::socket_protocol(&open.copy).map_err(failed)?;
-    let options = option::read(open.copy.as_fd(), AddressFamily::NETLINK, kind, protocol)?;
+    let options = option::read(open.copy.as_fd(), AddressFamily::NETLINK, kind, protocol, false)?;
     let mut byte = [0];
     match recv(&open.copy, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Err(Errno::AGAIN) => {}

@@ -10,13 +10,66 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use super::refusal::Reason;
 use crate::repair::BUFFER_LOCK;
 
-/// Reads the options that a new socket must be given, and refuses those that cannot be.
+/// Options with the number of a device, which another stack does not have.
+const DEVICES: [(i32, i32, &str); 3] = [
+    (libc::IPPROTO_IP, libc::IP_UNICAST_IF, "IP_UNICAST_IF"),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF, "IPV6_UNICAST_IF"),
+    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, "IPV6_MULTICAST_IF"),
+];
+/// Options with headers for the packets of a socket, of no length if there are none.
+const HEADERS: [(i32, i32, &str); 5] = [
+    (libc::IPPROTO_IP, libc::IP_OPTIONS, "IP_OPTIONS"),
+    (libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS, "IPV6_HOPOPTS"),
+    (libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, "IPV6_DSTOPTS"),
+    (libc::IPPROTO_IPV6, libc::IPV6_RTHDR, "IPV6_RTHDR"),
+    (libc::IPPROTO_IPV6, libc::IPV6_RTHDRDSTOPTS, "IPV6_RTHDRDSTOPTS"),
+];
+/// Keys by which both sides sign segments (RFC 5925), KERNEL(6.7).
+const TCP_AO_INFO: i32 = 40;
+
+/// Refuses options that cannot be saved.
+fn refuse(
+    socket: BorrowedFd<'_>,
+    domain: AddressFamily,
+    kind: SocketType,
+    has_connection: bool,
+) -> Result<(), Reason> {
+    let get = |level, name, value: &mut [u8]| {
+        let length = has_level(domain, kind, level)
+            .then(|| call::socket_option(socket, level, name, value).ok());
+        length.flatten()
+    };
+    for (level, name, text) in DEVICES {
+        // An accepted connection has the device of its first packet there.
+        let is_its_own = kind == SocketType::STREAM && name == libc::IPV6_MULTICAST_IF;
+        let mut number = [0; 4];
+        if get(level, name, &mut number).is_some() && !is_its_own && number != [0; 4] {
+            return Err(format!("a socket with a device for its packets ({text}), not saved yet"));
+        }
+    }
+    for (level, name, text) in HEADERS {
+        // The options of a connection are an answer to those of its peer.
+        let is_answer = has_connection && kind == SocketType::STREAM && name == libc::IP_OPTIONS;
+        if !is_answer && get(level, name, &mut [0; 256]).is_some_and(|length| length > 0) {
+            return Err(format!("a socket with headers for its packets ({text}), not saved yet"));
+        }
+    }
+    match get(libc::IPPROTO_TCP, TCP_AO_INFO, &mut [0; 56]) {
+        Some(_) => Err("a socket with keys for its segments (TCP_AO), not saved yet".into()),
+        None => Ok(()),
+    }
+}
+
+/// Reads the options that a new socket must be given, and refuses those that cannot be. A socket with a
+/// connection, or with one that has ended, has some of them as its state.
 pub(super) fn read(
     socket: BorrowedFd<'_>,
     domain: AddressFamily,
     kind: SocketType,
     protocol: Option<Protocol>,
+    has_connection: bool,
 ) -> Result<Vec<SocketOption>, Reason> {
+    refuse(socket, domain, kind, has_connection)?;
     let failed = |e: Errno| format!("a socket with unreadable options: {e}");
     let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
     let new = new.map_err(failed)?;
@@ -51,12 +104,14 @@ pub(super) fn read(
         // Accepted connections have values here, and setsockopt(2) refuses to set them (ip(7)).
         let is_multicast = [
             (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
-            (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
             (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS),
-            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_IF),
         ]
         .contains(&(level, name));
         if is_multicast && kind == SocketType::STREAM {
+            continue;
+        }
+        if has_connection && SocketOption::is_of_unconnected(level, name) {
             continue;
         }
         // An option that this kind of socket does not have is not an error.
@@ -88,6 +143,7 @@ fn has_level(domain: AddressFamily, kind: SocketType, level: i32) -> bool {
         // IPv6 sockets also use IPv4.
         libc::IPPROTO_IP => is_internet,
         libc::IPPROTO_TCP => is_internet && kind == SocketType::STREAM,
+        libc::SOL_UDP => is_internet && kind == SocketType::DGRAM,
         libc::SOL_RAW => domain == AddressFamily::INET,
         libc::IPPROTO_IPV6 | libc::SOL_ICMPV6 => domain == AddressFamily::INET6,
         libc::SOL_PACKET => domain == AddressFamily::PACKET,

@@ -31,7 +31,7 @@ pub(super) fn save(
         // socket.
         _ => Some(ipproto::UDP),
     };
-    let options = option::read(open.copy.as_fd(), domain, kind, of)?;
+    let options = option::read(open.copy.as_fd(), domain, kind, of, false)?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let is_bound = match kind {
         SocketType::RAW => !address.ip().is_unspecified(), // the port field is the protocol
@@ -117,7 +117,7 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
         flags: open.flags(),
         memberships,
         fanout,
-        options: option::read(open.copy.as_fd(), AddressFamily::PACKET, kind, None)?,
+        options: option::read(open.copy.as_fd(), AddressFamily::PACKET, kind, None, false)?,
     }))
 }
 

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
-use super::{netlink, option, raw, tcp, udp, unix};
+use super::{address, netlink, option, raw, tcp, udp, unix};
 
 pub(crate) fn is_socket(open: &Open<'_>) -> bool {
     open.link.starts_with("socket:[")
@@ -50,16 +50,22 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     const LISTEN: u8 = 10;
     match info[0] {
         // A held listener keeps its queue.
-        LISTEN if number(24) == 0 || survey.holds(open) => {}
-        LISTEN => tcp::queue(survey, open, number(24))?,
+        LISTEN if survey.holds(open) => {}
+        LISTEN => {
+            tcp::deferred(survey, open)?;
+            if number(24) != 0 {
+                tcp::queue(survey, open, number(24))?;
+            }
+        }
         state => return tcp::save(survey, open, domain, state, number(24)),
     }
     let address = getsockname(&open.copy).map_err(failed)?;
     let address = std::net::SocketAddr::try_from(address).map_err(failed)?;
-    let options = option::read(open.copy.as_fd(), domain, kind, None)?;
+    let options = option::read(open.copy.as_fd(), domain, kind, None, false)?;
     Ok(Thing::Listener(Listener {
         address,
         v6: domain == AddressFamily::INET6,
+        free: address::is_of_no_device(&open.copy, address, &options),
         backlog: number(28).min(i32::MAX as u32) as i32,
         options,
         flags: open.flags(),

@@ -26,19 +26,19 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
 use dormouse_record::{
-    Bytes, Connection, Error, Result as Outcome, TcpSocket, TcpState, Thing, Waiting,
+    Bytes, Connection, Error, Refusal, Result as Outcome, TcpSocket, TcpState, Thing, Waiting,
 };
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
 
 use super::held::Wakes;
 use super::known::socket::{FoundConnection, FoundListener};
 use super::open::Open;
-use super::option;
 use super::refusal::Reason;
 use super::subject::Subject;
 use super::survey::{Found, Survey};
+use super::{address, option};
 use crate::look::descriptor::ready;
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, OFF_SILENTLY, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE,
@@ -70,6 +70,24 @@ pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> R
     Ok(())
 }
 
+/// Refuses connections of a listener that wait for their first data (TCP_DEFER_ACCEPT): they are in no queue, and
+/// cannot be taken out.
+pub(super) fn deferred(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<(), Reason> {
+    let failed = |e: Errno| format!("a TCP socket: {e}");
+    let fd = open.copy.as_fd();
+    if call::int_option(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).map_err(failed)? == 0 {
+        return Ok(());
+    }
+    let netns = stack::of_socket(&open.copy).map_err(failed)?;
+    match stack::requests(&netns, open.stat.st_ino).map_err(failed)? {
+        0 => Ok(()),
+        waiting => Err(survey.passing(format!(
+            "a TCP socket with {waiting} connections that have sent no data yet (TCP_DEFER_ACCEPT), not \
+             saved yet"
+        ))),
+    }
+}
+
 pub(super) fn save(
     survey: &mut Survey<'_>,
     open: &Open<'_>,
@@ -88,6 +106,7 @@ pub(super) fn save(
             held: true,
             over: false,
             options: Vec::new(),
+            free: false,
         }));
     }
     const UPPER_LAYER: i32 = 31;
@@ -107,6 +126,9 @@ pub(super) fn save(
             survey.passing(why.into())
         })?),
     };
+    if state.is_some() && has_urgent_data(&open.copy).map_err(failed)? {
+        return Err(URGENT.into());
+    }
     let both_have_ended = matches!(state, Some(TcpState::LastAck | TcpState::Closing));
     if both_have_ended && !ends_come_again() {
         let why =
@@ -122,8 +144,11 @@ pub(super) fn save(
     if state.is_some() && !survey.subject.connections {
         return Err("a TCP connection, which is saved with --tcp-established only".into());
     }
-    let options = option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?;
+    let (kind, has_connection) = (SocketType::STREAM, state.is_some());
+    let options = option::read(socket, domain, kind, Some(ipproto::TCP), has_connection)?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
+    let is_free = state.is_none() && address::is_bound(&address);
+    let is_free = is_free && address::is_of_no_device(&open.copy, address, &options);
     let connection = match state {
         None => None,
         Some(state) => {
@@ -144,7 +169,8 @@ pub(super) fn save(
     Ok(Thing::TcpSocket(TcpSocket {
         v6: domain == AddressFamily::INET6,
         flags: open.flags(),
-        address: Some(address).filter(|a| a.port() != 0),
+        address: Some(address).filter(address::is_bound),
+        free: is_free,
         connection,
         held: false,
         over: false,
@@ -188,6 +214,17 @@ fn ends_come_again() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(18))
 }
 
+/// For a byte that the peer has sent out of band, and that is not read yet.
+const URGENT: &str =
+    "a TCP connection with urgent data (MSG_OOB) that is not read yet, not saved yet";
+
+/// Whether a byte out of band waits to be read.
+fn has_urgent_data(socket: &OwnedFd) -> Result<bool, Errno> {
+    let mut polled = [PollFd::new(socket, PollFlags::PRI)];
+    rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(polled[0].revents().contains(PollFlags::PRI))
+}
+
 /// Number of the state of a socket without a connection (include/net/tcp_states.h).
 const CLOSED: u8 = 7;
 
@@ -222,7 +259,8 @@ fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         connection: None,
         held: false,
         over: true,
-        options: option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?,
+        options: option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP), true)?,
+        free: false,
     }))
 }
 
@@ -399,10 +437,19 @@ impl Connections {
             let held = InRepair::begin(copy).map_err(Error::call("hold a TCP connection"))?;
             self.sockets.push(held);
         }
+        let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
+        let look = Error::call("look at its TCP connections");
+        let unread = stack::tcp_received(netns, &inodes).map_err(look)?;
         for one in &met {
             let Thing::TcpSocket(socket) = &mut found.objects[one.object].thing else { continue };
             let Some(connection) = &mut socket.connection else { continue };
             read(&one.copy, connection).map_err(Error::call("read a TCP connection"))?;
+            // The FIN of the peer counts as a byte. Bytes behind an urgent mark cannot be read before it.
+            let read = connection.received.0.len() as u32;
+            let read = read + u32::from(connection.state.peer_has_ended());
+            if unread.get(&one.inode).is_some_and(|unread| *unread > read) {
+                return Err(refused(URGENT));
+            }
         }
         for (taken, object) in self.taken.iter().zip(objects) {
             for socket in &taken.sockets {
@@ -497,6 +544,12 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     connection.buffers_bytes = (general(libc::SO_SNDBUF)? as u32, general(libc::SO_RCVBUF)? as u32);
     connection.buffers_locked = general(BUFFER_LOCK)? as u8;
     Ok(())
+}
+
+/// A refusal once everything is stopped.
+fn refused(why: &str) -> Error {
+    let (pid, process, what) = (0, String::new(), String::new());
+    Error::Refused(vec![Refusal { pid, process, what, why: why.to_owned() }])
 }
 
 /// Reads a whole queue without consuming it.

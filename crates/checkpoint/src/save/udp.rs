@@ -1,20 +1,19 @@
 //! UDP sockets: addresses, and datagrams, which are left in the receive queue by MSG_PEEK.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_kernel::call;
-use dormouse_record::{Bytes, Datagram, Error, Result as Outcome, Thing, UdpSocket};
+use dormouse_record::{Bytes, Datagram, Error, Result as Outcome, SocketOption, Thing, UdpSocket};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, ReturnFlags, SocketType, getpeername, getsockname, ipproto, recvmsg,
-};
+use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, ipproto};
 
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::{Found, Survey};
-use super::{diag, option};
+use super::{address, diag, option};
+use crate::inject::peek::message;
 use crate::{packet, stack};
 
 /// For datagrams that cannot be sent again.
@@ -27,7 +26,6 @@ pub(super) fn save(
 ) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a UDP socket: {e}");
     let socket = open.copy.as_fd();
-    let options = option::read(socket, domain, SocketType::DGRAM, Some(ipproto::UDP))?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let peer = match getpeername(&open.copy) {
         Ok(peer) => {
@@ -37,6 +35,12 @@ pub(super) fn save(
         Err(Errno::NOTCONN) => None,
         Err(e) => return Err(failed(e)),
     };
+    let (kind, has_peer) = (SocketType::DGRAM, peer.is_some());
+    let options = option::read(socket, domain, kind, Some(ipproto::UDP), has_peer)?;
+    if is_corked(socket, &options).map_err(failed)? {
+        let why = "a UDP socket with a part of a datagram (UDP_CORK), not saved yet";
+        return Err(survey.passing(why.into()));
+    }
     let in_error = is_in_error(&open.copy).map_err(failed)?;
     let received = match in_error {
         // Reading the queue would consume the error.
@@ -56,7 +60,9 @@ pub(super) fn save(
     Ok(Thing::UdpSocket(UdpSocket {
         v6: domain == AddressFamily::INET6,
         flags: open.flags(),
-        address: Some(address).filter(|a| a.port() != 0),
+        address: Some(address).filter(address::is_bound),
+        free: address::is_bound(&address)
+            && address::is_of_no_device(&open.copy, address, &options),
         peer,
         received: received.ok_or(UNKNOWN)?,
         error: None,
@@ -64,6 +70,14 @@ pub(super) fn save(
         shut: if peer.is_some() { shut(open, domain).unwrap_or(0) } else { 0 },
         options,
     }))
+}
+
+/// Whether a part of a datagram waits for the rest: with UDP_CORK, no packet of the socket is in a device for
+/// long.
+fn is_corked(socket: BorrowedFd<'_>, options: &[SocketOption]) -> Result<bool, Errno> {
+    const UDP_CORK: i32 = 1;
+    let is_set = options.iter().any(|option| option.is(libc::SOL_UDP, UDP_CORK));
+    Ok(is_set && call::unsent_bytes(socket)? != 0)
 }
 
 /// Directions in which a socket is shut down, by sock_diag(7). LIMIT: a kernel without udp_diag reports none.
@@ -114,6 +128,22 @@ pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     Ok(())
 }
 
+/// The address of a sender, as recvmsg(2) writes it behind the family.
+fn address_of(bytes: &[u8]) -> Option<SocketAddr> {
+    let port = u16::from_be_bytes(*bytes.first_chunk()?);
+    let rest = &bytes[2..];
+    match bytes.len() {
+        14 => Some((Ipv4Addr::from(*rest.first_chunk::<4>()?), port).into()),
+        26 => {
+            let flow = u32::from_be_bytes(*rest.first_chunk()?);
+            let ip = Ipv6Addr::from(*rest.get(4..)?.first_chunk::<16>()?);
+            let scope = u32::from_ne_bytes(*rest.get(20..)?.first_chunk()?);
+            Some(SocketAddrV6::new(ip, port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
 /// Reads the receive queue. An empty datagram is shown once to MSG_PEEK, and never again.
 fn queue(socket: &OwnedFd) -> Result<Option<Vec<Datagram>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
@@ -123,18 +153,21 @@ fn queue(socket: &OwnedFd) -> Result<Option<Vec<Datagram>>, Errno> {
     let mut all = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let result = loop {
-        let mut control = rustix::net::RecvAncillaryBuffer::default();
-        let mut iov = [std::io::IoSliceMut::new(&mut buffer)];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        match recvmsg(socket, &mut iov, &mut control, flags) {
+        match message(socket.as_fd(), &mut buffer) {
             Err(Errno::AGAIN) => break Ok(Some(all)),
             Err(e) => break Err(e),
-            Ok(got) if got.flags.contains(ReturnFlags::TRUNC) => break Ok(None),
-            Ok(got) => match got.address.map(SocketAddr::try_from) {
-                Some(Ok(from)) => {
-                    all.push(Datagram { from, data: Bytes(buffer[..got.bytes].to_vec()) });
+            Ok(got) => match address_of(&got.from) {
+                Some(from) if got.bytes < buffer.len() => {
+                    // Datagrams that were received as one are received one by one afterwards.
+                    let each = got.segment_bytes.filter(|bytes| *bytes > 0).unwrap_or(got.bytes);
+                    let mut add =
+                        |data: &[u8]| all.push(Datagram { from, data: Bytes(data.to_vec()) });
+                    match got.bytes {
+                        0 => add(&[]),
+                        bytes => buffer[..bytes].chunks(each).for_each(add),
+                    }
                 }
-                Some(Err(_)) | None => break Ok(None),
+                _ => break Ok(None),
             },
         }
     };

@@ -67,6 +67,15 @@ pub fn set_socket_option(
     .map(drop)
 }
 
+/// Bytes of packets that a socket has not finished sending (SIOCOUTQ of udp(7)).
+pub fn unsent_bytes(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    const WAITING: u64 = 0x5411;
+    let mut found = 0i32;
+    // SAFETY: the request writes one int.
+    check(unsafe { libc::syscall(libc::SYS_ioctl, socket.as_raw_fd(), WAITING, &raw mut found) })?;
+    Ok(found as u32)
+}
+
 /// Bytes that a TCP socket has not had acknowledged, and how many of them it has not sent (tcp(7):
 /// SIOCOUTQ, and SIOCOUTQNSD since 2.6.36).
 pub fn send_queue(socket: BorrowedFd<'_>) -> Result<(u32, u32), Errno> {

@@ -398,9 +398,9 @@ mod tests {
             let mut it = connection.clone();
             change(&mut it);
             let (connection, options) = (Some(it), Vec::new());
-            let (held, over) = (false, false);
+            let (free, held, over) = (false, false, false);
             let mut socket =
-                TcpSocket { v6: false, flags: 0, address, connection, held, over, options };
+                TcpSocket { v6: false, flags: 0, address, free, connection, held, over, options };
             let said = tcp(&socket).err().unwrap_or_default();
             assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
             socket.held = true;
@@ -409,7 +409,8 @@ mod tests {
         let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
         let with = |v6, address, received| {
             let (peer, error, options) = (None, None, Vec::new());
-            udp(&UdpSocket { v6, flags: 0, address, peer, received, error, shut: 0, options })
+            let (flags, free, shut) = (0, false, 0);
+            udp(&UdpSocket { v6, flags, address, free, peer, received, error, shut, options })
         };
         assert!(with(false, address, vec![datagram(9)]).is_ok());
         assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any datagram");

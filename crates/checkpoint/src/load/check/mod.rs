@@ -25,6 +25,7 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     }
     for (n, object) in records.objects.iter().enumerate() {
         check_object(n, object, allowed)?;
+        check_options(n, object, records, allowed)?;
     }
     for process in &records.processes {
         check_root(process, allowed)?;
@@ -90,6 +91,24 @@ fn check_object(n: usize, object: &Object, allowed: &Allowed) -> Result<()> {
     Ok(())
 }
 
+/// Refuses options of object `n` that only a process with rights over the network stack can have set. In a
+/// user namespace inside, any process may have them.
+fn check_options(n: usize, object: &Object, records: &Records, allowed: &Allowed) -> Result<()> {
+    let owner = object.net.and_then(|net| records.objects.get(net)).and_then(|net| net.user);
+    let may_set = owner.is_some() || allowed.capabilities & (NET_ADMIN | NET_RAW) != 0;
+    let excess = object.thing.socket_options().iter().find(|one| one.needs_network_rights());
+    match excess.filter(|_| !may_set) {
+        Some(one) => Err(Error::Elsewhere(format!(
+            "object {n} ({}) has the option {} of level {}, which the container's configuration does \
+             not allow (NET_ADMIN)",
+            object.thing.name(),
+            one.name,
+            one.level
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a root directory of its own that the process cannot have chosen.
 ///
 /// A process that can choose the root directory controls any set-user-ID program run there. Inside
@@ -150,7 +169,9 @@ fn check_filters(records: &Records, allowed: &Allowed) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_record::{Bytes, CgroupNamespace, Credentials, Filter, Net, Time, User, Uts};
+    use dormouse_record::{
+        Bytes, CgroupNamespace, Credentials, Filter, Net, SocketOption, Time, UdpSocket, User, Uts,
+    };
 
     use super::*;
 
@@ -183,6 +204,42 @@ mod tests {
         let cgroups = || of(Thing::CgroupNamespace(CgroupNamespace::default()));
         assert_eq!(refusal(&cgroups(), &allowed(SYS_ADMIN)), "");
         assert!(refusal(&cgroups(), &allowed(SYS_TIME)).contains("SYS_ADMIN"));
+    }
+
+    #[test]
+    fn privileged_socket_options_need_a_right_over_the_network() {
+        let with = |level, name, value: i32, owner: Option<usize>| {
+            let value = Bytes(value.to_ne_bytes().to_vec());
+            let options = vec![SocketOption { level, name, value }];
+            let udp = UdpSocket {
+                v6: false,
+                flags: 0,
+                address: None,
+                free: false,
+                peer: None,
+                received: Vec::new(),
+                error: None,
+                shut: 0,
+                options,
+            };
+            let net = Object { user: owner, ..Thing::Net(Net::default()).into() };
+            let socket = Object { net: Some(0), ..Thing::UdpSocket(udp).into() };
+            Records { objects: vec![net, socket], ..Records::default() }
+        };
+        let (mark, priority) = (libc::SO_MARK, libc::SO_PRIORITY);
+        let (socket, ip) = (libc::SOL_SOCKET, libc::IPPROTO_IP);
+        let allowed = |capabilities| allowed(SYS_ADMIN | capabilities);
+        for (level, name, value) in
+            [(socket, mark, 7), (socket, priority, 7), (ip, libc::IP_TRANSPARENT, 1)]
+        {
+            let marked = with(level, name, value, None);
+            assert!(refusal(&marked, &allowed(0)).contains("NET_ADMIN"), "{level} {name}");
+            assert_eq!(refusal(&marked, &allowed(NET_ADMIN)), "");
+            assert_eq!(refusal(&marked, &allowed(NET_RAW)), "");
+        }
+        assert_eq!(refusal(&with(socket, priority, 6, None), &allowed(0)), "");
+        let users = |records: &Records| check_options(1, &records.objects[1], records, &allowed(0));
+        assert!(users(&with(socket, mark, 7, Some(2))).is_ok(), "in its own user namespace");
     }
 
     #[test]
