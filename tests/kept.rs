@@ -104,6 +104,7 @@ workloads! {
     vm_privileged_options_of_sockets_stay: "sockopt", "--cap-add", "NET_ADMIN", "--env", "PRIVILEGED=1";
     vm_sockets_at_addresses_of_no_device_are_restored: "nodevice";
     vm_datagrams_received_as_one_keep_their_lengths: "gro";
+    vm_settings_for_later_memory_stay: "future";
 }
 
 /// Objects that a restore could not make again are refused while all processes run.

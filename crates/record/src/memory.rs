@@ -21,9 +21,20 @@ pub struct Memory {
     /// do not have this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_huge_pages: bool,
+    /// Only advised areas have transparent huge pages (PR_THP_DISABLE_EXCEPT_ADVISED, KERNEL(6.18)).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub huge_pages_by_advice: bool,
+    /// How memory is locked that the process maps later (mlockall(2)): MCL_FUTURE, MCL_ONFAULT.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub locks_later: u32,
     /// Guards within areas (MADV_GUARD_INSTALL): first address and the one after the last, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<(u64, u64)>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// `struct prctl_mm_map`, without fields for a descriptor or a pointer (PR_SET_MM(2const)).

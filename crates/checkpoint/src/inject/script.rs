@@ -4,6 +4,7 @@
 //! 0      code, without a stack
 //! 4096   calls of 64 bytes: number, six arguments, result
 //! ...    space for memory that calls write, initially zeros, and for memory that they read
+//! ...    a page that nothing touches
 //! ```
 //!
 //! No memory is writable and executable at once. When all calls are made, the code waits in the
@@ -36,6 +37,8 @@ pub(crate) enum Arg {
     Number(u64),
     /// The address of memory that the call writes.
     To(Room),
+    /// The address of a page behind all other memory for calls, which nothing touches.
+    Untouched,
 }
 
 impl From<u64> for Arg {
@@ -96,9 +99,7 @@ impl Script {
 
     /// Makes all calls. Nothing is left in the task but their effects.
     pub(crate) fn run(&self, pid: u32, remote: &mut Remote) -> Result<Answers, Errno> {
-        let calls_bytes = self.calls.len() as u64 * CALL_BYTES;
-        let bytes =
-            PAGE_BYTES + (calls_bytes + self.room.len() as u64).next_multiple_of(PAGE_BYTES);
+        let bytes = self.untouched_at(0) + PAGE_BYTES;
         let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let args = [0, bytes, data as u64, kind as u64, u64::MAX, 0];
@@ -113,6 +114,11 @@ impl Script {
         answers
     }
 
+    /// The address of the page that nothing touches.
+    fn untouched_at(&self, base: u64) -> u64 {
+        (self.room_at(base) + self.room.len() as u64).next_multiple_of(PAGE_BYTES)
+    }
+
     fn room_at(&self, base: u64) -> u64 {
         base + PAGE_BYTES + self.calls.len() as u64 * CALL_BYTES
     }
@@ -122,6 +128,7 @@ impl Script {
         let number_of = |arg: Arg| match arg {
             Arg::Number(value) => value,
             Arg::To(Room(offset)) => self.room_at(base) + offset,
+            Arg::Untouched => self.untouched_at(base),
         };
         (*number, args.map(number_of))
     }

@@ -145,11 +145,26 @@ fn contents(
     read(plan, sequence, &what, own.iter().map(|run| (run.address, run)));
 }
 
-/// Sets whether a process has transparent huge pages (PR_SET_THP_DISABLE(2const)). LIMIT: the mode
-/// in which only advised areas have them (Linux 6.18) cannot be read from outside, and is lost.
+/// Sets whether a process has transparent huge pages (PR_SET_THP_DISABLE(2const)).
 pub(super) fn disable_huge_pages(disabled: bool) -> Call {
     let args = [Arg::from(libc::PR_SET_THP_DISABLE), Arg::Number(disabled.into())];
     Call::new(libc::SYS_prctl, args)
+}
+
+/// Settings for memory that the process maps later. ORDER: the restore maps no more of it.
+pub(super) fn later(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    const EXCEPT_ADVISED: u64 = 2;
+    let memory = record.memory.and_then(|number| plan.records.memories.get(number));
+    let Some(memory) = memory else { return };
+    if memory.huge_pages_by_advice {
+        let what = format!("the huge pages of advised memory of process {}", record.pid);
+        let args = [libc::PR_SET_THP_DISABLE as u64, 1, EXCEPT_ADVISED, 0, 0].map(Arg::from);
+        sequence.call(what, Call::new(libc::SYS_prctl, args));
+    }
+    if memory.locks_later != 0 {
+        let what = format!("the lock of later memory of process {}", record.pid);
+        sequence.call(what, Call::new(libc::SYS_mlockall, [memory.locks_later.into()]));
+    }
 }
 
 /// Seals the recorded sealed areas (mseal(2), KERNEL(6.10)). No call can change them afterwards.
@@ -336,7 +351,8 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool, h
         sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
     }
     if area.has("lo") {
-        let args = [area.start.into(), area.bytes().into(), Arg::Number(0)];
+        let on_fault = if area.has("lf") { libc::MLOCK_ONFAULT } else { 0 };
+        let args = [area.start.into(), area.bytes().into(), on_fault.into()];
         let call = Call::new(libc::SYS_mlock2, args);
         // A guard cannot be made present, and the rest of the area is locked nevertheless.
         sequence.call(what, if has_guards { call.lenient() } else { call });

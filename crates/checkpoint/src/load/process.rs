@@ -213,6 +213,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
     }
     // ORDER: its memory is complete, and all its children exist, which would inherit the rule.
     memory::seal(plan, sequence, record);
+    memory::later(plan, sequence, record);
     if record.merges_memory {
         const SET_MEMORY_MERGE: i32 = 67;
         let args = [SET_MEMORY_MERGE, 1, 0, 0, 0].map(Arg::from);

@@ -4,7 +4,7 @@ use std::fs;
 
 use dormouse_kernel::{Errno, proc};
 use dormouse_record::check::{BARRIERS, PERSONALITIES};
-use dormouse_record::{Error, Layout, Memory, Process, Result, Signal, Thread};
+use dormouse_record::{Error, Layout, Memory, PAGE_BYTES, Process, Result, Signal, Thread};
 
 use super::calls::run;
 use super::known::namespace::Links;
@@ -17,7 +17,7 @@ use super::vfork::waits_in_vfork;
 use super::wait::Blocks;
 use super::{file, landlock, schedule, signal, thread, time, timer, unix, user};
 use crate::inject::gadget::find;
-use crate::inject::script::{Answers, Script};
+use crate::inject::script::{Answers, Arg, Script};
 use crate::look::task;
 
 /// Refuses state of a process that cannot be saved; returns the namespaces that differ from the
@@ -124,7 +124,7 @@ pub(crate) fn inside(
     let pid = seen.pid;
     let gadget = gadget(pid, &memory).ok_or(Errno::NOEXEC);
     let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
-    let mut step = || -> std::result::Result<u64, Errno> {
+    let mut step = || -> std::result::Result<(u64, u32, bool), Errno> {
         let mut script = Script::default();
         let peers = unix::query_peers(survey, &record.descriptors, &mut script);
         let stops = query_stops(survey, record.pid, &mut script);
@@ -134,7 +134,9 @@ pub(crate) fn inside(
         stops(survey, &answers);
         complete(record, &answers)
     };
-    let brk = step().map_err(Error::of("make calls in the memory", pid))?;
+    let found = step().map_err(Error::of("make calls in the memory", pid))?;
+    let brk;
+    (brk, memory.locks_later, memory.huge_pages_by_advice) = found;
     rung_meanwhile(seen, record, gadget)?;
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
         threads_inside(seen, *tid, thread, gadget).map_err(Error::of("make calls in", *tid))?;
@@ -213,13 +215,14 @@ fn query_stops(
     }
 }
 
-/// Queries the state of the first thread and of the process. The end of the heap is returned
-/// by the function that reads the answers.
+/// Queries the state of the first thread and of the process. The end of the heap, the locks of memory that is
+/// mapped later, and whether huge pages are for advised areas only, are returned by the function that reads the
+/// answers.
 fn query(
     seen: &Seen,
     record: &mut Process,
     script: &mut Script,
-) -> impl FnOnce(&mut Process, &Answers) -> std::result::Result<u64, Errno> + use<> {
+) -> impl FnOnce(&mut Process, &Answers) -> std::result::Result<(u64, u32, bool), Errno> + use<> {
     let inside = thread::inside(script);
     let actions = signal::actions(seen, script);
     let intervals = signal::interval_timers(script);
@@ -238,6 +241,12 @@ fn query(
     const GET_REGISTRATIONS: u64 = 1 << 9;
     let barriers = [GET_REGISTRATIONS.into(), 0.into(), 0.into()];
     let barriers = script.call(libc::SYS_membarrier, barriers);
+    let huge_pages = thread::prctl(script, libc::PR_GET_THP_DISABLE);
+    // The memory for these calls is locked if later memory is, and present unless that is on a fault only.
+    let page = [Arg::Untouched, PAGE_BYTES.into()];
+    let lock = script.call(libc::SYS_msync, [page[0], page[1], libc::MS_INVALIDATE.into()]);
+    let present_to = script.room(8);
+    let present = script.call(libc::SYS_mincore, [page[0], page[1], present_to.into()]);
     let brk = script.call(libc::SYS_brk, [0.into()]);
     move |record, answers| {
         if let Some(first) = record.threads.first_mut() {
@@ -256,7 +265,17 @@ fn query(
         record.write_or_execute = answers.returned(write_or_execute).unwrap_or(0) as u32;
         record.barriers = answers.returned(barriers).unwrap_or(0) as u32 & BARRIERS;
         record.merges_memory = answers.returned(merges).unwrap_or(0) != 0;
-        answers.returned(brk)
+        const BY_ADVICE: u64 = 3;
+        let by_advice = answers.returned(huge_pages) == Ok(BY_ADVICE);
+        answers.returned(present)?;
+        let [is_present] = answers.numbers(present_to);
+        // msync(2): EBUSY for locked memory.
+        let locks = match (answers.returned(lock), is_present & 1) {
+            (Err(Errno::BUSY), 1) => libc::MCL_FUTURE,
+            (Err(Errno::BUSY), _) => libc::MCL_FUTURE | libc::MCL_ONFAULT,
+            _ => 0,
+        };
+        Ok((answers.returned(brk)?, locks.cast_unsigned(), by_advice))
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
         ensure(aligned && in_order && covered >= behind, || format!("guards at {first:x}"))?;
         end = behind;
     }
+    let locks = [0, libc::MCL_FUTURE, libc::MCL_FUTURE | libc::MCL_ONFAULT].map(i32::cast_unsigned);
+    ensure(locks.contains(&memory.locks_later), || "the locks of later memory".into())?;
     if let Some((start, bytes)) = memory.vdso {
         let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
         ensure(fits, || "the kernel's object".into())?;
