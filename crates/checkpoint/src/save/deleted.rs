@@ -11,6 +11,7 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::Survey;
 use crate::look::file::{self, mount_of};
+use crate::look::mountinfo;
 
 /// Mode bits by which a file gives privileges to a process that executes it.
 const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
@@ -51,7 +52,10 @@ pub(crate) fn object(
     if stat.st_mode & PRIVILEGES != 0 && kind == FileType::RegularFile {
         return Err(format!("the deleted file '{name}', which gives privileges (set-user-id)"));
     }
-    let place = place(seen, name, open)?;
+    let place = match place(seen, name, open) {
+        Ok(place) => place,
+        Err(why) => place_of_mount(survey, seen, stat, open).ok_or(why)?,
+    };
     let maps = seen.maps();
     let (uid, gid) = maps.owner(stat.st_uid, stat.st_gid);
     let mut deleted = Deleted {
@@ -127,6 +131,27 @@ pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<Str
         }
     }
     Err(format!("the deleted file '{name}', with no directory left of its file system"))
+}
+
+/// A directory that a private mount namespace shows at another place, by its path in the container's own namespace:
+/// a service of systemd has its own `/tmp` that way.
+fn place_of_mount(
+    survey: &Survey<'_>,
+    seen: &Seen,
+    stat: &Stat,
+    open: BorrowedFd<'_>,
+) -> Option<String> {
+    let shown = survey.mounts.row_of_file(open)?;
+    let own = mountinfo::rows(seen.first)?;
+    own.iter().rev().find_map(|row| {
+        let path = format!("{}/{}", row.place.trim_end_matches('/'), shown.part_of(row)?);
+        let there = file::lookup(seen.first, &path).ok()?;
+        let found = rustix::fs::fstat(&there).ok()?;
+        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        // Not a mount above it.
+        let is_it = found.st_dev == stat.st_dev && mount_of(there.as_fd()).ok() == Some(row.id);
+        (is_directory && is_it).then_some(path)
+    })
 }
 
 /// Attributes of class `user`. The kernel interprets the others, and they cannot be set from

@@ -53,6 +53,12 @@ impl MountNamespaces {
         Some((of.witness, of.object))
     }
 
+    /// The mount of an open file, if it is not one of the container's own.
+    pub(crate) fn row_of_file(&self, open: BorrowedFd<'_>) -> Option<&Row> {
+        let id = mount_of(open).ok()?;
+        self.all[*self.of_mounts.get(&id)?].rows.iter().find(|row| row.id == id)
+    }
+
     /// The process that is used as root for the paths of a process.
     pub(crate) fn witness(&self, seen: &Seen) -> u32 {
         let found = || self.by_link.get(seen.link("mnt")?)?.as_ref().ok();
