@@ -19,9 +19,12 @@ pub struct Process {
     pub session: u32,
     /// The name that `ps` shows.
     pub name: String,
-    /// The exit status (wait(2)) of a zombie; all fields below are then empty.
+    /// The exit status (wait(2)) of a zombie; all fields below but its ids are then empty.
     #[serde(default)]
     pub ended: Option<i32>,
+    /// The user and group of a zombie.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ids: Option<(u32, u32)>,
     /// The signal that stopped it (job control).
     #[serde(default)]
     pub stopped: Option<i32>,

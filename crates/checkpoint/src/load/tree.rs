@@ -169,12 +169,23 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
             )));
         }
     }
-    let is_zombie = |node: &Node| node.record.is_some_and(|r| processes[r].ended.is_some());
-    for node in nodes.iter_mut().filter(|node| is_zombie(node)) {
-        // The group of a zombie cannot be distinguished from its creator's, unless it has other
-        // members.
-        if node.group != node.pid && !by_pid.contains_key(&node.group) {
-            node.group = 0;
+    let is_alive = |node: &Node| node.record.is_some_and(|r| processes[r].ended.is_none());
+    for n in 0..nodes.len() {
+        let (group, pid) = (nodes[n].group, nodes[n].pid);
+        if is_alive(&nodes[n]) || nodes[n].record.is_none() || by_pid.contains_key(&group) {
+            continue;
+        }
+        // The leader of its group has exited, and a helper replaces it. A zombie cannot wait for one.
+        let is_maker = |node: &Node| node.before.contains(&n) || node.after.contains(&n);
+        let maker = nodes.iter().position(is_maker).filter(|maker| is_alive(&nodes[*maker]));
+        match maker {
+            Some(maker) if group != pid && group != 0 => {
+                if !nodes.iter().any(|node| leads_as_helper(node, group)) {
+                    let is_before = nodes[maker].before.contains(&n);
+                    led_by_helper(&mut nodes, group, maker, is_before);
+                }
+            }
+            _ => nodes[n].group = 0,
         }
     }
     lead_groups(plan, &mut nodes, &by_pid, &helpers);
@@ -259,9 +270,10 @@ fn lead_groups(
     by_pid: &HashMap<u32, usize>,
     helpers: &Helpers,
 ) {
-    let mut led: Vec<u32> = Vec::new();
+    let mut led: Vec<u32> =
+        nodes.iter().filter(|node| leads_as_helper(node, node.pid)).map(|node| node.pid).collect();
     for n in 0..nodes.len() {
-        let (group, session) = (nodes[n].group, nodes[n].session);
+        let group = nodes[n].group;
         let is_of_init = plan.records.has_init() && group == OF_INIT;
         let is_led =
             group == 0 || is_of_init || by_pid.contains_key(&group) || led.contains(&group);
@@ -270,20 +282,33 @@ fn lead_groups(
             continue;
         }
         led.push(group);
-        let helper = Node {
-            pid: group,
-            record: None,
-            leads_session: false,
-            group,
-            before: Vec::new(),
-            after: Vec::new(),
-            born_in: session,
-            session,
-        };
-        nodes.push(helper);
-        let index = nodes.len() - 1;
-        nodes[n].after.push(index);
+        led_by_helper(nodes, group, n, false);
     }
+}
+
+/// Whether a node is a helper that leads a process group.
+fn leads_as_helper(node: &Node, group: u32) -> bool {
+    node.record.is_none() && node.pid == group && node.group == group
+}
+
+/// Adds a helper that leads a process group, created by `maker`.
+fn led_by_helper(nodes: &mut Vec<Node>, group: u32, maker: usize, is_before: bool) {
+    let made = &nodes[maker];
+    let session = if is_before { made.born_in } else { made.session };
+    let helper = Node {
+        pid: group,
+        record: None,
+        leads_session: false,
+        group,
+        before: Vec::new(),
+        after: Vec::new(),
+        born_in: session,
+        session,
+    };
+    nodes.push(helper);
+    let index = nodes.len() - 1;
+    let of = &mut nodes[maker];
+    if is_before { of.before.push(index) } else { of.after.push(index) }
 }
 
 /// Sessions, children and groups.
@@ -355,6 +380,13 @@ fn end(plan: &mut Plan<'_>, sequence: &mut Sequence, record: Option<&Process>) {
     let status = record.and_then(|r| r.ended).unwrap_or(0);
     if let Some(record) = record {
         thread::name(plan, sequence, &record.name);
+        let (uid, gid) = record.ended_ids.unwrap_or_default();
+        let what = format!("the ids of process {}", record.pid);
+        for (call, id) in [(libc::SYS_setresgid, gid), (libc::SYS_setresuid, uid)] {
+            if id != 0 {
+                sequence.call(what.clone(), Call::new(call, [id.into(), id.into(), id.into()]));
+            }
+        }
     }
     let signal = status & 0x7f;
     if signal != 0 && (1..=64).contains(&signal) {

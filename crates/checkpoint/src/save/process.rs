@@ -84,6 +84,7 @@ pub(crate) fn record(
     if seen.is_zombie {
         let code = seen.stat().and_then(|stat| stat.field(52)?.parse().ok());
         record.ended = Some(code.unwrap_or(0));
+        record.ended_ids = zombie_ids(seen);
         return Ok(record);
     }
     let umask = seen.fields.field("Umask").and_then(|u| u32::from_str_radix(u, 8).ok());
@@ -112,6 +113,18 @@ pub(crate) fn record(
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
+}
+
+/// User and group of a zombie, as the container sees them; `None` for its root, and for ids that it does not have.
+fn zombie_ids(seen: &Seen) -> Option<(u32, u32)> {
+    let real = |field| {
+        let all: Option<u32> =
+            seen.fields.field(field)?.split_ascii_whitespace().next()?.parse().ok();
+        all
+    };
+    let (uid, gid) = seen.maps().owner(real("Uid")?, real("Gid")?);
+    let is_known = uid != u32::MAX && gid != u32::MAX;
+    (is_known && (uid, gid) != (0, 0)).then_some((uid, gid))
 }
 
 /// Completes the record by calls in the process itself, and reads the layout of its memory.

@@ -25,8 +25,9 @@ pub(crate) fn look(subject: &Subject) -> Result<Vec<Seen>> {
     while let Some((pid, parent)) = next.pop() {
         // The process may exit while it is inspected.
         let Some(seen) = look_at(pid, parent, subject.init)? else { continue };
-        for tid in &seen.tids {
-            next.extend(children(pid, *tid).map(|child| (child, seen.inner)));
+        // ORDER: the oldest child first, and so it is restored: wait(2) returns it before the others.
+        for tid in seen.tids.iter().rev() {
+            next.extend(children(pid, *tid).rev().map(|child| (child, seen.inner)));
         }
         all.push(seen);
     }

@@ -39,6 +39,8 @@ pub(super) fn all(records: &Records) -> Found {
         ensure(ids.iter().all(|id| *id < NUMBER_MAX), || said("session or group".into()))?;
         ensure(process.name.len() < 64, || said("its name".into()))?;
         if process.ended.is_some() {
+            let ids = process.ended_ids.map_or([0; 2], |(uid, gid)| [uid, gid]);
+            ensure(ids.iter().all(|id| *id != u32::MAX), || said("its user".into()))?;
             tids.insert(pid);
             continue;
         }
