@@ -105,6 +105,7 @@ workloads! {
     vm_sockets_at_addresses_of_no_device_are_restored: "nodevice";
     vm_datagrams_received_as_one_keep_their_lengths: "gro";
     vm_settings_for_later_memory_stay: "future";
+    vm_changes_of_the_own_namespaces_stay: "names", "--cap-add", "SYS_ADMIN";
     vm_zombies_keep_their_ids_and_groups: "zombie";
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";
 }
