@@ -201,6 +201,26 @@ fn vm_wake_on_full_disk_fails_and_works_when_space_is_free() {
     host.sh(&format!("umount {run}")).ok();
 }
 
+/// Without a daemon, too, clients wait until the host has memory for a wake.
+#[test]
+fn wake_waits_while_host_lacks_memory() {
+    let host = Host::with_busybox();
+    serving(&host, &[]);
+    put_to_sleep(&host);
+    let etc = host.root().join("etc");
+    fs::create_dir_all(&etc).expect("made");
+    fs::write(etc.join("config.toml"), "[wake]\nreserve = \"900t\"\n").expect("written");
+    let waits = [client(&host), client(&host)];
+    wait_for_failure(&host, "the host has no memory for it");
+    has_event(&host, "no memory");
+    fs::write(etc.join("config.toml"), "[wake]\nreserve = \"1m\"\n").expect("written");
+    let mut answers =
+        waits.map(|client| client.join().expect("the thread ends").ok().trim().to_owned());
+    answers.sort_unstable();
+    assert_eq!(answers, ["call 2", "call 3"]);
+    assert_eq!((failed(&host), host.state_of("x").as_str()), (Value::Null, "running"));
+}
+
 #[test]
 fn vm_clients_of_failing_wake_are_reset_after_configured_time() {
     let host = Host::with_busybox();

@@ -59,6 +59,17 @@ pub enum Error {
          may not answer, or the checkpoint waits for itself"
     )]
     TooSlow(Duration),
+    /// The host has no memory for a wake.
+    #[error(
+        "the host has no memory for it: it needs {needed_kb}k, and {free_kb}k are free, with a part that stays \
+         free (`[wake] reserve` in config.toml)"
+    )]
+    NoRoom {
+        /// Memory of the checkpoint.
+        needed_kb: u64,
+        /// Available memory and free swap.
+        free_kb: u64,
+    },
     /// The daemon has granted no memory for a wake in time.
     #[error("the daemon granted no memory in time to wake container '{0}'")]
     NotAdmitted(String),
@@ -186,7 +197,7 @@ impl Error {
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::NoIds => ErrorKind::Limit,
+            Self::NoIds | Self::NoRoom { .. } => ErrorKind::Limit,
             Self::Call { source, .. } => source.kind(),
             Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
             Self::Launch(e) => e.kind(),

@@ -58,7 +58,8 @@ pub(crate) struct Later {
 pub(crate) fn check_settings(ground: &Ground) -> Result<()> {
     settings::block_bytes(&ground.settings())?;
     settings::clients_wait(&ground.settings())?;
-    settings::within(&ground.settings()).map(drop)
+    settings::within(&ground.settings())?;
+    settings::reserve_bytes(&ground.settings()).map(drop)
 }
 
 /// Chooses the lazy part of a checkpoint; `None` if all memory is read at once, because it is

@@ -14,6 +14,7 @@
 //! clients-wait = "forever"   # time until waiting clients of a container that cannot be woken are
 //!                            # reset, such as "30s" or "10m"
 //! within = "2m"   # longest time of a restore, plus a second for each 10 MB of memory
+//! reserve = "0"   # memory of the host that a wake leaves free, such as "500m"
 //! ```
 
 use std::path::Path;
@@ -107,6 +108,14 @@ struct Section {
     block: Option<String>,
     clients_wait: Option<String>,
     within: Option<String>,
+    reserve: Option<String>,
+}
+
+/// Returns how much memory of the host a wake leaves free, in bytes.
+pub(crate) fn reserve_bytes(path: &Path) -> Result<u64> {
+    let Some(text) = read(path)?.wake.reserve else { return Ok(0) };
+    let bad = |e: dormouse_model::Invalid| format!("{}: reserve: {e}", path.display());
+    parse_bytes(&text).map_err(|e| Error::Invalid(bad(e)))
 }
 
 /// The longest time of a restore, without its memory.
@@ -198,6 +207,10 @@ mod tests {
         assert_eq!(within(file.path()).unwrap(), Duration::from_secs(60));
         std::fs::write(file.path(), "[wake]\nwithin = \"10ms\"\n").unwrap();
         assert!(within(file.path()).unwrap_err().to_string().contains("'10ms'"));
+        std::fs::write(file.path(), "[wake]\nreserve = \"2g\"\n").unwrap();
+        assert_eq!(reserve_bytes(file.path()).unwrap(), 2 << 30);
+        std::fs::write(file.path(), "[wake]\nreserve = \"some\"\n").unwrap();
+        assert!(reserve_bytes(file.path()).unwrap_err().to_string().contains("'some'"));
         assert_eq!(wait("0s").unwrap(), Some(Duration::ZERO), "no client waits");
         let error = wait("long").unwrap_err().to_string();
         assert!(error.contains("'long'") && error.contains("forever"), "{error}");

@@ -1,7 +1,7 @@
 //! Failed wakes: the record of the last one, its event, and the clients that wait meanwhile.
 //!
 //! A container whose wake failed is asleep as before, with its complete checkpoint. The cause is on record
-//! until a wake succeeds or the sleep ends: `ps` and `inspect` show it. The record is at `RUN/unwoken/ID`,
+//! until a wake succeeds or the sleep ends: `ps` and `inspect` show it. The record is at `RUN/unwoken-ID`,
 //! or at `LIB/containers/ID/unwoken.json` where RUN has no space: a full disk is one of the causes. An event
 //! that could not be written is written later, by the next attempt.
 //!
@@ -29,6 +29,9 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::policy::Reason;
 use crate::{event, settings};
+
+/// The name of a record in RUN, before the id.
+const PREFIX: &str = "unwoken-";
 
 /// LIMIT: characters of a recorded cause.
 const CAUSE_CHARS_MAX: usize = 1000;
@@ -60,8 +63,9 @@ pub(crate) fn of(ground: &Ground, id: &ContainerId) -> Option<FailedWake> {
 
 /// Returns the containers with a record in RUN, which the time of their directory does not show.
 pub(crate) fn in_run(ground: &Ground) -> Vec<ContainerId> {
-    let entries = fs::read_dir(dir(ground)).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let entries = fs::read_dir(&ground.places.run).into_iter().flatten().flatten();
+    let id = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok();
+    entries.filter_map(id).collect()
 }
 
 /// Records a failed wake. A repeated attempt of the keeper with the same cause makes no further event.
@@ -100,8 +104,8 @@ pub(crate) fn remove(ground: &Ground, id: &ContainerId) {
 }
 
 /// Removes all records in RUN: the last boot's causes may be gone.
-pub(crate) fn remove_all(ground: &Ground) -> Result<()> {
-    disk::remove_tree(&dir(ground))
+pub(crate) fn remove_all(ground: &Ground) {
+    in_run(ground).iter().for_each(|id| remove(ground, id));
 }
 
 /// Resets the clients that wait for a connection, if they have waited as long as the operator allows.
@@ -167,7 +171,6 @@ fn report(ground: &Ground, config: &Config, unix_ms: i64, why: &[(&str, String)]
 
 /// Writes the record at the first place that has space. Without any, only the event shows the cause.
 fn write(ground: &Ground, id: &ContainerId, failed: &FailedWake) {
-    let _ = disk::make_dir(&dir(ground), 0o700); // exists already, or the disk is full
     let [first, second] = paths(ground, id);
     if disk::write_json(&first, failed, Durable::No).is_ok() {
         let _ = disk::remove(&second); // of an earlier failure
@@ -176,11 +179,7 @@ fn write(ground: &Ground, id: &ContainerId, failed: &FailedWake) {
     }
 }
 
-fn dir(ground: &Ground) -> PathBuf {
-    ground.places.run.join("unwoken")
-}
-
 /// The places of the record, in the order of reading.
 fn paths(ground: &Ground, id: &ContainerId) -> [PathBuf; 2] {
-    [dir(ground).join(id.as_str()), ground.dir(id).join("unwoken.json")]
+    [ground.places.run.join(format!("{PREFIX}{id}")), ground.dir(id).join("unwoken.json")]
 }

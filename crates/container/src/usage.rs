@@ -13,6 +13,7 @@ use dormouse_record::{Process, Records};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::settings;
 
 /// Returns the size of an asleep container's checkpoint in bytes; 0 if it is awake.
 pub(crate) fn asleep_bytes(ground: &Ground, id: &ContainerId) -> u64 {
@@ -70,12 +71,34 @@ fn kilobytes(bytes: u64) -> String {
     format!("{}k", bytes.div_ceil(1024))
 }
 
-/// Returns the size of the host's swap (proc_meminfo(5)).
+/// Returns the size of the host's swap.
 fn host_swap_bytes() -> u64 {
+    meminfo(&["SwapTotal:"])
+}
+
+/// Returns the sum of some lines of proc_meminfo(5), in bytes.
+fn meminfo(names: &[&str]) -> u64 {
     let text = proc::read_text("/proc/meminfo", 1 << 20).unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("SwapTotal:"));
-    let kib = total.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
+    let value = |line: &str| {
+        let rest = names.iter().find_map(|name| line.strip_prefix(name))?;
+        rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    text.lines().filter_map(value).sum::<u64>().saturating_mul(1024)
+}
+
+/// Refuses a wake for which the host has no memory: the kernel would kill some process. Such a wake fails as
+/// any other, so that clients wait, and is tried again.
+///
+/// LIMIT: wakes at the same time see the same free memory. The keeper runs four at once.
+pub(crate) fn check_room(ground: &Ground, records: &Records) -> Result<()> {
+    // Unreadable settings do not prevent a wake.
+    let reserve = settings::reserve_bytes(&ground.settings()).unwrap_or(0);
+    let needed = records.pages.bytes;
+    let free = meminfo(&["MemAvailable:", "SwapFree:"]);
+    match needed.saturating_add(reserve) <= free {
+        true => Ok(()),
+        false => Err(Error::NoRoom { needed_kb: needed.div_ceil(1024), free_kb: free / 1024 }),
+    }
 }
 
 /// Returns the image of a container, if it has one.

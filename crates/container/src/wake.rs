@@ -6,8 +6,8 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `state`, `hold`, `pending`, `later`, `policy`, `unwoken`, `admission`, `root`, `end`,
-//! `listen`, `restore`, `start` and `drowsy`.
+//! Uses `ground`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `unwoken`, `admission`,
+//! `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{disk, drowsy, end, hold, later, root, unwoken};
+use crate::{disk, drowsy, end, hold, later, root, unwoken, usage};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
@@ -94,6 +94,7 @@ fn wake_with(
     // The keeper is scheduled while the checkpoint is read.
     let calling = Keeper::call(&ground.places.run)?;
     let reader = Arc::new(Reader::open(&ground.asleep_dir(&config.id))?);
+    usage::check_room(ground, reader.records())?;
     let is_large = reader.records().pages.bytes >= WOKEN_BYTES_MIN;
     let later = later::choose_for_wake(ground, &config.id, &reader);
     let check = Some(Check::begin(&reader, later.as_ref()));

@@ -83,7 +83,7 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
     if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
         return Ok(());
     }
-    unwoken::remove_all(ground)?;
+    unwoken::remove_all(ground);
     forget_last_boot(ground)?;
     sweep(ground)?;
     recover_slots(ground)?;
