@@ -467,7 +467,7 @@ fn vm_disabled_wake_events_wait_for_another_wake() {
     }
     assert_eq!(host.inspect("x")["config"]["wake_on"]["timer"], "no");
     let out = host.dm(&["update", "--wake-on", "calls", "x"]);
-    assert!(out.stderr.contains("call, data, file, timer"), "{}", out.stderr);
+    assert!(out.stderr.contains("call, data-first, data, file, timer"), "{}", out.stderr);
 }
 
 /// Whether a process of the container is blocked in nanosleep(2), by proc_pid_wchan(5).

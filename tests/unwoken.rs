@@ -393,3 +393,43 @@ fn checkpoint_with_more_tasks_than_allowed_is_refused_before_any_is_made() {
     host.dm(&["wake", "x"]).ok();
     assert_eq!(ask(&host), "call 2");
 }
+
+/// A connection alone wakes no container that is woken by the first byte.
+#[test]
+fn vm_scan_wakes_no_container_that_waits_for_data_first() {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "--wake-on", "data-first,data", "busybox"];
+    host.dm(&[&serve[..], &["probe", "stream", "0.0.0.0", "80"]].concat()).ok();
+    host.wait_inside("x", "netstat -ltn | grep -q :80");
+    assert_eq!(host.inspect("x")["config"]["wake_on"]["data_first"], true);
+    put_to_sleep(&host);
+    let address = host.address_of("x");
+    let events = || {
+        let events = host.dm(&["events", "--no-stream"]).ok();
+        events.lines().filter(|line| line.contains(" wake ")).count()
+    };
+    assert_eq!(events(), 0);
+    let at = address.clone();
+    let scan = host.in_network(move || {
+        let connect = || TcpStream::connect((at.as_str(), 80)).expect("the listener is held");
+        drop((connect(), connect()));
+        connect()
+    });
+    let mut open = scan.join().expect("the thread ends");
+    // Looks at it have had the time of several wakes.
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!((host.state_of("x").as_str(), events()), ("asleep", 0));
+    // A further silent client of many seconds, and then one that sends.
+    let answer = host.in_network(move || {
+        let mut peer = TcpStream::connect((address, 80)).expect("the listener is held");
+        peer.write_all(b"<1\n").expect("a byte");
+        peer.set_read_timeout(Some(soon())).expect("a time");
+        peer.read(&mut [0; 1]).expect("an answer")
+    });
+    assert_eq!(answer.join().expect("the thread ends"), 1);
+    assert_eq!((host.state_of("x").as_str(), events()), ("running", 1));
+    // The silent client was accepted, and is answered when it sends.
+    open.set_read_timeout(Some(soon())).expect("a time");
+    open.write_all(b"<1\n").expect("a byte");
+    assert_eq!(open.read(&mut [0; 1]).expect("an answer"), 1);
+}

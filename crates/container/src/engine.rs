@@ -263,6 +263,12 @@ impl Engine {
         wake::wake(&self.ground, id, reason)
     }
 
+    /// Wakes a container for an event. Returns false if it sleeps on, because its clients have sent nothing
+    /// yet and are to send first ([`dormouse_model::WakeOn`]).
+    pub fn wake_for_event(&self, id: &ContainerId, reason: Reason) -> Result<bool> {
+        wake::wake_for_event(&self.ground, id, reason)
+    }
+
     /// Prepares the parts of a wake that are the same for all containers, in a process that waits
     /// for a job. No part has to succeed now.
     pub fn get_ready(&self) {

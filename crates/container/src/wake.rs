@@ -6,7 +6,7 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `unwoken`, `admission`,
+//! Uses `ground`, `state`, `hold`, `usage`, `first`, `pending`, `later`, `policy`, `unwoken`, `admission`,
 //! `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
@@ -27,13 +27,27 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{disk, drowsy, end, hold, later, root, unwoken, usage};
+use crate::{disk, drowsy, end, first, hold, later, root, unwoken, usage};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
 
 /// LIMIT: number of sockets requested from the keeper before the first one is received.
 const AHEAD_MAX: usize = 32;
+
+/// Wakes a container for an event. Returns false if it sleeps on, because its clients are silent
+/// ([`crate::first`]).
+pub(crate) fn wake_for_event(ground: &Ground, id: &ContainerId, reason: Reason) -> Result<bool> {
+    if reason == Reason::Called && ground.config(id)?.spec.wake_on.data_first {
+        let found = admission::lock(ground, id, None)?;
+        let sleeps = found.observed.state == State::Asleep;
+        // A wake reports the error.
+        if sleeps && first::are_silent(ground, &found.config).unwrap_or(false) {
+            return Ok(false);
+        }
+    }
+    wake(ground, id, reason).map(|()| true)
+}
 
 /// Wakes a container; does nothing if it runs.
 pub(crate) fn wake(ground: &Ground, id: &ContainerId, reason: Reason) -> Result<()> {

@@ -19,15 +19,22 @@
 //! **Failed wakes.** A container whose wake failed is parked and polled again. Its clients wait, and the
 //! time until the next attempt doubles with each failure, from one second to a minute.
 //!
+//! **Silent clients.** A container may be woken by the first byte of a client only. The waker looks for it, and
+//! leaves the container asleep while all clients are silent. The kernel reports no data of a connection that
+//! is not accepted. Such a container is looked at again after 10 ms, then after times that double, so that a
+//! client waits about as long as it was silent, and a minute at most. A new connection is reported at once:
+//! the descriptors are polled for changes (EPOLLET).
+//!
 //! LIMIT: a container with more descriptors than fit into one message is not parked, nor is one
 //! during its wake: the vault does not have their descriptors.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dormouse_launch::protocol::{Id, watch};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
 use crate::lot::{DESCRIPTORS, Found, Lots};
@@ -40,6 +47,17 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The longest time before another attempt to wake a container.
 const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+/// The shortest time before silent clients are looked at again.
+const SILENT: Duration = Duration::from_millis(10);
+
+/// A bit of [`watch`] in a label: only changes are events.
+const CHANGES: u8 = 1 << 7;
+
+/// Returns the time before the next look at silent clients, after so many.
+fn look_after(silences: u32) -> Duration {
+    SILENT.saturating_mul(1 << silences.saturating_sub(1).min(16)).min(AGAIN_MAX)
+}
 
 /// Returns the time before another attempt, after so many failed ones.
 fn again_after(failures: u32) -> Duration {
@@ -61,12 +79,39 @@ struct Sleeper {
     is_called: bool,
     /// Failed wakes in a row.
     failures: u32,
+    /// The number of its entry in `again`; other entries are over.
+    due: Option<u64>,
+    /// Looks in a row that have found silent clients only.
+    silences: u32,
+    /// Its clients are silent: only a change is an event.
+    is_silent: bool,
+    /// Polled anew by [`Custody::look`], not because of an event.
+    is_polled_anew: bool,
     /// Its last wake has failed, and the time of the next has not come. `is_called` is set meanwhile.
     is_put_off: bool,
     /// Found in the vault and not requested yet.
     is_found: bool,
     /// No longer wanted, but not closed yet, because no descriptor number was free to take it out.
     is_let_go: bool,
+}
+
+impl Sleeper {
+    fn begin_wake(&mut self) {
+        (self.is_called, self.due) = (true, None);
+    }
+}
+
+/// Takes the present events of a set, and returns their numbers: from then on only changes are reported.
+fn take_present(set: &OwnedFd) -> Result<Vec<u64>, Errno> {
+    const AT_ONCE: usize = 64;
+    let (mut events, mut all) = ([MaybeUninit::uninit(); AT_ONCE], Vec::new());
+    loop {
+        let (ready, _) = epoll::wait(set, &mut events[..], Some(&Timespec::default()))?;
+        all.extend(ready.iter().map(|event| event.data.u64()));
+        if ready.len() < AT_ONCE {
+            return Ok(all);
+        }
+    }
 }
 
 /// A held descriptor.
@@ -109,14 +154,19 @@ fn watched(token: u64, held: &Held) -> (epoll::EventData, epoll::EventFlags) {
     (epoll::EventData::new_u64(token), flags)
 }
 
+/// Returns whether a descriptor is a socket that listens.
+fn listens(held: &Held) -> bool {
+    rustix::net::sockopt::socket_acceptconn(&held.fd).unwrap_or(false)
+}
+
 /// Returns the label of a container's parked descriptors: its id, and the key and watch of each.
-fn label(id: Id, held: &[Numbered]) -> Vec<u8> {
+fn label(id: Id, held: &[Numbered], more: u8) -> Vec<u8> {
     let text = id.as_str().as_bytes();
     let mut label = vec![text.len() as u8];
     label.extend_from_slice(text);
     for (_, Held { key, watch, .. }) in held {
         label.extend_from_slice(&key.to_ne_bytes());
-        label.push(*watch);
+        label.push(*watch | more);
     }
     label
 }
@@ -140,6 +190,7 @@ impl Custody {
     ) -> Self {
         let mut custody = Self::default();
         let (sleepers, tokens) = (&mut custody.sleepers, &mut custody.tokens);
+        let mut silent = Vec::new();
         custody.lots.restore(vault, |Found { label, fds }| {
             if let Some(target) = Target::read(label) {
                 return Some(outputs.restore(next(), target));
@@ -148,15 +199,21 @@ impl Custody {
             if held.len() + 1 != fds.len() || sleepers.contains_key(&id) {
                 return None;
             }
+            let is_silent = held.iter().any(|(_, watch)| watch & CHANGES != 0);
             let number = next() | SET;
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
             epoll::add(epoll, &fds[0], epoll::EventData::new_u64(number), flags).ok()?;
-            let parked = held.into_iter().map(|(key, watch)| Parked { token: next(), key, watch });
+            let parked = held.into_iter();
+            let parked = parked.map(|(key, watch)| (key, watch & !CHANGES));
+            let parked = parked.map(|(key, watch)| Parked { token: next(), key, watch });
             let parked = Some((number, parked.collect()));
-            sleepers.insert(id, Sleeper { parked, is_found: true, ..Sleeper::default() });
+            sleepers
+                .insert(id, Sleeper { parked, is_found: true, is_silent, ..Sleeper::default() });
+            silent.extend(is_silent.then_some(id));
             tokens.insert(number, id);
             Some(number)
         });
+        silent.into_iter().for_each(|id| custody.poll_again(id, AGAIN));
         custody
     }
 
@@ -213,20 +270,29 @@ impl Custody {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
         let number = first | SET;
-        let is_put_off = sleeper.is_put_off;
+        let (is_put_off, is_silent) = (sleeper.is_put_off, sleeper.is_silent);
         if sleeper.is_called && !is_put_off || sleeper.held.len() + 1 > DESCRIPTORS {
             return Ok(());
         }
         let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
-            let (data, flags) = watched(*token, held);
+            let (data, mut flags) = watched(*token, held);
+            if is_silent && listens(held) {
+                flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            }
             epoll::add(&own, &held.fd, data, flags)?;
         }
+        // An event of another descriptor is not to be lost.
+        let is_other = |token| {
+            let found = sleeper.held.iter().find(|(one, _)| *one == token);
+            found.is_some_and(|(_, held)| !listens(held))
+        };
+        let has_other = is_silent && take_present(&own)?.into_iter().any(is_other);
         let mut flags = epoll::EventFlags::ONESHOT;
         flags.set(epoll::EventFlags::IN, !is_put_off);
         epoll::add(epoll, &own, epoll::EventData::new_u64(number), flags)?;
         let fds = std::iter::once(&own).chain(sleeper.held.iter().map(|(_, held)| &held.fd));
-        let label = label(id, &sleeper.held);
+        let label = label(id, &sleeper.held, if is_silent { CHANGES } else { 0 });
         self.lots.park(number, &label, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
         // ORDER: first parked, in the container's own set; then removed from the keeper's.
         let held = std::mem::take(&mut sleeper.held);
@@ -239,6 +305,9 @@ impl Custody {
         let parked = parked.map(|(token, Held { key, watch, .. })| Parked { token, key, watch });
         sleeper.parked = Some((number, parked.collect()));
         self.tokens.insert(number, id);
+        if has_other {
+            self.poll_again(id, SILENT);
+        }
         Ok(())
     }
 
@@ -279,7 +348,7 @@ impl Custody {
         if let Some(sleeper) = self.sleepers.get_mut(&id)
             && sleeper.parked.is_some()
         {
-            (sleeper.is_let_go, sleeper.is_called) = (true, true);
+            (sleeper.is_let_go, sleeper.is_called, sleeper.is_silent) = (true, true, false);
             self.poll_again(id, AGAIN);
             return;
         }
@@ -294,13 +363,23 @@ impl Custody {
     pub(crate) fn called(&mut self, token: u64) -> Option<Id> {
         let id = *self.tokens.get(&token)?;
         let sleeper = self.sleepers.get_mut(&id)?;
-        (!std::mem::replace(&mut sleeper.is_called, true)).then_some(id)
+        if sleeper.is_called {
+            return None;
+        }
+        if !std::mem::take(&mut sleeper.is_polled_anew) {
+            sleeper.silences = 0; // a new client
+        }
+        sleeper.begin_wake();
+        Some(id)
     }
 
     /// Starts a wake for another reason. Returns whether none was in progress.
     pub(crate) fn start_wake(&mut self, id: Id) -> bool {
-        let sleeper = self.sleepers.get_mut(&id);
-        sleeper.is_some_and(|sleeper| !std::mem::replace(&mut sleeper.is_called, true))
+        let Some(sleeper) = self.sleepers.get_mut(&id).filter(|it| !it.is_called) else {
+            return false;
+        };
+        sleeper.begin_wake();
+        true
     }
 
     /// Returns whether descriptors of a container are held.
@@ -327,15 +406,45 @@ impl Custody {
     pub(crate) fn came_back(&mut self, epoll: &OwnedFd, id: Id) {
         let Some(sleeper) = self.sleepers.get_mut(&id).filter(|it| !it.is_let_go) else { return };
         sleeper.failures = sleeper.failures.saturating_add(1);
-        (sleeper.is_called, sleeper.is_put_off) = (true, true);
+        (sleeper.is_called, sleeper.is_put_off, sleeper.is_silent) = (true, true, false);
         let after = again_after(sleeper.failures);
         self.poll_again(id, after);
         // A descriptor that cannot be parked now stays open, in this keeper alone.
         let _ = self.park(epoll, id);
     }
 
+    /// Handles the answer of a waker that has found silent clients only.
+    pub(crate) fn was_silent(&mut self, epoll: &OwnedFd, id: Id) {
+        // Parked from a release that is not complete, or taken out by the waker.
+        let _ = self.fetch(epoll, id);
+        let Some(sleeper) = self.sleepers.get_mut(&id).filter(|it| !it.is_let_go) else { return };
+        sleeper.silences = sleeper.silences.saturating_add(1);
+        (sleeper.is_called, sleeper.is_put_off, sleeper.is_silent) = (false, false, true);
+        let after = look_after(sleeper.silences);
+        self.poll_again(id, after);
+        // Descriptors that cannot be parked are looked at again at that time, not earlier.
+        let _ = self.park(epoll, id);
+    }
+
+    /// Returns whether an event that wakes the container is present at a held descriptor.
+    pub(crate) fn is_ready(&mut self, epoll: &OwnedFd, id: Id, key: u32) -> Result<bool, Errno> {
+        self.fetch(epoll, id)?;
+        let held = self.find(id, key).ok_or(Errno::NOENT)?;
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, held.watch & watch::READ != 0);
+        events.set(PollFlags::OUT, held.watch & watch::WRITE != 0);
+        if events.is_empty() {
+            return Ok(false);
+        }
+        let mut fds = [PollFd::new(&held.fd, events)];
+        Ok(poll(&mut fds, Some(&Timespec::default()))? > 0)
+    }
+
     fn poll_again(&mut self, id: Id, after: Duration) {
         self.number += 1;
+        if let Some(sleeper) = self.sleepers.get_mut(&id) {
+            sleeper.due = Some(self.number);
+        }
         self.again.insert((Instant::now() + after, self.number), id);
     }
 
@@ -347,14 +456,18 @@ impl Custody {
     /// Retries failed wakes and releases when their time has come.
     pub(crate) fn look(&mut self, epoll: &OwnedFd, now: Instant) {
         while self.next().is_some_and(|at| at <= now) {
-            let Some((_, id)) = self.again.pop_first() else { return };
+            let Some(((_, number), id)) = self.again.pop_first() else { return };
+            if self.sleepers.get(&id).is_none_or(|sleeper| sleeper.due != Some(number)) {
+                continue; // a wake has begun since
+            }
             if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
                 self.let_go(epoll, id);
                 continue;
             }
             let _ = self.fetch(epoll, id); // tried again at the next connection
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
-            (sleeper.is_called, sleeper.is_put_off) = (false, false);
+            (sleeper.is_called, sleeper.is_put_off, sleeper.is_silent) = (false, false, false);
+            sleeper.is_polled_anew = sleeper.silences > 0;
             for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
                 let (data, flags) = watched(*token, held);
                 let _ = epoll::modify(epoll, &held.fd, data, flags); // a member of the set
@@ -367,9 +480,7 @@ impl Custody {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::MaybeUninit;
-
-    use rustix::event::{EventfdFlags, Timespec, eventfd};
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
 
@@ -442,15 +553,57 @@ mod tests {
         assert!(custody.is_empty() && custody.tokens.is_empty() && open(&custody) == 0);
     }
     #[test]
+    fn silent_clients_are_looked_at_later_each_time_and_new_ones_at_once() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let mut custody = Custody::default();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let other = event.try_clone().unwrap();
+        for (token, key, fd) in [(1, 5, listener.into()), (2, 6, event)] {
+            let held = Held { key, watch: watch::READ, fd };
+            custody.hold(&epoll, token, id(1), held).unwrap();
+        }
+        custody.park(&epoll, id(1)).unwrap();
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let first = connect();
+        assert_eq!(called(&mut custody, &epoll), [id(1)]);
+        for doubled in [10, 20, 40] {
+            assert!(custody.is_ready(&epoll, id(1), 5).unwrap());
+            assert!(!custody.is_ready(&epoll, id(1), 6).unwrap());
+            let begin = Instant::now();
+            custody.was_silent(&epoll, id(1));
+            let wait = custody.next().unwrap() - begin;
+            assert!(wait >= Duration::from_millis(doubled), "{wait:?}");
+            assert!(wait < Duration::from_millis(doubled * 2 + 1000), "{wait:?}");
+            assert_eq!(called(&mut custody, &epoll), [], "nothing has changed");
+            custody.look(&epoll, begin + Duration::from_secs(70));
+            assert_eq!(called(&mut custody, &epoll), [id(1)], "it is time for another look");
+        }
+        custody.was_silent(&epoll, id(1));
+        let second = connect();
+        assert_eq!(called(&mut custody, &epoll), [id(1)], "a new client");
+        assert_eq!(custody.sleepers[&id(1)].silences, 0);
+        custody.look(&epoll, Instant::now() + Duration::from_secs(70));
+        assert!(custody.sleepers[&id(1)].is_called, "the time of an earlier look is void");
+        custody.was_silent(&epoll, id(1));
+        rustix::io::write(&other, &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(called(&mut custody, &epoll), [id(1)], "another event");
+        custody.let_go(&epoll, id(1));
+        assert!(custody.is_empty() && custody.tokens.is_empty());
+        drop((first, second));
+    }
+
+    #[test]
     fn label_round_trips_id_keys_and_watches() {
         let fd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let held = [
             (1, Held { key: 7, watch: 3, fd: fd() }),
             (2, Held { key: u32::MAX, watch: 0, fd: fd() }),
         ];
-        let text = label(id(5), &held);
+        let text = label(id(5), &held, 0);
         assert_eq!(read_label(&text), Some((id(5), vec![(7, 3), (u32::MAX, 0)])));
-        assert_eq!(read_label(&label(id(5), &[])), Some((id(5), vec![])));
+        assert_eq!(read_label(&label(id(5), &[], CHANGES)), Some((id(5), vec![])));
         for cut in 0..text.len() {
             let read = read_label(&text[..cut]);
             assert!(read.is_none_or(|(of, held)| of == id(5) && held.len() < 2), "{cut}");

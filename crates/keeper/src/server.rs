@@ -26,7 +26,8 @@
 //! sockets are polled again, later after each failure; if the waker was killed, another one is notified at
 //! once. If the keeper is killed, the [`crate::vault`] still has them. A waker is a process
 //! `WAKE...` that has finished its start-up. It reads lines `ID called` or `ID timer` from its
-//! standard input, and answers each with a byte when that container is awake; at end of file it
+//! standard input, and answers each with a byte when that container is awake, or with `.` when it
+//! sleeps on because its clients have sent nothing yet; at end of file it
 //! exits. While any container sleeps one waker is kept, so that a client does not wait for the
 //! start-up of a process. More are started when several containers are called at once; those exit
 //! after a second without work.
@@ -90,6 +91,9 @@ const LOOK_AT: usize = 1000;
 const AGAIN: Duration = Duration::from_millis(100);
 /// SIGCHLD as a bit of a signal mask.
 const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
+
+/// The answer of a waker that has left a container asleep, because its clients have sent nothing yet.
+const SILENT: [u8; 1] = *b".";
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -699,6 +703,11 @@ impl Server {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),
             },
+            Request::Ready { id, key } => match self.custody.is_ready(&self.epoll, id, key) {
+                Ok(true) => done(),
+                Ok(false) => refused(Errno::AGAIN, "find an event"),
+                Err(e) => refused(e, "find what it holds of a sleeping container"),
+            },
             Request::Holds { id } => match self.custody.request(id) {
                 true => done(),
                 false => refused(Errno::NOENT, "find a sleeping container"),
@@ -1195,12 +1204,17 @@ impl Server {
     fn receive_from_waker(&mut self, serial: u64) {
         let Some(Waker { pid, requests }) = self.wakers.get(&serial) else { return };
         let pid = *pid;
-        match rustix::net::recv(requests, &mut [0; 1], RecvFlags::DONTWAIT) {
+        let mut answer = [0; 1];
+        match rustix::net::recv(requests, &mut answer, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) => {
                 self.woken = Instant::now();
-                if let Some(Errand::Wake { id, .. }) = self.errands.remove(&pid) {
-                    self.custody.came_back(&self.epoll, id);
+                match self.errands.remove(&pid) {
+                    Some(Errand::Wake { id, .. }) if answer == SILENT => {
+                        self.custody.was_silent(&self.epoll, id);
+                    }
+                    Some(Errand::Wake { id, .. }) => self.custody.came_back(&self.epoll, id),
+                    _ => {}
                 }
                 self.start_errands();
             }

@@ -550,6 +550,15 @@ impl Keeper {
         }
     }
 
+    /// Returns whether an event that wakes the container is present at a held descriptor; false if it is not
+    /// held. A keeper of an older program refuses the request.
+    pub fn is_ready(&mut self, container: &str, key: u32) -> Result<bool, LaunchError> {
+        match self.done(&Request::Ready { id: id(container)?, key }, &[]) {
+            Err(LaunchError::Refused { source: Errno::AGAIN | Errno::NOENT, .. }) => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
     /// Makes the keeper drop descriptors of an earlier keeper that [`Keeper::holds`] was not called
     /// for.
     pub fn let_go_unasked(&mut self) -> Result<(), LaunchError> {

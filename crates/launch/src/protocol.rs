@@ -319,6 +319,14 @@ pub enum Request {
         /// Its key.
         key: u32,
     },
+    /// Asks whether an event that wakes the container is present at a held descriptor. `Refused(AGAIN)` if none
+    /// is, `Refused(ENOENT)` if it is not held.
+    Ready {
+        /// The container.
+        id: Id,
+        /// Its key.
+        key: u32,
+    },
     /// Asserts that descriptors of a container are held. `Refused(ENOENT)` if there are none.
     Holds {
         /// The container.
@@ -441,6 +449,7 @@ impl Request {
             }
             Self::Park { id } => with_id(20, id),
             Self::Take { id, key } => with_key(13, id, *key),
+            Self::Ready { id, key } => with_key(24, id, *key),
             Self::LetGo { id } => with_id(14, id),
             Self::Holds { id } => with_id(17, id),
             Self::LetGoUnasked => head(18),
@@ -527,6 +536,7 @@ impl Request {
             11 => Self::End,
             12 => Self::Hold { id: fields.id()?, key: fields.u32()?, watch: fields.u8()? },
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
+            24 => Self::Ready { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
             17 => Self::Holds { id: fields.id()? },
             18 => Self::LetGoUnasked,

@@ -20,6 +20,9 @@ pub struct WakeOn {
     pub file: bool,
     /// A timer of the container, or the timeout of a wait.
     pub timer: WakeOnTimer,
+    /// A connection to a listening TCP socket counts as a new client when its first byte arrives.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub data_first: bool,
 }
 
 /// The timers that wake a container.
@@ -39,7 +42,7 @@ pub enum WakeOnTimer {
 impl WakeOn {
     /// No event; only the operator wakes the container.
     pub const NOTHING: Self =
-        Self { call: false, data: false, file: false, timer: WakeOnTimer::No };
+        Self { call: false, data: false, file: false, timer: WakeOnTimer::No, data_first: false };
 
     /// Returns whether this is the default setting.
     pub fn is_default(&self) -> bool {
@@ -49,7 +52,7 @@ impl WakeOn {
 
 impl Default for WakeOn {
     fn default() -> Self {
-        Self { call: true, data: true, file: true, timer: WakeOnTimer::InTime }
+        Self { call: true, data: true, file: true, timer: WakeOnTimer::InTime, data_first: false }
     }
 }
 
@@ -74,7 +77,8 @@ impl fmt::Display for WakeOn {
             WakeOnTimer::AfterMs(ms) if ms % 1000 == 0 => Some(format!("timer={}s", ms / 1000)),
             WakeOnTimer::AfterMs(ms) => Some(format!("timer={ms}ms")),
         };
-        let words = [(self.call, "call"), (self.data, "data"), (self.file, "file")];
+        let call = if self.data_first { "data-first" } else { "call" };
+        let words = [(self.call, call), (self.data, "data"), (self.file, "file")];
         let words = words.iter().filter(|(is_there, _)| *is_there).map(|(_, word)| *word);
         let all: Vec<&str> = words.chain(timer.as_deref()).collect();
         match all.is_empty() {

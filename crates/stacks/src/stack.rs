@@ -94,6 +94,41 @@ pub fn received_here(ends: &Ends) -> Option<u32> {
     lines("tcp").into_iter().find(is).map(|line| line.received)
 }
 
+/// Returns whether all connections in the queue of a listening TCP socket are silent: they have sent no byte.
+/// A queue without room for another one is not silent. `own` are the addresses that belong to the
+/// listener's owner within the stack; if empty, all do.
+pub fn is_silent(listener: &OwnedFd, own: &[IpAddr]) -> Result<bool, Errno> {
+    let address: SocketAddr = rustix::net::getsockname(listener)?.try_into()?;
+    // struct tcp_info: for a listener, tcpi_unacked is the length of its queue, tcpi_sacked the limit.
+    let mut info = [0; 32];
+    let filled =
+        call::socket_option(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+    let number =
+        |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    if filled < info.len() || number(24) >= number(28) {
+        return Ok(false);
+    }
+    let is_own = |ip: IpAddr| own.is_empty() || own.contains(&ip) || ip.is_loopback();
+    let is_it = |line: &Line| {
+        let [at, _] = line.ends;
+        let fits = address.ip().is_unspecified() || address.ip().to_canonical() == at.ip();
+        line.inode == 0 && at.port() == address.port() && fits && is_own(at.ip())
+    };
+    inside_of(&of_socket(listener)?, || {
+        let mut waiting = lines("tcp").into_iter().filter(is_it);
+        Ok(waiting.all(|line| match line.state {
+            ESTABLISHED => line.received == 0,
+            // The end of the peer's data counts as a byte.
+            CLOSE_WAIT => line.received <= 1,
+            _ => true,
+        }))
+    })
+}
+
+/// States of a connection in `/proc/net/tcp` (`tcp_states.h`).
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+
 /// Reads `/proc/net/PROTOCOL` and its counterpart for IPv6 in the namespace of the calling thread.
 fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
     let all = lines(protocol).into_iter().filter(|line| inodes.contains(&line.inode));
@@ -153,6 +188,29 @@ fn parse(text: &str) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queue_is_silent_until_a_client_sends_or_it_is_full() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let listener = OwnedFd::from(listener);
+        rustix::net::listen(&listener, 4).unwrap();
+        let silent = || is_silent(&listener, &[]).unwrap();
+        assert!(silent(), "no client");
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let mut first = connect();
+        let closed = connect();
+        closed.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(silent());
+        first.write_all(b"x").unwrap();
+        assert!(!silent(), "a byte has arrived");
+        drop(rustix::net::accept(&listener).unwrap());
+        assert!(silent(), "the other client has sent its end only");
+        let more = [connect(), connect(), connect()];
+        assert!(!silent(), "the queue is full");
+        drop((more, closed));
+    }
 
     #[test]
     fn a_line_of_the_socket_table_is_read() {

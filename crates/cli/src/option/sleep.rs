@@ -18,10 +18,10 @@ pub(crate) struct SleepArgs {
     /// drowsy
     #[arg(long)]
     never_sleep: bool,
-    /// Events that wake it, as a list: call (incoming connection or datagram), data (on an open
-    /// connection), file (that it watches), timer, or timer=DURATION for timers that may be delayed
-    /// by so long and expire together; none. Default: all, timers without delay. Other events wait
-    /// until it is awake
+    /// Events that wake it, as a list: call (incoming connection or datagram), data-first (incoming
+    /// connection when its first byte arrives, or datagram), data (on an open connection), file (that
+    /// it watches), timer, or timer=DURATION for timers that may be delayed by so long and expire
+    /// together; none. Default: call,data,file,timer. Other events wait until it is awake
     #[arg(long, value_name = "LIST")]
     wake_on: Option<String>,
 }
@@ -59,12 +59,14 @@ fn wake_on(text: &str) -> Result<WakeOn, Invalid> {
     for word in text.split(',') {
         match word.split_once('=') {
             None if word == "call" => all.call = true,
+            None if word == "data-first" => (all.call, all.data_first) = (true, true),
             None if word == "data" => all.data = true,
             None if word == "file" => all.file = true,
             None if word == "timer" => all.timer = WakeOnTimer::InTime,
             Some(("timer", time)) => all.timer = WakeOnTimer::AfterMs(duration_ms(time)?),
             _ => {
-                let expected = "none, or a list of call, data, file, timer, timer=DURATION";
+                let expected =
+                    "none, or a list of call, data-first, data, file, timer, timer=DURATION";
                 return Err(Invalid::new("list of wake events", text, expected));
             }
         }
@@ -101,7 +103,14 @@ mod tests {
     #[test]
     fn wake_on_is_a_list_of_words() {
         let shown = |text: &str| wake_on(text).map(|all| all.to_string());
-        for text in ["none", "call", "call,data,file,timer", "data,timer=90s", "timer=250ms"] {
+        for text in [
+            "none",
+            "call",
+            "call,data,file,timer",
+            "data,timer=90s",
+            "timer=250ms",
+            "data-first,data",
+        ] {
             assert_eq!(shown(text).as_deref(), Ok(text));
         }
         assert_eq!(shown("timer=1m,call").as_deref(), Ok("call,timer=60s"), "in any order");

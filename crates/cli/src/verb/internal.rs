@@ -62,9 +62,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             while let Some(line) = lines.next().transpose().context("cannot read container id")? {
                 let mut words = line.split_ascii_whitespace();
                 let id = words.next().unwrap_or_default();
-                engine.wake(&id.parse()?, Reason::of_keeper(words.next()))?;
+                let is_awake =
+                    engine.wake_for_event(&id.parse()?, Reason::of_keeper(words.next()))?;
+                let answer: &[u8] = if is_awake { b"\n" } else { b"." };
                 let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
-                rustix::net::send(keeper, b"\n", flags).context("cannot answer the keeper")?;
+                rustix::net::send(keeper, answer, flags).context("cannot answer the keeper")?;
             }
             Ok(0)
         }
