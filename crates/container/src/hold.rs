@@ -195,23 +195,27 @@ pub(crate) fn hold_by(
 /// Gives the held sockets of a failed wake to the keeper, if that has been replaced since:
 /// later callers wait in the queues of these sockets. The keeper requests another wake at once. A keeper
 /// that has them parks them again, so that the vault has copies.
-pub(crate) fn hold_again(ground: &Ground, config: &Config, held: Vec<(u32, OwnedFd)>) {
+pub(crate) fn hold_again(ground: &Ground, config: &Config, held: &[(u32, OwnedFd)]) {
     let give = || -> Result<()> {
         let Some((first, _)) = held.first() else { return Ok(()) };
         let mut keeper = keeper(ground)?;
         match keeper.take(config.id.as_str(), *first) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            // The keeper has them. After a wake that it requested it parks them by itself.
+            // The keeper has them.
             other => {
                 other?;
                 return Ok(keeper.park(config.id.as_str())?);
             }
         }
         let reader = Reader::open(&ground.asleep_dir(&config.id))?;
-        let held = held_files(reader.records(), held);
+        let copy = |(number, fd): &(u32, OwnedFd)| Ok((*number, fd.try_clone()?));
+        let copies = held.iter().map(copy).collect::<std::io::Result<Vec<_>>>();
+        let copies = copies.map_err(Error::file("cannot copy", "a held socket"))?;
+        let held = held_files(reader.records(), copies);
         hold_by(&mut keeper, config, held, true, 0)
     };
-    if let Err(e) = give() {
+    // A keeper that is killed meanwhile is followed by another one.
+    if let Err(e) = give().or_else(|_| give()) {
         record_loss(ground, &config.id, config.name.as_str(), &e);
     }
 }

@@ -87,12 +87,13 @@ fn wake_found(
     let mut held = Vec::new();
     let woken = wake_with(ground, config, &mut held, reason);
     if let Err(e) = &woken {
+        // ORDER: first held by the keeper and the vault, then on record.
+        hold::hold_again(ground, config, &held);
         if state::observe(ground, config).is_ok_and(|it| it.state == State::Asleep) {
             let failed = unwoken::note(ground, config, e, reason);
             // The error of the wake is returned.
             let _ = unwoken::reset_clients(ground, config, &failed, &held);
         }
-        hold::hold_again(ground, config, held);
     }
     woken
 }

@@ -264,6 +264,15 @@ impl Custody {
         Ok(())
     }
 
+    /// Like [`Custody::park`], also at the end of a wake that has failed. The descriptors are not polled before
+    /// [`Custody::came_back`] has set the time.
+    pub(crate) fn park_again(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
+        if let Some(sleeper) = self.sleepers.get_mut(&id) {
+            sleeper.is_put_off |= sleeper.is_called;
+        }
+        self.park(epoll, id)
+    }
+
     /// Parks all held descriptors of a container; does nothing during its wake. After a failed wake they are
     /// not polled.
     pub(crate) fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {

@@ -695,7 +695,7 @@ impl Server {
             Request::Hold { id, key, watch } => self.hold(serial, id, key, watch, fds),
             Request::Park { id } => {
                 // Descriptors that cannot be parked now stay open, in this keeper alone.
-                let _ = self.custody.park(&self.epoll, id);
+                let _ = self.custody.park_again(&self.epoll, id);
                 self.secure();
                 done()
             }
