@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Seek};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::io::{BufReader, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -44,13 +44,59 @@ impl Store {
         name: Option<&Reference>,
         progress: &dyn Progress,
     ) -> Result<ImageId> {
-        let result = self.begin().and_then(|import| {
+        let ids = self.sweep_after_error(self.begin().and_then(|import| {
             let meta = fs::metadata(path).at("find", path)?;
             match meta.is_dir() {
                 true => from_directory(&import, path, name, progress),
-                false => from_file(&import, path, name, progress),
+                false => from_file(&import, path, name, Contents::Any, progress),
             }
-        });
+        }))?;
+        ids.last().cloned().ok_or_else(|| no_image(path))
+    }
+
+    /// Imports all images of a directory or file that is an OCI layout, or an archive of one or of
+    /// `docker save`, and returns their ids. A root file system is refused.
+    pub fn import_archive(&self, path: &Path, progress: &dyn Progress) -> Result<Vec<ImageId>> {
+        self.sweep_after_error(self.begin().and_then(|import| {
+            let meta = fs::metadata(path).at("find", path)?;
+            match meta.is_dir() {
+                true if !is_layout(path) => Err(no_image(path)),
+                true => from_directory(&import, path, None, progress),
+                false => from_file(&import, path, None, Contents::Images, progress),
+            }
+        }))
+    }
+
+    /// The same for a stream, which is first written to a file without a name.
+    pub fn import_stream(
+        &self,
+        stream: &mut dyn Read,
+        progress: &dyn Progress,
+    ) -> Result<Vec<ImageId>> {
+        let objects = Objects::new(self)?;
+        let tmp = self.tmp_path();
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&tmp)
+            .at("create", &tmp)?;
+        fs::remove_file(&tmp).at("remove", &tmp)?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let n = stream.read(&mut buffer).at("read", "standard input")?;
+            if n == 0 {
+                break;
+            }
+            objects.room_for(n as u64)?;
+            file.write_all(&buffer[..n]).at("write", &tmp)?;
+        }
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        self.import_archive(Path::new(&path), progress)
+    }
+
+    fn sweep_after_error<T>(&self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.sweep_if_idle();
         }
@@ -58,15 +104,34 @@ impl Store {
     }
 }
 
+/// The accepted contents of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// Images, or a root file system.
+    Any,
+    /// Images.
+    Images,
+}
+
+fn is_layout(path: &Path) -> bool {
+    path.join("oci-layout").is_file() && path.join("index.json").is_file()
+}
+
+fn no_image(path: &Path) -> ImageError {
+    let problem = "it holds no image; 'dormouse import' makes one of a root file system";
+    let what = format!("'{}'", path.display());
+    Fault::Archive { what, problem: problem.to_owned() }.into()
+}
+
 fn from_directory(
     import: &Import<'_>,
     path: &Path,
     name: Option<&Reference>,
     progress: &dyn Progress,
-) -> Result<ImageId> {
+) -> Result<Vec<ImageId>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(path, flags, Mode::empty()).at("open", path)?;
-    if path.join("oci-layout").is_file() && path.join("index.json").is_file() {
+    if is_layout(path) {
         let files = Files::Directory { dir, path: path.to_owned() };
         return from_layout(import, &files, name, progress);
     }
@@ -77,7 +142,7 @@ fn from_directory(
         walker.tree(&Here { dir, stat }, b"", 0)?;
         walker.out.finish().at("end the tar of", path).map(drop)
     })?;
-    root_image(import, layer, path, name)
+    Ok(vec![root_image(import, layer, path, name)?])
 }
 
 /// Imports a layer whose tar `write` produces on a separate thread.
@@ -162,8 +227,9 @@ fn from_file(
     import: &Import<'_>,
     path: &Path,
     name: Option<&Reference>,
+    contents: Contents,
     progress: &dyn Progress,
-) -> Result<ImageId> {
+) -> Result<Vec<ImageId>> {
     let file = File::open(path).at("open", path)?;
     if !file.metadata().at("stat", path)?.is_file() {
         let what = format!("'{}' is neither a file nor a directory", path.display());
@@ -190,11 +256,14 @@ fn from_file(
             }
         }
     }
+    if contents == Contents::Images {
+        return Err(no_image(path));
+    }
     let mut file = File::open(path).at("open", path)?;
     let bytes = file.metadata().at("stat", path)?.len();
     let expect = Expect { blob_bytes: Some(bytes), ..Expect::default() };
     let layer = import.layer(&mut file, expect, progress)?;
-    root_image(import, layer.diff_id, path, name)
+    Ok(vec![root_image(import, layer.diff_id, path, name)?])
 }
 
 fn read_head(file: &File, head: &mut [u8]) -> std::io::Result<usize> {
@@ -298,7 +367,7 @@ impl Files {
         import: &Import<'_>,
         name: Option<&Reference>,
         progress: &dyn Progress,
-    ) -> Result<ImageId> {
+    ) -> Result<Vec<ImageId>> {
         let layout = self.has("oci-layout") && self.has("index.json");
         match layout {
             true => from_layout(import, self, name, progress),
@@ -412,7 +481,7 @@ fn from_layout(
     files: &Files,
     name: Option<&Reference>,
     progress: &dyn Progress,
-) -> Result<ImageId> {
+) -> Result<Vec<ImageId>> {
     let index: ImageIndex = files.json("OCI index", "index.json")?;
     // The names of each manifest in the index, and its digest.
     let mut found: Vec<(Vec<Reference>, Digest, Vec<u8>)> = Vec::new();
@@ -442,7 +511,7 @@ fn from_layout(
         Some(name) => found.into_iter().map(|(_, _, m)| (vec![name.clone()], m)).collect(),
         None => found.into_iter().map(|(names, _, m)| (names, m)).collect(),
     };
-    let mut last = None;
+    let mut ids = Vec::new();
     for (names, bytes) in named {
         let manifest = parse_manifest(files, &bytes)?;
         let config = files.blob(&manifest.config().digest().to_string().parse()?)?;
@@ -466,9 +535,12 @@ fn from_layout(
         for name in names.iter().skip(1) {
             import.store.name(&id, name)?;
         }
-        last = Some(id);
+        ids.push(id);
     }
-    last.ok_or_else(|| files.bad(format!("it holds no image for linux on {}", architecture())))
+    if ids.is_empty() {
+        return Err(files.bad(format!("it holds no image for linux on {}", architecture())));
+    }
+    Ok(ids)
 }
 
 /// The manifest with this digest, or the one for this machine of the index with this digest.
@@ -538,13 +610,13 @@ fn from_docker(
     files: &Files,
     name: Option<&Reference>,
     progress: &dyn Progress,
-) -> Result<ImageId> {
+) -> Result<Vec<ImageId>> {
     let images: Vec<DockerImage> = files.json("docker manifest", "manifest.json")?;
     if let Some(name) = name.filter(|_| images.len() > 1) {
         let problem = format!("it holds {} images, which cannot all be '{name}'", images.len());
         return Err(files.bad(problem));
     }
-    let mut last = None;
+    let mut ids = Vec::new();
     for image in images {
         let config = files.read(&image.config)?;
         let diff_ids = diff_ids(files, &config)?;
@@ -568,9 +640,12 @@ fn from_docker(
                 }
             }
         }
-        last = Some(id);
+        ids.push(id);
     }
-    last.ok_or_else(|| files.bad("it holds no image".to_owned()))
+    if ids.is_empty() {
+        return Err(files.bad("it holds no image".to_owned()));
+    }
+    Ok(ids)
 }
 
 /// Reads the headers of an archive and seeks over the data.

@@ -114,6 +114,32 @@ pub(crate) struct Names {
     pub names: BTreeMap<String, ImageId>,
 }
 
+impl Image {
+    /// Returns the name by which [`Store::find`] has found the image; `None` if it was an id.
+    pub fn given_name(&self, text: &str) -> Option<&Reference> {
+        let wanted: Reference = text.parse().ok()?;
+        let known = |is: &dyn Fn(&Reference) -> bool| self.names.iter().find(|name| is(name));
+        known(&|name| *name == wanted).or_else(|| known(&|name| name.is_same(&wanted))).or_else(
+            || known(&|name| *name == wanted.local()).filter(|_| wanted.registry.is_none()),
+        )
+    }
+}
+
+impl Names {
+    /// The image with a name, or with a name that means the same.
+    fn find(&self, wanted: &Reference) -> Option<&ImageId> {
+        if let Some(id) = self.names.get(&wanted.to_string()) {
+            return Some(id);
+        }
+        let mut known = self.names.iter();
+        let same = known.find(|(name, _)| name.parse().is_ok_and(|n: Reference| n.is_same(wanted)));
+        if let Some((_, id)) = same {
+            return Some(id);
+        }
+        self.names.get(&wanted.local().to_string()).filter(|_| wanted.registry.is_none())
+    }
+}
+
 impl Store {
     /// Opens the store at `dir`, with its mounts below `run`; both are made where they are missing.
     pub fn open(dir: &Path, run: &Path) -> Result<Self> {
@@ -141,10 +167,13 @@ impl Store {
 
     /// The image called `name`: a name (with `:latest` where no tag is given), an id, or the
     /// beginning of one that no other image shares.
+    ///
+    /// A name without an image of its own also finds the other form of a name of docker.io, and a short
+    /// name finds the name below `localhost/` that podman gives to images without a registry.
     pub fn find(&self, name: &str) -> Result<Image> {
         let names = self.names()?;
         if let Ok(reference) = name.parse::<Reference>()
-            && let Some(id) = names.names.get(&reference.to_string())
+            && let Some(id) = names.find(&reference)
         {
             return self.load(id, &names);
         }

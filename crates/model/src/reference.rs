@@ -24,6 +24,34 @@ pub struct Reference {
     pub digest: Option<String>,
 }
 
+impl Reference {
+    /// Returns whether two names mean the same image: `x`, `library/x` and `docker.io/library/x` do.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let full = |name: &Self| {
+            let (registry, repository) = name.full();
+            (registry.to_owned(), repository.to_owned())
+        };
+        full(self) == full(other) && (&self.tag, &self.digest) == (&other.tag, &other.digest)
+    }
+
+    /// The name below `localhost/`, which podman gives to images without a registry.
+    pub fn local(&self) -> Self {
+        Self { registry: Some("localhost".to_owned()), ..self.clone() }
+    }
+
+    /// The registry that a name leads to, and the repository without the `library/` of docker.io.
+    fn full(&self) -> (&str, &str) {
+        let repository = self.repository.as_str();
+        match self.registry.as_deref() {
+            None | Some("docker.io" | "index.docker.io" | "registry-1.docker.io") => {
+                let short = repository.strip_prefix("library/").filter(|r| !r.contains('/'));
+                ("docker.io", short.unwrap_or(repository))
+            }
+            Some(other) => (other, repository),
+        }
+    }
+}
+
 impl FromStr for Reference {
     type Err = Invalid;
 
@@ -121,6 +149,33 @@ impl fmt::Display for Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_and_full_names_of_docker_hub_are_the_same() {
+        let same = |a: &str, b: &str| {
+            let [a, b]: [Reference; 2] = [a, b].map(|name| name.parse().unwrap());
+            assert_eq!(a.is_same(&b), b.is_same(&a));
+            a.is_same(&b)
+        };
+        for (a, b) in [
+            ("x:1", "docker.io/library/x:1"),
+            ("x", "index.docker.io/x:latest"),
+            ("library/x", "x"),
+            ("a/b", "docker.io/a/b"),
+        ] {
+            assert!(same(a, b), "{a} {b}");
+        }
+        for (a, b) in [
+            ("x:1", "x:2"),
+            ("x", "quay.io/library/x"),
+            ("a/x", "docker.io/library/x"),
+            ("library/a/x", "a/x"),
+            ("localhost/x", "x"),
+            ("ghcr.io/library/x", "ghcr.io/x"),
+        ] {
+            assert!(!same(a, b), "{a} {b}");
+        }
+    }
 
     #[test]
     fn references_are_read_as_docker_reads_them() {
