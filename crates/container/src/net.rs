@@ -88,7 +88,8 @@ pub(crate) fn enter(
 }
 
 fn add_names(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
-    let names = [config.name.as_str(), config.spec.hostname.as_str(), config.id.short()];
+    // The first name is the canonical one: `hostname -f` prints it.
+    let names = [config.spec.hostname.as_str(), config.name.as_str(), config.id.short()];
     Ok(ground.network()?.hosts_add(domain, &config.id, &names, &config.addresses)?)
 }
 

@@ -27,21 +27,23 @@ pub(crate) struct Hosts {
     path: PathBuf,
 }
 
-/// The address with its names; the last one, by which records are known, always fits.
-fn line(address: Option<&IpAddr>, names: &[&str]) -> Vec<u8> {
+/// The address with its names, in their order. The name `key`, by which records are known, always fits.
+fn line(address: Option<&IpAddr>, names: &[&str], key: &str) -> Vec<u8> {
     let mut text = String::new();
-    if let (Some(address), Some((last, names))) = (address, names.split_last()) {
+    if let Some(address) = address {
         text = address.to_string();
+        let mut reserved = key.len() + 1;
         for name in names {
             // A name with white space or a line break would be another record.
             let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
-            if plain && text.len() + name.len() + last.len() + 2 < LINE_BYTES {
+            if *name == key {
+                reserved = 0;
+            }
+            if plain && text.len() + name.len() + 1 + reserved < LINE_BYTES {
                 text.push(' ');
                 text.push_str(name);
             }
         }
-        text.push(' ');
-        text.push_str(last);
     }
     let mut bytes = text.into_bytes();
     bytes.resize(LINE_BYTES - 1, b' ');
@@ -93,8 +95,9 @@ impl Hosts {
     }
 
     /// Writes a container's record: record `old` again, or a free one for 0. Returns its number,
-    /// counted from 1.
+    /// counted from 1. The record is known by the last of its names.
     pub fn set(&self, old: u32, names: &[&str], addresses: &[IpAddr]) -> Result<u32> {
+        let key = names.last().copied().unwrap_or_default();
         let mut names = names.to_vec();
         let mut seen = Vec::new();
         names.retain(|n| {
@@ -103,8 +106,8 @@ impl Hosts {
                 true
             }
         });
-        let mut record = line(addresses.iter().find(|a| a.is_ipv4()), &names);
-        record.extend(line(addresses.iter().find(|a| a.is_ipv6()), &names));
+        let mut record = line(addresses.iter().find(|a| a.is_ipv4()), &names, key);
+        record.extend(line(addresses.iter().find(|a| a.is_ipv6()), &names, key));
         let free = self.lock()?;
         let file = OpenOptions::new()
             .write(true)
@@ -155,8 +158,8 @@ impl Hosts {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(Error::file("open", &self.path))?,
         };
-        let mut blank = line(None, &[]);
-        blank.extend(line(None, &[]));
+        let mut blank = line(None, &[], "");
+        blank.extend(line(None, &[], ""));
         file.write_all_at(&blank, position(number)).map_err(Error::file("write", &self.path))?;
         let length = free.metadata().map_err(Error::file("look at", self.free_path()))?.len();
         // ORDER: free only once it is blank.
@@ -261,6 +264,12 @@ mod tests {
                 "fd00::7 three 3"
             ]
         );
+        // The key stands first if it is the host name as well, and is not left out for a long name.
+        let four = hosts.set(0, &["4", &"n".repeat(105), "4"], &address(8)).unwrap();
+        assert!(lines().contains(&format!("10.136.0.8 4 {}", "n".repeat(105))));
+        hosts.set(four, &[&"n".repeat(115), "4"], &address(8)).unwrap();
+        assert!(lines().contains(&"10.136.0.8 4".into()), "{:?}", lines());
+        hosts.clear(four).unwrap();
         hosts.clear(two).unwrap();
         assert!(!lines().iter().any(|l| l.contains("two")));
         assert_eq!(hosts.set(one, &["renamed"], &address(5)).unwrap(), one);

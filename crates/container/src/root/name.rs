@@ -45,7 +45,12 @@ pub(crate) fn mounts(
         dir::set_mode(&path, 0o644)?;
         Ok(path)
     };
-    let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.spec.hostname);
+    // The first name of a line is the canonical one: `hostname -f` prints the host name.
+    let own_names = || {
+        let (host, name) = (&config.spec.hostname, &config.name);
+        let names = if host == name.as_str() { host.clone() } else { format!("{host} {name}") };
+        format!("127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{names}\n")
+    };
     bind(&own("hostname", format!("{}\n", config.spec.hostname))?, "/etc/hostname")?;
     match net {
         Net::Domain(domain) => {
