@@ -108,3 +108,63 @@ fn foreground_command_forwards_signals() {
     let out = child.wait_with_output().expect("our child");
     assert_eq!(out.status.code(), Some(9), "{}", String::from_utf8_lossy(&out.stdout));
 }
+
+/// Programs of a container without a terminal of its own open some, also after a restore and a sleep.
+#[test]
+fn vm_detached_container_opens_terminals() {
+    let host = Host::with_busybox();
+    let script = "exec 3<>/dev/ptmx && echo open && sleep 1000";
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sh", "-c", script]).ok();
+    let is_open = |script: &str| host.wait_inside("a", script);
+    is_open("test -c /dev/pts/0 && ls -l /proc/1/fd/3 | grep -q ptmx");
+    assert_eq!(host.dm(&["exec", "a", "stat", "-c", "%a %u:%g", "/dev/pts/0"]).ok(), "620 0:5");
+    // Each open of /dev/ptmx makes one more.
+    let more = "exec 3<>/dev/ptmx 4<>/dev/ptmx; ls /dev/pts";
+    assert_eq!(host.dm(&["exec", "a", "sh", "-c", more]).ok(), "0\n1\n2\nptmx");
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    is_open("test -c /dev/pts/0 && ls -l /proc/1/fd/3 | grep -q ptmx");
+    host.dm(&["sleep", "a"]).ok();
+    assert_eq!(host.state_of("a"), "asleep");
+    is_open("test -c /dev/pts/0 && ls -l /proc/1/fd/3 | grep -q ptmx");
+    assert_eq!(host.dm(&["exec", "a", "sh", "-c", more]).ok(), "0\n1\n2\nptmx");
+    host.dm(&["rm", "-f", "a"]).ok();
+}
+
+/// A container may be without a devpts, and gets one by `exec --tty`.
+#[test]
+fn devpts_is_left_out_on_request() {
+    let host = Host::with_busybox();
+    let run =
+        ["run", "-d", "--name", "a", "--net", "none", "--devpts", "no", "busybox", "sleep", "1000"];
+    host.dm(&run).ok();
+    let mounts = ["exec", "a", "cat", "/proc/mounts"];
+    assert!(!host.dm(&mounts).ok().contains("devpts"));
+    let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-t", "a", "tty"]));
+    terminal.expect("/dev/pts/0");
+    assert_eq!(terminal.wait(), 0);
+    assert!(host.dm(&mounts).ok().contains("devpts"));
+    host.dm(&["rm", "-f", "a"]).ok();
+    // One that the operator mounts there replaces that of the engine.
+    let words = [
+        "run",
+        "--rm",
+        "--net",
+        "none",
+        "--mount",
+        "type=devpts",
+        "busybox",
+        "cat",
+        "/proc/mounts",
+    ];
+    assert_eq!(host.dm(&words).ok().matches("devpts /dev/pts").count(), 1);
+}
+
+/// The terminals of the host (kernel.pty.max, 4,096) are for all containers, so one cannot take them all.
+#[test]
+fn terminals_of_a_container_are_bounded() {
+    let host = Host::with_busybox();
+    let words = ["run", "--rm", "--net", "none", "busybox", "grep", "devpts", "/proc/mounts"];
+    let mount = host.dm(&words).ok();
+    assert!(mount.contains("max=256"), "{mount}");
+}

@@ -29,6 +29,9 @@
 //! among the others. The number of such a container is a file, written and read by WebDAV. Its heap
 //! is that of its template.
 //!
+//! The containers have no devpts (`run --devpts no`), because each superblock costs memory of the kernel for
+//! every container. With `--devpts` they have one. The figures name which.
+//!
 //! The benchmark ends with a report of the cause when memory, process ids or time run out.
 #![forbid(unsafe_code)]
 
@@ -80,6 +83,9 @@ struct Options {
     /// The maximal number of requests, to random containers; default: one to each.
     #[arg(long)]
     asks: Option<usize>,
+    /// Give each a devpts, a superblock more, as `run` does by default.
+    #[arg(long)]
+    devpts: bool,
     /// Number of concurrent clients.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     askers: u32,
@@ -90,7 +96,7 @@ impl Options {
     fn run(&self, bench: &Bench, name: &str, server: Server) -> Result<()> {
         let (port, heap) = (PORT.to_string(), self.heap_kb.to_string());
         let mut run = bench.dormouse();
-        run.args(["run", "-d", "--name", name]).args(CONTRACT);
+        run.args(["run", "-d", "--name", name, "--devpts", self.devpts()]).args(CONTRACT);
         // Containers without a policy are never suspended for others. No container reaches this
         // time here.
         run.args(self.memory.is_some().then_some("--sleep-after=24h"));
@@ -99,6 +105,11 @@ impl Options {
             Server::Nginx => run.args([NGINX_IMAGE, "sh", "-c", NGINX]),
         })?;
         Ok(())
+    }
+
+    /// The value of `run --devpts`.
+    fn devpts(&self) -> &'static str {
+        if self.devpts { "yes" } else { "no" }
     }
 
     /// The number of nginx containers among the first `count`.
@@ -383,7 +394,8 @@ impl Ramp {
                 figure("density", &format!("ps --all --json, {which}"), took, "ms", more);
             }
             let each = Memory::now(&self.bench).each(before, count);
-            eprintln!("  {count} {}, each: {each}", self.options.tier.as_str());
+            let (tier, devpts) = (self.options.tier.as_str(), self.options.devpts());
+            eprintln!("  {count} {tier}, devpts {devpts}, each: {each}");
             let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
             last = kernel_and_ours_kb(&each);
             kernel_kb.points.push((count as f64, value("slab_unreclaimable_kb")));
@@ -680,7 +692,7 @@ fn answers(
         "containers": count, "tier": options.tier.as_str(), "told_then": sets_number, "p50_ms": p50,
         "p99_ms": p99, "max_ms": answers.at(1.0), "per_s": per_s, "askers": options.askers,
         "memory": options.memory, "awake_max": awake_max, "awake": awake, "first_ms": first,
-        "last_ms": last, "ended": end, "nginx": of_nginx.len(),
+        "last_ms": last, "ended": end, "nginx": of_nginx.len(), "devpts": options.devpts(),
     });
     figure("density", "asked once each, in random order: first byte", p50, "ms", more);
     let how = if sets_number { ", given their number then" } else { "" };

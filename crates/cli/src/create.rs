@@ -59,6 +59,12 @@ pub(crate) struct CreateArgs {
     /// Run a tiny init that reaps and forwards signals
     #[arg(long)]
     init: bool,
+    /// Mount a devpts, so that programs such as sshd, tmux and script can open terminals
+    ///
+    /// 'no' saves memory of the kernel where thousands of containers run. A container with -t, --init or a
+    /// systemd has one in any case.
+    #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = ["yes", "no"])]
+    devpts: String,
     /// Treat the command as a systemd: true (if it looks like one), always, false
     #[arg(long, value_name = "MODE", default_value = "true", value_parser = ["true", "always", "false"])]
     systemd: String,
@@ -333,6 +339,7 @@ impl CreateArgs {
             auto_remove: self.rm,
             read_only: self.read_only,
             init: self.init,
+            devpts: self.devpts == "yes",
             systemd,
             stop_signal,
             stop_timeout_s: self.stop_timeout.as_deref().map_or(Ok(10), stop_timeout)?,

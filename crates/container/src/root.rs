@@ -1,9 +1,9 @@
 //! Plan of a container's root: all mounts before its program starts, and where they are.
 //!
-//! A container has three superblocks of its own (overlay, proc, and its ipc namespace's mqueue): a
+//! A container has four superblocks of its own (overlay, proc, its ipc namespace's mqueue, and devpts): a
 //! memory cgroup costs 16 bytes for every superblock of the machine. `/dev`, `/dev/shm` and tmpfs
-//! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. A devpts is mounted
-//! for a terminal, for an init, or on request.
+//! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. `--devpts no` leaves the
+//! devpts out.
 //!
 //! Uses `ground`, `io`, `net`, and its own modules.
 
@@ -293,11 +293,12 @@ pub(crate) fn memory(config: &Config) -> Vec<String> {
     own.iter().map(|target| (*target).to_owned()).chain(targets).collect()
 }
 
-/// Returns whether a container has its own pseudo-terminals from the start. Other containers get
-/// them at the first `exec --tty`.
+/// Returns whether the engine mounts a devpts from the start. Other containers have one among their
+/// mounts, or get one at the first `exec --tty`.
 fn needs_devpts(config: &Config) -> bool {
-    let declared = config.spec.labels.get("dormouse.devpts").is_some_and(|v| v == "true");
-    config.spec.process.terminal || config.spec.init || config.spec.systemd || declared
+    let spec = &config.spec;
+    let is_given = spec.mounts.iter().any(|mount| mount.target == "/dev/pts");
+    !is_given && (spec.devpts || spec.process.terminal || spec.init || spec.systemd)
 }
 
 /// Paths of `/proc` and `/sys` that user namespaces do not hide and that reveal facts about the

@@ -1,7 +1,7 @@
 //! The directories of containers on shared tmpfs file systems: `/dev`, `/dev/shm`, `/run`, and tmpfs
 //! mounts without a size.
 //!
-//! A tmpfs per container would be a superblock more than the three of a container
+//! A tmpfs per container would be a superblock more than the four of a container
 //! (docs/decisions/0002). One container could fill a single tmpfs of the host, with bytes or with empty
 //! files. No other container could then start or write to its `/dev/shm`. A container can evade the
 //! quotas of tmpfs, because these are for users, and a container has 32,767.

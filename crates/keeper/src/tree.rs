@@ -479,6 +479,8 @@ impl Tree {
             kernel::fsconfig(context, FsCommand::Flag(c"newinstance"))?;
             kernel::fsconfig(context, FsCommand::String(c"ptmxmode", c"0666"))?;
             kernel::fsconfig(context, FsCommand::String(c"mode", c"0620"))?;
+            // LIMIT: the terminals of a container. The host has 4,096 for all (kernel.pty.max).
+            kernel::fsconfig(context, FsCommand::String(c"max", c"256"))?;
             if op.a <= u64::from(u32::MAX) {
                 let mut text = [0; 20];
                 let mut gid = [0; 21];

@@ -94,6 +94,10 @@ pub struct Spec {
     /// A tiny init is its first process, which reaps orphans and passes signals on.
     #[serde(default)]
     pub init: bool,
+    /// It has a devpts from the start, so that its programs can open terminals. Without it, one is
+    /// mounted for a terminal, an init or a systemd, and by the first exec with a terminal.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub devpts: bool,
     /// Its first process is a systemd: `/run` is memory, cgroups can be managed inside.
     #[serde(default)]
     pub systemd: bool,
@@ -114,6 +118,15 @@ pub struct Spec {
     /// Sysctls of its own namespaces (sysctl(8) names).
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_yes(is: &bool) -> bool {
+    *is
 }
 
 fn default_log_max_bytes() -> u64 {
@@ -241,8 +254,7 @@ pub enum MountKind {
         /// Permissions of its root, 01777 by default.
         mode: u32,
     },
-    /// A devpts of its own, for programs that open terminals (sshd, script) in a container that was
-    /// started without one.
+    /// A devpts of its own, at another place or in a container that was started without one.
     Devpts,
 }
 
