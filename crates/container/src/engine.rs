@@ -287,6 +287,11 @@ impl Engine {
         idle::stirs(&self.ground, id)
     }
 
+    /// Returns the waits of a running container whose timeouts end a sleep before `at_least` has passed.
+    pub fn short_waits(&self, id: &ContainerId, at_least: Duration) -> Result<Vec<Wait>> {
+        idle::short_waits(&self.ground, id, at_least)
+    }
+
     /// Puts a container to sleep, makes it drowsy or pushes its memory out; if `idle` is given,
     /// only if it is still idle.
     pub fn fall_asleep(

@@ -2,7 +2,7 @@
 //!
 //! Uses `ground`, `policy`, `save`, `drowsy` and `sleep`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::save::{Wait, waits};
@@ -54,6 +54,19 @@ pub(crate) fn stirs(ground: &Ground, id: &ContainerId) -> Result<Vec<Wait>> {
     };
     let mut waits = waits(&save::subject(ground, &config)?)?;
     waits.retain(|wait| wait.at_most < after);
+    Ok(waits)
+}
+
+/// Returns the waits of a running container whose timeouts end a sleep before `at_least` has passed.
+pub(crate) fn short_waits(
+    ground: &Ground,
+    id: &ContainerId,
+    at_least: Duration,
+) -> Result<Vec<Wait>> {
+    let config = ground.config(id)?;
+    let ends = |wait: &Wait| config.spec.wake_on.timer.ends_after(wait.at_most);
+    let mut waits = waits(&save::subject(ground, &config)?)?;
+    waits.retain(|wait| ends(wait).is_some_and(|after| after < at_least));
     Ok(waits)
 }
 

@@ -1,5 +1,7 @@
 //! `dormouse sleep`
 
+use std::time::Duration;
+
 use anyhow::Result;
 use dormouse_container::{Engine, PushOut};
 use dormouse_model::{ContainerId, State};
@@ -29,10 +31,22 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
     let runs = |state| matches!(state, State::Running | State::Drowsy);
     args.targets.each(global, runs, |engine, id| {
-        engine.sleep(id)?;
+        let waits = engine.short_waits(id, SHORT).unwrap_or_default(); // only for a hint
+        if engine.sleep(id)?.is_some()
+            && let Some(wait) = waits.iter().min_by_key(|wait| wait.at_most)
+        {
+            fail::note(&format!(
+                "a timer wakes it within {:?}: process {} ({}) waits in {}; after 'dormouse update \
+                 --wake-on call,data,file' timers do not wake it, and with timer=1m they wait",
+                wait.at_most, wait.pid, wait.process, wait.call
+            ));
+        }
         Ok(())
     })
 }
+
+/// A sleep that a timer ends earlier gains little.
+const SHORT: Duration = Duration::from_secs(10);
 
 fn drowse(engine: &Engine, id: &ContainerId) -> Result<()> {
     let Some(PushOut { before_bytes, after_bytes, has_swap }) = engine.drowse(id)? else {
