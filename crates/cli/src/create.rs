@@ -21,8 +21,8 @@ use dormouse_container::Create;
 use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
-    LogDriver, Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec, User,
-    parse_bytes,
+    LogDriver, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec,
+    User, parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -98,13 +98,16 @@ pub(crate) struct CreateArgs {
     /// Show no progress
     #[arg(long, short, help_heading = "Files")]
     pub(crate) quiet: bool,
-    /// Mount a directory, file or volume (options: ro, noexec, noidmap, rslave, ...)
+    /// Mount a directory, file or volume (options: ro, noexec, noidmap, nocopy, rslave, ...)
     ///
     /// Root inside is the host's root in a directory of the host. A set-user-id file created there
     /// belongs to the host's root. If other users of the host can enter the directory, use
     /// SOURCE:TARGET:noidmap. Files are then created with the container's own ids, and root inside
     /// has no rights over other files. 'default-volume = "noidmap"' under [run] in config.toml makes
     /// noidmap the default.
+    ///
+    /// The first use of a volume copies the files, owner and mode of the image's directory at TARGET into
+    /// it; nocopy leaves it empty.
     #[arg(long, short, value_name = "[SOURCE:]TARGET[:OPTIONS]", help_heading = "Files")]
     volume: Vec<String>,
     /// Mount, spelled out
@@ -461,7 +464,8 @@ impl CreateArgs {
                 Asked::Anonymous(mut m) => {
                     let name = name::volume()?;
                     anonymous.push(name.clone());
-                    m.kind = dormouse_model::MountKind::Volume { name };
+                    let MountKind::Volume { name: place, .. } = &mut m.kind else { continue };
+                    *place = name;
                     mounts.push(m);
                 }
             }

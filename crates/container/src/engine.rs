@@ -2,6 +2,7 @@
 //!
 //! Every method calls one function of the modules below, which take the engine's [`Ground`].
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::IpAddr;
@@ -38,10 +39,11 @@ use crate::state::Exit;
 use crate::template::Template;
 use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
+use crate::volume::Volume;
 use crate::{
     archive, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log, policy,
     recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage,
-    verb, wake,
+    verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -505,20 +507,43 @@ impl Engine {
     pub fn images_in_use(&self) -> Result<Vec<String>> {
         usage::images_in_use(&self.ground)
     }
+}
 
-    /// The named volumes that a container mounts.
-    pub fn volumes_of(&self, config: &Config) -> Vec<PathBuf> {
-        usage::volumes_of(&self.ground, config)
+/// Named volumes.
+impl Engine {
+    /// Returns all volumes, sorted by name.
+    pub fn volumes(&self) -> Result<Vec<Volume>> {
+        volume::all(&self.ground)
     }
 
-    /// Returns the named volumes that no container mounts.
-    pub fn unused_volumes(&self) -> Result<Vec<Name>> {
-        usage::unused_volumes(&self.ground)
+    /// Returns one volume.
+    pub fn volume(&self, name: &Name) -> Result<Volume> {
+        volume::find(&self.ground, name)
+    }
+
+    /// Makes an empty volume. The first container that uses it copies the image's files into it.
+    pub fn create_volume(&self, name: &Name, labels: BTreeMap<String, String>) -> Result<Volume> {
+        volume::create(&self.ground, name, labels)
+    }
+
+    /// Removes the volumes that no container mounts, and returns their names.
+    pub fn remove_unused_volumes(&self) -> Result<Vec<Name>> {
+        volume::remove_unused(&self.ground)
     }
 
     /// Removes a volume, which no container may be using.
     pub fn remove_volume(&self, name: &Name) -> Result<()> {
-        usage::remove_volume(&self.ground, name)
+        volume::remove(&self.ground, name)
+    }
+
+    /// Returns the directory of a volume, whether it exists or not.
+    pub fn volume_path(&self, name: &Name) -> PathBuf {
+        volume::path(&self.ground, name)
+    }
+
+    /// The directories of the named volumes that a container mounts.
+    pub fn volumes_of(&self, config: &Config) -> Vec<PathBuf> {
+        volume::paths_of(&self.ground, config)
     }
 }
 

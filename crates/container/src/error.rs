@@ -24,6 +24,20 @@ pub enum Error {
         /// The container that has it.
         holder: String,
     },
+    /// No such volume.
+    #[error("no volume is called '{0}'")]
+    NoVolume(String),
+    /// The name belongs to another volume.
+    #[error("a volume is called '{0}' already: choose another name")]
+    VolumeExists(String),
+    /// Containers mount the volume.
+    #[error("volume '{name}' is in use by {used_by}: remove these containers first")]
+    VolumeInUse {
+        /// Its name.
+        name: String,
+        /// Names of the containers.
+        used_by: String,
+    },
     /// The container's state does not permit this.
     #[error("container '{name}' is {state}: {hint}")]
     State {
@@ -181,13 +195,15 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoContainer(_)
+            | Self::NoVolume(_)
             | Self::NoUser(_)
             | Self::CommandNotFound(_)
             | Self::Missing(_)
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
-            Self::NameTaken { .. } => ErrorKind::Exists,
+            Self::NameTaken { .. } | Self::VolumeExists(_) => ErrorKind::Exists,
             Self::State { .. }
+            | Self::VolumeInUse { .. }
             | Self::NotIdle(_)
             | Self::Entered(_)
             | Self::NotAdmitted(_)

@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state exit hold log io saved silence shared usage first      records and facts of one container
+//! state exit hold log io saved silence shared volume usage first    records and facts of one container
 //! process net freeze pending later policy unwoken admission    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
@@ -64,7 +64,7 @@
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots, owners             one bit per slot of host ids, and the container that owns it
 //! LIB/quiet/ID                      packets that are dropped until it is restored, as rules
-//! LIB/volumes/NAME/                 named volumes
+//! LIB/volumes/NAME/                 named volumes (`volume`)
 //! LIB/events                        one JSON line per event
 //! LIB/list                          output of the last list, as long as it is valid
 //! LIB/custody                       the keeper that holds the descriptors of sleeping containers
@@ -91,6 +91,7 @@
 //! 6. the names and the id slots, each held for one change, never while waiting for another lock;
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
+//!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //! 8. the locks inside image, network and keeper, which take none of these;
 //! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
 //!
@@ -156,6 +157,7 @@ mod unwoken;
 mod usage;
 mod user;
 mod verb;
+mod volume;
 mod wake;
 
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
@@ -179,5 +181,6 @@ pub use state::Exit;
 pub use template::Template;
 pub use unborn::Unborn;
 pub use unwoken::FailedWake;
+pub use volume::Volume;
 
 pub use dormouse_kernel::ErrorKind;

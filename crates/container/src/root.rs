@@ -5,18 +5,17 @@
 //! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. `--devpts no` leaves the
 //! devpts out.
 //!
-//! Uses `ground`, `io`, `net`, and its own modules.
+//! Uses `ground`, `io`, `net`, `volume`, and its own modules.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use dormouse_checkpoint::save::Places;
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::mount::MountAttr;
-use dormouse_kernel::{mount, weakened};
+use dormouse_kernel::{mount, namespace, weakened};
 use dormouse_launch::{Plan, TargetKind};
 use dormouse_model::{Config, IdMap, Mount, MountKind, NetMode, Propagation};
 use rustix::fs::CWD;
@@ -25,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::io::TTY_GROUP;
 use crate::net::Net;
+use crate::volume;
 
 pub(crate) mod dir;
 pub(crate) mod name;
@@ -86,6 +86,7 @@ pub(crate) fn plan_root(
     given: RootParts,
 ) -> Result<()> {
     let shared = given.shared;
+    volume::prepare(ground, config, given.root.as_fd())?;
     plan.become_root();
     let mut own = CloneFlags::empty();
     own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
@@ -194,9 +195,15 @@ fn plan_mount(
             let is_dir = fs::metadata(source).is_ok_and(|m| m.is_dir());
             (tree, if is_dir { TargetKind::Dir } else { TargetKind::File })
         }
-        MountKind::Volume { name } => {
-            let path = volume_dir(ground, name.as_str(), config.ids)?;
-            (dir::clone_dir(&path, attr)?, TargetKind::Dir)
+        MountKind::Volume { name, .. } => {
+            let tree = dir::clone_dir(&volume::path(ground, name), attr)?;
+            if let Some(map) = volume::map(ground, name, config.ids)? {
+                let ids = namespace::new_user(&map, &map)
+                    .map_err(Error::call("cannot make a user namespace for a volume"))?;
+                // KERNEL(5.12), and a file system that can. Elsewhere the files appear as those of nobody.
+                let _ = mount::idmap(tree.as_fd(), ids.as_fd(), false);
+            }
+            (tree, TargetKind::Dir)
         }
         MountKind::Tmpfs { size_bytes, mode } => {
             let tree = match size_bytes {
@@ -217,21 +224,6 @@ fn plan_mount(
     let fd = plan.fd(tree);
     plan.attach(fd, &mount.target, kind, true);
     Ok(())
-}
-
-/// Returns the directory of a named volume; a new one is owned by the container's root.
-fn volume_dir(ground: &Ground, name: &str, ids: IdMap) -> Result<PathBuf> {
-    let path = ground.places.volumes().join(name);
-    match fs::create_dir(&path) {
-        Ok(()) => {
-            chown(&path, Some(ids.base), Some(ids.base))
-                .map_err(Error::file("cannot own", &path))?;
-            dir::set_mode(&path, 0o755)?;
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(Error::file("cannot make volume", path)(e)),
-    }
-    Ok(path)
 }
 
 /// Plans a loopback device, and settings that permit in the private stack what root of a machine

@@ -1,13 +1,12 @@
-//! Images and volumes that containers use, and the needs of a sleeping container: disk, memory, tasks.
+//! Images that containers use, and the needs of a sleeping container: disk, memory, tasks.
 //!
 //! Uses `ground`.
 
 use std::fs;
-use std::path::PathBuf;
 
 use dormouse_image::Image;
 use dormouse_kernel::proc;
-use dormouse_model::{Config, ContainerId, Limits, MountKind, Name, RootSource};
+use dormouse_model::{Config, ContainerId, Limits, RootSource};
 use dormouse_parcel::Reader;
 use dormouse_record::{Process, Records};
 
@@ -124,41 +123,6 @@ pub(crate) fn images_in_use(ground: &Ground) -> Result<Vec<String>> {
         }
     }
     Ok(used)
-}
-
-/// Returns the named volumes that no container mounts.
-pub(crate) fn unused_volumes(ground: &Ground) -> Result<Vec<Name>> {
-    let mut used = std::collections::HashSet::new();
-    for id in ground.ids()? {
-        for mount in ground.config(&id)?.spec.mounts {
-            if let MountKind::Volume { name } = mount.kind {
-                used.insert(name);
-            }
-        }
-    }
-    let dir = ground.places.volumes();
-    let mut unused = Vec::new();
-    for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
-        let entry = entry.map_err(Error::file("cannot list", &dir))?;
-        let name = entry.file_name().to_str().and_then(|n| n.parse::<Name>().ok());
-        unused.extend(name.filter(|n| !used.contains(n)));
-    }
-    Ok(unused)
-}
-
-/// Removes a volume, which no container may be using.
-pub(crate) fn remove_volume(ground: &Ground, name: &Name) -> Result<()> {
-    let path = ground.places.volumes().join(name.as_str());
-    fs::remove_dir_all(&path).map_err(Error::file("cannot remove volume", path))
-}
-
-/// The named volumes that a container mounts.
-pub(crate) fn volumes_of(ground: &Ground, config: &Config) -> Vec<PathBuf> {
-    let name = |m: &dormouse_model::Mount| match &m.kind {
-        MountKind::Volume { name } => Some(ground.places.volumes().join(name.as_str())),
-        _ => None,
-    };
-    config.spec.mounts.iter().filter_map(name).collect()
 }
 
 /// The image's name as lists show it.

@@ -242,10 +242,14 @@ pub enum MountKind {
         /// Propagation of later mounts.
         propagation: Propagation,
     },
-    /// A named volume, made when first used and owned by the container's root.
+    /// A named volume, made when first used.
     Volume {
         /// Its name.
         name: Name,
+        /// A new volume stays empty and is owned by the container's root. Otherwise its first use
+        /// copies the files, the owner and the mode of the image's directory.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        no_copy: bool,
     },
     /// Memory.
     Tmpfs {

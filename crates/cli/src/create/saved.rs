@@ -169,7 +169,7 @@ fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
             MountKind::Bind { source, .. } => {
                 missing.push(format!("--volume {}:{target}", source.display()));
             }
-            MountKind::Volume { name } => missing.push(format!("--volume {name}:{target}")),
+            MountKind::Volume { name, .. } => missing.push(format!("--volume {name}:{target}")),
         }
     }
     create.spec.mounts.sort_by_key(|m| m.target.matches('/').count());
@@ -264,7 +264,10 @@ mod tests {
             (|c| c.spec.net = NetMode::Host, "--net host", &["--net", "host"]),
             (|c| c.ids.wide = true, "--ids 65536", &["--ids", "65536"]),
             (
-                |c| c.spec.mounts[0].kind = MountKind::Volume { name: "data".parse().unwrap() },
+                |c| {
+                    c.spec.mounts[0].kind =
+                        MountKind::Volume { name: "data".parse().unwrap(), no_copy: false }
+                },
                 "--volume data:/scratch",
                 &["--volume", "data:/scratch"],
             ),

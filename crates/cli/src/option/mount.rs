@@ -45,6 +45,7 @@ struct Options {
     no_exec: Option<bool>,
     not_recursive: bool,
     no_idmap: bool,
+    no_copy: bool,
     propagation: Option<Propagation>,
     size_bytes: Option<u64>,
     mode: Option<u32>,
@@ -74,6 +75,8 @@ impl Options {
             "rbind" => self.not_recursive = false,
             "idmap" => self.no_idmap = false,
             "noidmap" => self.no_idmap = true,
+            "copy" => self.no_copy = false,
+            "nocopy" => self.no_copy = true,
             // Ignored, since they hold anyway: cgroup and user namespace refuse devices,
             // set-user-id has no effect beyond the namespace, and no label-based security module is
             // used.
@@ -109,7 +112,7 @@ impl Options {
     fn volume(self, name: Option<&str>, target: String) -> Result<Asked, Invalid> {
         let mount = |name| Mount {
             target,
-            kind: MountKind::Volume { name },
+            kind: MountKind::Volume { name, no_copy: self.no_copy },
             read_only: self.read_only,
             no_exec: self.no_exec.unwrap_or(false),
         };
@@ -158,7 +161,7 @@ fn bind_source(text: &str, cwd: &Path) -> Result<PathBuf, Invalid> {
 ///
 /// The options `defaults` come before those of a path of the host.
 pub(crate) fn volume(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Invalid> {
-    let expected = "[SOURCE:]TARGET[:OPTIONS] with options such as ro, noexec, noidmap";
+    let expected = "[SOURCE:]TARGET[:OPTIONS] with options such as ro, noexec, noidmap, nocopy";
     let bad = || Invalid::new("volume", text, expected);
     let parts: Vec<&str> = text.split(':').collect();
     let (source, inside, words) = match parts[..] {
@@ -171,6 +174,11 @@ pub(crate) fn volume(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, In
         _ => return Err(bad()),
     };
     let is_bind = source.is_some_and(|path| path.starts_with(['/', '.']));
+    if let Some(path) = source.filter(|path| !is_bind && path.contains('/')) {
+        // A name has no slash, so a path was meant.
+        let expected = "a name, or a path of the host that begins with / or ./";
+        return Err(Invalid::new("source of a volume", path, expected));
+    }
     let mut options = if is_bind { Options::begin(defaults)? } else { Options::default() };
     for word in words.split(',') {
         if !options.take(word)? {
@@ -201,7 +209,7 @@ pub(crate) fn tmpfs(text: &str) -> Result<Mount, Invalid> {
 pub(crate) fn mount(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Invalid> {
     let bad = |expected| Invalid::new("mount", text, expected);
     let keys = "type=bind|volume|tmpfs|devpts with source=, target=, readonly, noexec, idmap=, \
-                bind-propagation=, tmpfs-size=, tmpfs-mode=";
+                bind-propagation=, volume-nocopy, tmpfs-size=, tmpfs-mode=";
     let is_bind = text.split(',').any(|pair| pair == "type=bind");
     let mut options = if is_bind { Options::begin(defaults)? } else { Options::default() };
     let (mut kind, mut source, mut inside) = ("volume", None, None);
@@ -227,6 +235,7 @@ pub(crate) fn mount(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Inv
             }
             ("tmpfs-size", Some(value)) => options.size_bytes = Some(parse_bytes(value)?),
             ("tmpfs-mode", Some(value)) => options.mode = Some(mode_bits(value)?),
+            ("volume-nocopy", value) => options.no_copy = flag("volume-nocopy", value)?,
             ("nodev" | "nosuid", None) => {}
             _ => return Err(bad(keys)),
         }
@@ -325,6 +334,9 @@ mod tests {
             Ok(Asked::Mount(Mount { kind: MountKind::Devpts, .. }))
         ));
         assert!(matches!(of("target=/v"), Ok(Asked::Anonymous(_))));
+        let n = of("source=db,target=/v,volume-nocopy").unwrap();
+        assert_eq!(n, volume("db:/v:nocopy", Path::new("/"), "").unwrap());
+        assert_ne!(n, volume("db:/v", Path::new("/"), "").unwrap());
         for bad in [
             "",
             "type=bind",

@@ -79,7 +79,7 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
         let mode = if m.read_only { " (read-only)" } else { "" };
         let from = match &m.kind {
             dormouse_model::MountKind::Bind { source, .. } => source.display().to_string(),
-            dormouse_model::MountKind::Volume { name } => format!("volume {name}"),
+            dormouse_model::MountKind::Volume { name, .. } => format!("volume {name}"),
             dormouse_model::MountKind::Tmpfs { .. } => "tmpfs".into(),
             dormouse_model::MountKind::Devpts => "devpts".into(),
         };

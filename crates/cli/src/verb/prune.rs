@@ -54,10 +54,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
     let mut volumes = Vec::new();
     if args.volumes {
-        for name in engine.unused_volumes()? {
-            engine.remove_volume(&name)?;
-            volumes.push(name.to_string());
-        }
+        volumes.extend(engine.remove_unused_volumes()?.iter().map(ToString::to_string));
     }
     engine.sweep()?;
     let grace = if args.all { Duration::ZERO } else { GRACE };
