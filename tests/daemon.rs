@@ -434,7 +434,9 @@ fn invalid_sleep_policy_is_refused_and_older_record_has_none() {
     assert!(refused(&["--sleep-after", "soon"]).contains("duration"));
     assert!(refused(&["--sleep-after", "1s", "--never-sleep"]).contains("--never-sleep"));
     let id = host.dm(&["create", "--sleep-after", "90", "--name", "x", "busybox", "true"]).ok();
-    assert!(host.dm(&["inspect", "x"]).ok().contains("after 90 s without work"));
+    assert!(
+        host.dm(&["inspect", "--format", "table", "x"]).ok().contains("after 90 s without work")
+    );
     let path = host.root().join("lib/containers").join(id).join("config.json");
     let text = std::fs::read_to_string(&path).expect("a record");
     let mut record: Value = serde_json::from_str(&text).expect("JSON");

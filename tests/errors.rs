@@ -201,3 +201,37 @@ fn help_and_version_hide_internal_commands() {
     assert!(!help.contains("internal"), "{help}");
     assert!(host.dm(&["version"]).ok().contains("0.1"));
 }
+
+/// A hint names what this program has, and a suggestion is a likely misspelling.
+#[test]
+fn unknown_options_and_verbs_have_no_misleading_hints() {
+    let host = Host::with_busybox();
+    for (words, wanted) in [
+        (&["run", "--device", "/dev/null", "busybox", "true"][..], "no devices of the host"),
+        (&["run", "--shm-size", "1g", "busybox", "true"], "--tmpfs /dev/shm:size=SIZE"),
+        (&["run", "--health-cmd=true", "busybox"], "no health checks"),
+        (&["run", "--memroy", "1g", "busybox"], "did you mean '--memory'?"),
+        (&["build", "."], "podman save | dormouse load"),
+        (&["network", "ls"], "dormouse run --domain NAME"),
+        (&["help", "run"], "dormouse VERB --help"),
+        (&["insect", "a"], "did you mean 'inspect'?"),
+    ] {
+        let line = host.dm(words).err(125);
+        assert!(line.contains(wanted), "{words:?}: {line}");
+        for misleading in ["as a value", "similar", "--env-file", "restore"] {
+            assert!(!line.contains(misleading), "{words:?}: {line}");
+        }
+    }
+    let line = host.dm(&["run", "-v", "rel/path:/x", "busybox", "true"]).err(125);
+    assert!(line.contains("begins with / or ./"), "{line}");
+    let line = host.dm(&["ps", "--format", "{{.Nope}}"]);
+    assert_eq!(line.status, 0, "no container, so no row");
+    for (format, wanted) in
+        [("{{.X", "without '}}'"), ("xml", "json, a template"), ("{{f}}", "'f'")]
+    {
+        let line = host.dm(&["ps", "-a", "--format", format]);
+        assert!(line.status == 125 || format == "{{f}}", "{line}");
+        assert!(line.status == 0 || line.stderr.contains(wanted), "{line}");
+    }
+    assert_nothing_is_there(&host);
+}

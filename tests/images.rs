@@ -340,3 +340,63 @@ fn big_second_image_costs_its_difference() {
     };
     assert!(cached("one") > 500 && cached("two") > 500, "pages of files are shared");
 }
+
+/// `load` takes the archives of `save` and of docker, from a file and from standard input, and a name in
+/// its short and its full form is the same image.
+#[test]
+fn archives_are_loaded_and_short_names_find_their_images() {
+    let host = Host::with_busybox();
+    let (oci, docker) = (host.dir().join("oci.tar"), host.dir().join("docker.tar"));
+    let (oci_text, docker_text) = (oci.display().to_string(), docker.display().to_string());
+    host.dm(&["tag", "busybox", "docker.io/library/x:1"]).ok();
+    host.dm(&["save", "-q", "-o", &oci_text, "docker.io/library/x:1"]).ok();
+    let id = host.inspect("busybox")["id"].as_str().expect("an id").to_owned();
+    // The same image as `docker save` writes it, with two names.
+    let script = format!(
+        "mkdir {dir} && cd {dir} && tar -xf {oci_text} && \
+         blob() {{ printf 'blobs/sha256/%s' \"${{1#sha256:}}\"; }} && \
+         set -- $(grep -rl '\"rootfs\"' blobs) && config=$1 && layer= && \
+         for f in blobs/sha256/*; do case $(head -c 1 $f) in '{{') ;; *) layer=$f;; esac; done && \
+         mkdir ../d && cp $config ../d/config.json && \
+         {{ zstd -dc $layer 2>/dev/null || gzip -dc $layer 2>/dev/null || cat $layer; }} > ../d/layer.tar && \
+         cd ../d && \
+         printf '[{{\"Config\":\"config.json\",\"RepoTags\":[\"y:1\",\"localhost/z:2\"],' > manifest.json && \
+         printf '\"Layers\":[\"layer.tar\"]}}]' >> manifest.json && \
+         tar -cf {docker_text} manifest.json config.json layer.tar",
+        dir = host.dir().join("o").display()
+    );
+    host.sh(&script).ok();
+    host.dm(&["rmi", "-f", "busybox"]).ok();
+    assert_eq!(host.dm(&["images", "-q"]).ok(), "");
+    assert_eq!(
+        host.dm(&["load", "-q", "-i", &oci_text]).ok(),
+        "Loaded image: docker.io/library/x:1"
+    );
+    let run = |name: &str| host.dm(&["run", "--rm", "--net", "none", name, "echo", "runs"]);
+    for name in ["x:1", "library/x:1", "docker.io/x:1", "docker.io/library/x:1"] {
+        assert_eq!(run(name).ok(), "runs", "{name}");
+        assert_eq!(host.inspect(name)["id"], id, "{name}");
+    }
+    host.dm(&["run", "--pull", "never", "quay.io/library/x:1", "true"]).err(125);
+    let bytes = fs::read(&docker).expect("written");
+    let loaded = host.dm_with_input(&bytes, &["load"]).ok();
+    assert_eq!(
+        loaded,
+        "Loaded image: docker.io/library/x:1\nLoaded image: localhost/z:2\nLoaded image: y:1"
+    );
+    for name in ["y:1", "docker.io/library/y:1", "z:2", "localhost/z:2"] {
+        assert_eq!(run(name).ok(), "runs", "{name}");
+    }
+    // A short name removes the name that it stands for, and not the image.
+    assert_eq!(host.dm(&["rmi", "x:1"]).ok(), "untagged docker.io/library/x:1");
+    assert_eq!(run("y:1").ok(), "runs");
+    // Neither a root file system nor garbage is an archive of images.
+    let root = host.dir().join("root.tar").display().to_string();
+    host.sh(&format!("tar -C {} -cf {root} etc", image::busybox().display())).ok();
+    for bad in [&root, "/etc/passwd", "/nowhere"] {
+        let line = host.dm(&["load", "-i", bad]).err(125);
+        assert!(line.contains(bad), "{line}");
+    }
+    let line = host.dm_with_input(b"garbage", &["load"]).err(125);
+    assert!(line.contains("standard input"), "{line}");
+}

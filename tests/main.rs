@@ -29,6 +29,7 @@ mod oci;
 mod oci_checkpoint;
 mod oci_scripts;
 mod podman;
+mod podman_user;
 mod programs;
 mod sleep;
 mod soak;

@@ -18,7 +18,7 @@ const COVERED: [&str; 3] = ["/run", "/dev/shm", "/var/tmp"];
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// podman on a private host, with an image `box` of busybox.
-struct Podman {
+pub(crate) struct Podman {
     dir: PathBuf,
     /// The parent cgroup of all containers of this test.
     cgroup: String,
@@ -26,7 +26,7 @@ struct Podman {
 }
 
 impl Podman {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let host = Host::new();
         let dir = host.dir().to_owned();
         let name = dir.file_name().expect("a name").to_string_lossy();
@@ -57,6 +57,10 @@ impl Podman {
         this
     }
 
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
     fn command(&self, words: &[&str]) -> Command {
         let place = |name: &str| self.dir.join(name).display().to_string();
         let mut command = self.host.command("env");
@@ -83,7 +87,7 @@ impl Podman {
 
     /// Runs podman.
     #[track_caller]
-    fn podman(&self, words: &[&str]) -> Output {
+    pub(crate) fn podman(&self, words: &[&str]) -> Output {
         run(self.command(words), b"", LIMIT)
     }
 

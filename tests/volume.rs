@@ -1,4 +1,5 @@
-//! Wakes through files of a volume: unix sockets of an asleep container, and files that it watches.
+//! Volumes: wakes through their files (unix sockets of an asleep container, watched files), and what a new
+//! one holds.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -223,4 +224,155 @@ fn default_volume_option_prevents_set_user_id_files_of_host_root() {
     make("own", "").ok();
     assert_ne!(mode("own").expect("made").0, 0, "the file belongs to an id of the container");
     assert!(host.dm(&["run", "--help"]).ok().contains("default-volume"));
+}
+
+/// An image whose `/data` belongs to a user, with files of every kind, and hostile links beside it.
+fn image_with_data(host: &Host) {
+    let dir = host.dir().join("data-image");
+    let script = format!(
+        "cp -a {} {dir} && cd {dir} && mkdir -m 0750 data && mkdir data/sub empty && cd data && \
+         echo text > file && ln file sub/same && ln -s file soft && mkfifo fifo && mknod node c 1 3 && \
+         ln -s /etc/shadow shadow && ln -s ../../../../../../etc up && chown -R 100:101 . && \
+         chmod 4755 file && cd .. && ln -s /data link && ln -s ../../../../../../../etc out && \
+         chown 7:8 empty && chmod 2700 empty",
+        dormouse_testkit::image::busybox().display(),
+        dir = dir.display()
+    );
+    host.sh(&script).ok();
+    host.import(&dir, "data");
+}
+
+#[test]
+fn vm_first_use_of_volume_copies_files_owner_and_mode_of_image() {
+    let host = Host::new();
+    image_with_data(&host);
+    let run = |volume: &str, script: &str| {
+        host.dm(&["run", "--rm", "--net", "none", "-v", volume, "data", "sh", "-c", script]).ok()
+    };
+    let list = "cd /data && stat -c '%n %a %u:%g %h' . file sub soft fifo && ls -a && cat file";
+    let shown = run("v:/data", list);
+    assert!(shown.starts_with(". 750 100:101 3\nfile 4755 100:101 2\n"), "{shown}");
+    for part in ["soft 777 100:101", "fifo 644 100:101", "text", "shadow", "up", "sub"] {
+        assert!(shown.contains(part), "'{part}' is missing:\n{shown}");
+    }
+    assert!(!shown.contains("node"), "a device was copied:\n{shown}");
+    // The links were copied as texts.
+    let links =
+        "readlink /data/shadow; readlink /data/up; [ -e /data/up/dormouse-host ] && echo out; true";
+    assert_eq!(run("v:/data", links), "/etc/shadow\n../../../../../../etc");
+    // Later uses change nothing.
+    run("v:/data", "rm -r /data/sub; echo new > /data/file");
+    assert_eq!(run("v:/data", "cat /data/file; ls /data/sub 2>/dev/null; true"), "new");
+    run("v:/data", "rm -r /data/*");
+    assert_eq!(run("v:/data", "ls /data"), "", "the emptied volume was filled again");
+    // Without a copy, of another path, of a missing one, and of a path behind a link.
+    assert_eq!(run("n:/data:nocopy", "ls /data; stat -c '%a %u:%g' /data"), "755 0:0");
+    assert_eq!(run("e:/empty", "stat -c '%a %u:%g' /empty"), "2700 7:8");
+    assert_eq!(
+        run("m:/missing/path", "stat -c '%a %u:%g' /missing/path; ls /missing/path"),
+        "755 0:0"
+    );
+    assert_eq!(run("l:/link", "cat /data/file"), "text");
+    // A path out of the image is one inside it.
+    let inside = run("o:/out", "ls /etc");
+    assert!(inside.contains("passwd") && !inside.contains("debian_version"), "{inside}");
+    let names = host.dm(&["volume", "ls", "-q"]).ok();
+    assert_eq!(names.lines().collect::<Vec<_>>(), ["e", "l", "m", "n", "o", "v"]);
+    // Nothing of the host was read.
+    let volumes = host.root().join("lib/volumes");
+    assert!(volumes.join("o").join("passwd").exists());
+    host.dm(&["volume", "prune"]).ok();
+    let left: Vec<_> = std::fs::read_dir(&volumes).expect("a directory").flatten().collect();
+    assert!(left.iter().all(|e| e.file_name() == ".records"), "{left:?}");
+}
+
+#[test]
+fn created_volume_is_filled_unless_it_has_files() {
+    let host = Host::new();
+    image_with_data(&host);
+    let run = |volume: &str, script: &str| {
+        host.dm(&["run", "--rm", "--net", "none", "-v", volume, "data", "sh", "-c", script]).ok()
+    };
+    for name in ["a", "b"] {
+        assert_eq!(host.dm(&["volume", "create", "--label", "k=v", name]).ok(), name);
+    }
+    let place = host.dm(&["volume", "inspect", "-f", "{{.Mountpoint}} {{.NeedsCopyUp}}", "b"]).ok();
+    let place = place.strip_suffix(" true").expect("it is new").to_owned();
+    std::fs::write(Path::new(&place).join("own"), "kept").expect("our directory");
+    assert_eq!(run("a:/data", "cat /data/file; stat -c '%a %u:%g' /data"), "text\n750 100:101");
+    assert_eq!(run("b:/data", "ls /data; cat /data/own"), "own\nkept");
+    let filter = ["volume", "ls", "-q", "--filter", "label=k=v"];
+    assert_eq!(host.dm(&filter).ok(), "a\nb");
+    assert_eq!(host.dm(&["volume", "inspect", "-f", "{{.NeedsCopyUp}}", "a"]).ok(), "false");
+    host.dm(&["run", "-d", "--name", "x", "--net", "none", "-v", "a:/v", "data", "sleep", "1000"])
+        .ok();
+    let line = host.dm(&["volume", "rm", "a"]).err(2);
+    assert!(line.contains("'a' is in use by x"), "{line}");
+    host.dm(&["volume", "rm", "-f", "a"]).ok();
+    assert_eq!(host.dm(&["ps", "-aq"]).ok(), "", "the container was not removed");
+    host.dm(&["volume", "rm", "b"]).ok();
+    host.dm(&["volume", "create", "../x"]).err(125);
+}
+
+/// Several containers start with one new volume at once: all see the same whole copy.
+#[test]
+fn volume_that_is_used_first_by_many_is_filled_once() {
+    let host = Host::new();
+    image_with_data(&host);
+    let run = || {
+        let script = "cat /data/same && stat -c %i /data";
+        let words = ["run", "--rm", "--net", "none", "-v", "v:/data/sub", "data", "sh", "-c"];
+        let inside = script.replace("/data", "/data/sub");
+        host.dm(&[&words[..], &[&inside]].concat()).ok()
+    };
+    let all: Vec<String> = std::thread::scope(|scope| {
+        let run = &run;
+        let all: Vec<_> = (0..6).map(|_| scope.spawn(run)).collect();
+        all.into_iter().map(|one| one.join().expect("a command")).collect()
+    });
+    assert!(all[0].starts_with("text\n") && all.iter().all(|one| *one == all[0]), "{all:?}");
+}
+
+/// Containers have different host ids, and see the same owners on a shared volume.
+#[test]
+fn vm_containers_share_volume_with_the_same_owners() {
+    let host = Host::new();
+    image_with_data(&host);
+    let start = |name: &str, more: &[&str]| {
+        let words = [&["run", "-d", "--name", name, "--net", "none", "-v", "v:/data"], more];
+        host.dm(&[&words.concat()[..], &["data", "sleep", "1000"]].concat()).ok();
+    };
+    let sh = |name: &str, script: &str| host.dm(&["exec", name, "sh", "-c", script]).ok();
+    start("a", &[]);
+    start("b", &[]);
+    start("wide", &["--ids", "65536"]);
+    let owners = "stat -c '%u:%g' /data /data/file";
+    for name in ["a", "b", "wide"] {
+        assert_eq!(sh(name, owners), "100:101\n100:101", "{name}");
+        let script = format!(
+            "echo {name} > /data/{name} && chown 7:8 /data/{name} && chmod 700 /data/{name}"
+        );
+        sh(name, &script);
+    }
+    for name in ["a", "b", "wide"] {
+        let script = "cd /data; stat -c '%u:%g' a b wide; cat a b wide; echo more >> file";
+        assert_eq!(sh(name, script), "7:8\n7:8\n7:8\na\nb\nwide", "{name}");
+    }
+    // The owner of the files is gone, and another container gets its ids.
+    host.dm(&["sleep", "b"]).ok();
+    host.dm(&["rm", "-f", "a", "wide"]).ok();
+    start("c", &[]);
+    assert_eq!(sh("c", "stat -c '%u:%g' /data/b"), "7:8");
+    assert_eq!(
+        sh("b", "stat -c '%u:%g' /data/wide; echo > /data/new; stat -c '%u' /data/new"),
+        "7:8\n0"
+    );
+    // Files of the host in a new volume belong to root inside.
+    host.dm(&["volume", "create", "own"]).ok();
+    let place = host.dm(&["volume", "inspect", "-f", "{{.Mountpoint}}", "own"]).ok();
+    std::fs::write(Path::new(&place).join("file"), "text").expect("our directory");
+    let script = "stat -c '%u:%g' /own /own/file && echo more >> /own/file && cat /own/file";
+    let words = ["run", "--rm", "--net", "none", "-v", "own:/own", "data", "sh", "-c", script];
+    assert_eq!(host.dm(&words).ok(), "0:0\n0:0\ntextmore");
+    host.dm(&["rm", "-f", "b", "c"]).ok();
 }

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`Summary`] | `ps --json` |
 //! | [`Inspect`], [`Image`] | `inspect --json` |
+//! | [`compatible`] | `inspect`, and lists with `--format json` |
 //! | [`Stats`] | `stats --json` |
 //! | [`Event`] | `events --json`, and stored in `LIB/events` |
 //!
 //! Types that borrow describe a list of a hundred thousand containers without a copy of each.
 #![forbid(unsafe_code)]
 
+pub mod compatible;
 mod container;
 mod event;
 mod image;

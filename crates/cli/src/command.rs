@@ -116,7 +116,8 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "images", images),
     verb!(Image, "pull", pull),
     verb!(Image, "push", push),
-    verb!(Image, "import", import, "load"),
+    verb!(Image, "import", import),
+    verb!(Image, "load", load),
     verb!(Image, "save", save),
     verb!(Image, "export", export),
     verb!(Image, "commit", commit),
@@ -127,9 +128,11 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "prune", prune),
     verb!(Image, "login", login),
     verb!(Image, "logout", logout),
+    verb!(Host, "volume", volume),
     verb!(Host, "daemon", daemon),
     verb!(Host, "check", check),
     verb!(Host, "info", info),
+    verb!(Host, "system", system),
     verb!(Host, "version", version),
     verb!(Host, "completion", completion),
     verb!(Hidden, "internal", internal),
@@ -137,6 +140,7 @@ pub(crate) const VERBS: &[Verb] = &[
 
 /// Runs the program and returns the exit code.
 pub(crate) fn main(args: Vec<OsString>) -> u8 {
+    let args = without_noun(args);
     let found = find(&args);
     let mut command = match found {
         Some(verb) => base().subcommand(one(verb)),
@@ -235,8 +239,7 @@ fn usage(error: &clap::Error, verb: Option<&Verb>) -> u8 {
         first
             .push_str(&lines.by_ref().take_while(|l| !l.is_empty()).collect::<Vec<_>>().join(", "));
     }
-    let tip = text.lines().find_map(|l| l.trim().strip_prefix("tip: "));
-    let tip = tip.map(|t| format!("; {t}")).unwrap_or_default();
+    let tip = tip(error).map(|t| format!("; {t}")).unwrap_or_default();
     let help = match verb {
         Some(verb) => format!("dormouse {} --help", verb.name),
         None => "dormouse --help".to_owned(),
@@ -245,9 +248,107 @@ fn usage(error: &clap::Error, verb: Option<&Verb>) -> u8 {
     fail::FAILED
 }
 
+/// What to do instead: a hint for words of other engines, or the right word for a misspelled one.
+fn tip(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ContextValue};
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    };
+    let word =
+        [ContextKind::InvalidArg, ContextKind::InvalidSubcommand].into_iter().find_map(|kind| {
+            // A missing argument has the same context, but is no word of the command line.
+            let is_unknown = matches!(
+                error.kind(),
+                clap::error::ErrorKind::UnknownArgument | clap::error::ErrorKind::InvalidSubcommand
+            );
+            text(kind).into_iter().next().filter(|_| is_unknown)
+        })?;
+    if let Some(hint) = crate::hint::for_word(&word) {
+        return Some(hint.to_owned());
+    }
+    let close = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand];
+    let mut close = close.into_iter().flat_map(text);
+    close.find(|other| crate::hint::is_close(&word, other)).map(|o| format!("did you mean '{o}'?"))
+}
+
+/// The verb of `container VERB` and `image VERB`, as podman and docker also write them.
+fn of_noun(noun: &str, verb: &str) -> Option<&'static [&'static str]> {
+    Some(match (noun, verb) {
+        ("container" | "image", "help" | "--help" | "-h") => return None,
+        ("container", "ls" | "list" | "ps") => &["ps"],
+        ("container", "prune") => &["prune", "--containers"],
+        ("container", "inspect") => &["inspect", "--type", "container"],
+        ("container", verb) => return one_of(Group::Container, verb),
+        ("image", "ls" | "list") => &["images"],
+        ("image", "rm" | "remove") => &["rmi"],
+        ("image", "inspect") => &["inspect", "--type", "image"],
+        ("image", verb) => return one_of(Group::Image, verb),
+        _ => return None,
+    })
+}
+
+/// The name of a verb in a section of the help, as words of the command line.
+fn one_of(group: Group, name: &str) -> Option<&'static [&'static str]> {
+    let verb = VERBS.iter().find(|v| v.group == group && v.name == name)?;
+    Some(std::slice::from_ref(&verb.name))
+}
+
+/// Replaces `container VERB` and `image VERB` by the verb.
+fn without_noun(mut args: Vec<OsString>) -> Vec<OsString> {
+    let mut at = 1;
+    while let Some(word) = args.get(at) {
+        match word.to_str() {
+            Some("--root") => at += 2,
+            Some(word) if word.starts_with("--root=") => at += 1,
+            _ => break,
+        }
+    }
+    if let (Some(noun), Some(verb)) = (args.get(at), args.get(at + 1))
+        && let (Some(noun), Some(verb)) = (noun.to_str(), verb.to_str())
+        && let Some(words) = of_noun(noun, verb)
+    {
+        args.splice(at..at + 2, words.iter().map(OsString::from));
+    }
+    args
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hints_are_for_options_that_do_not_exist() {
+        for verb in VERBS {
+            for arg in one(verb).get_arguments() {
+                for name in arg.get_long_and_visible_aliases().into_iter().flatten() {
+                    let is_here = matches!(verb.name, "run" | "create" | "exec" | "update");
+                    let hint = crate::hint::for_word(&format!("--{name}"));
+                    assert!(!is_here || hint.is_none(), "--{name} of {}", verb.name);
+                }
+            }
+            assert!(crate::hint::for_word(verb.name).is_none(), "{}", verb.name);
+        }
+    }
+
+    #[test]
+    fn noun_before_verb_is_left_out() {
+        let plain = |words: &[&str]| -> Vec<String> {
+            let args = std::iter::once("dormouse").chain(words.iter().copied());
+            let args = without_noun(args.map(OsString::from).collect());
+            args[1..].iter().map(|w| w.to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(plain(&["container", "ls", "-a"]), ["ps", "-a"]);
+        assert_eq!(plain(&["--root", "x", "container", "run", "b"]), ["--root", "x", "run", "b"]);
+        assert_eq!(plain(&["image", "rm", "x"]), ["rmi", "x"]);
+        assert_eq!(plain(&["image", "inspect", "x"]), ["inspect", "--type", "image", "x"]);
+        for same in
+            [&["image"][..], &["image", "build"], &["container", "pull"], &["run", "image", "ls"]]
+        {
+            assert_eq!(plain(same), same);
+        }
+    }
 
     #[test]
     fn every_verb_is_valid_and_has_a_description() {

@@ -280,7 +280,7 @@ impl CreateArgs {
     }
 
     fn merge_defaults(&self, root: RootSource, image: &Defaults, here: &Here) -> Result<Create> {
-        let args = self.command(image)?;
+        let (args, entrypoint) = self.command(image)?;
         let systemd = self.is_systemd(&args);
         let net = self.net_mode()?;
         let restart = self.restart.as_deref().map_or(Ok(Restart::No), str::parse)?;
@@ -318,6 +318,7 @@ impl CreateArgs {
             root,
             process: Process {
                 args,
+                entrypoint,
                 env: self.environment(image, here)?,
                 cwd,
                 user: User(text(&self.process.user, &image.user)),
@@ -355,8 +356,8 @@ impl CreateArgs {
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })
     }
 
-    /// Entrypoint and command.
-    fn command(&self, image: &Defaults) -> Result<Vec<String>> {
+    /// Entrypoint and command, and the length of the entrypoint.
+    fn command(&self, image: &Defaults) -> Result<(Vec<String>, usize)> {
         let given = match self.rootfs {
             Some(_) => &self.words[..],
             None => self.words.get(1..).unwrap_or_default(),
@@ -374,7 +375,7 @@ impl CreateArgs {
         if args.first().is_none_or(String::is_empty) {
             bail!("there is no command to run: the image names none, give one after it");
         }
-        Ok(args)
+        Ok((args, entrypoint.len()))
     }
 
     fn is_systemd(&self, args: &[String]) -> bool {

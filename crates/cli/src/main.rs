@@ -26,15 +26,19 @@
 //!
 //! `--json` prints one document on stdout: an array for a list, an object per inspected thing.
 //! Field names are snake_case, units stand last (`_bytes _ms _ns`), times are RFC 3339 in UTC.
-//! Fields are only ever added.
+//! Fields are only ever added. `inspect` without options, and lists with `--format json`, print arrays
+//! with podman's names instead; `--format` also takes the templates of [`template`].
 #![forbid(unsafe_code)]
 
 mod bulk;
 mod command;
+mod compatible;
 mod copy;
 mod create;
 mod entry;
 mod fail;
+mod format;
+mod hint;
 mod image;
 mod layers;
 mod log;
@@ -47,6 +51,7 @@ mod signal;
 mod sink;
 mod stream;
 mod target;
+mod template;
 mod terminal;
 mod text;
 mod umask;

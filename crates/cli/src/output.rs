@@ -42,6 +42,15 @@ pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     })
 }
 
+/// Returns JSON in one line, without characters that control a terminal.
+pub(crate) fn json_text<T: Serialize + ?Sized>(value: &T) -> String {
+    let mut text = Vec::new();
+    match serde_json::to_writer(Escaping(&mut text), value) {
+        Ok(()) => String::from_utf8_lossy(&text).into_owned(),
+        Err(_) => "null".to_owned(), // values of this program can be written
+    }
+}
+
 /// Prints a JSON list of the items' views.
 pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
     items: &'i [T],
@@ -207,6 +216,12 @@ impl Table {
             Ok::<_, Infallible>(())
         });
         text
+    }
+
+    /// Formats the rows without the headings.
+    pub(crate) fn body(mut self) -> String {
+        self.rows.remove(0);
+        self.text()
     }
 
     /// Prints the table.

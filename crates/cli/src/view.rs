@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 pub(crate) use dormouse_api::Port;
-use dormouse_container::Listed;
+use dormouse_container::{Engine, Listed};
 use dormouse_model::{Config, Publish, RootSource, Sleep, State};
 
 use crate::option::time::{now_ms, span};
@@ -56,6 +56,19 @@ pub(crate) fn status(c: &Listed) -> String {
             word[..1].make_ascii_uppercase();
             word
         }
+    }
+}
+
+/// The status, and the checkpoints of a container without processes: `Exited (0) 2 hours ago, 1 checkpoint`.
+pub(crate) fn status_with_checkpoints(engine: &Engine, c: &Listed) -> String {
+    let kept = match c.state.is_alive() {
+        true => 0,
+        false => engine.checkpoint_numbers(&c.id).map_or(0, |numbers| numbers.len()),
+    };
+    match kept {
+        0 => status(c),
+        1 => format!("{}, 1 checkpoint", status(c)),
+        n => format!("{}, {n} checkpoints", status(c)),
     }
 }
 

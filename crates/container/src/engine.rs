@@ -358,6 +358,11 @@ impl Engine {
         saved::all(&self.ground, id)
     }
 
+    /// Returns the numbers of the checkpoints of a container, in order. No checkpoint is read.
+    pub fn checkpoint_numbers(&self, id: &ContainerId) -> Result<Vec<u32>> {
+        saved::numbers(&self.ground, id)
+    }
+
     /// Returns the directory of a checkpoint.
     pub fn checkpoint_path(&self, id: &ContainerId, from: &From) -> Result<PathBuf> {
         saved::path(&self.ground, id, from)

@@ -28,6 +28,8 @@ pub struct Details {
     pub exit: Option<Exit>,
     /// Why it could not be woken, while it is asleep.
     pub failed_wake: Option<FailedWake>,
+    /// Starts after a failure, without a success in between.
+    pub restarts: u32,
 }
 
 /// Everything about one container.
@@ -43,6 +45,8 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
     };
     let started = init.or(slept.as_ref()).map(|i| i.started_unix_ms);
     let started_unix_ms = started.or(observed.exit.as_ref().map(|e| e.started_unix_ms));
+    let failures = init.or(slept.as_ref()).map(|i| i.failures);
+    let restarts = failures.or(observed.exit.as_ref().map(|e| e.failures)).unwrap_or(0);
     let exit = match init {
         Some(init) if !observed.is_alive() => Some(exit::of(ground, &config.id, init)?),
         _ => observed.exit,
@@ -52,7 +56,7 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         _ => None,
     };
     let state = observed.state;
-    Ok(Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake })
+    Ok(Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake, restarts })
 }
 
 /// Processor, memory and disk use so far.

@@ -129,6 +129,11 @@ fn is_yes(is: &bool) -> bool {
     *is
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 fn default_log_max_bytes() -> u64 {
     16 << 20
 }
@@ -153,6 +158,9 @@ pub enum RootSource {
 pub struct Process {
     /// Program and arguments; a program without a slash is looked up in the `PATH` of `env`.
     pub args: Vec<String>,
+    /// How many of them are the entrypoint, in front of the command.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub entrypoint: usize,
     /// `NAME=value`.
     pub env: Vec<String>,
     /// Working directory inside, absolute.

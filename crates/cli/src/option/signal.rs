@@ -36,6 +36,16 @@ pub(crate) fn signal(text: &str) -> Result<i32, Invalid> {
     if (RT.0..=RT.1).contains(&number) { Ok(number) } else { Err(bad()) }
 }
 
+/// Returns `SIGTERM` for 15, and `SIGRTMIN+3` for 37.
+pub(crate) fn name(number: i32) -> String {
+    let known = usize::try_from(number).ok().and_then(|n| NAMES.get(n)).filter(|n| !n.is_empty());
+    match known {
+        Some(name) => format!("SIG{name}"),
+        None if number >= RT.0 => format!("SIGRTMIN+{}", number - RT.0),
+        None => number.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +64,7 @@ mod tests {
             ("SIGSYS", 31),
         ] {
             assert_eq!(signal(text), Ok(number), "{text}");
+            assert_eq!(signal(&name(number)), Ok(number), "{text}");
         }
         for bad in ["", "0", "65", "-9", "SIG", "BOGUS", "RTMIN+31", "RTMIN-1", "RTMAX+1", "9 "] {
             assert!(signal(bad).is_err(), "{bad:?}");

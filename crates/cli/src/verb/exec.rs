@@ -53,6 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let exec = Exec {
         process: Process {
             args: command.to_vec(),
+            entrypoint: 0,
             env: environment.into_entries(),
             cwd: asked.workdir.unwrap_or_default(),
             user: User(asked.user.unwrap_or_default()),

@@ -1,68 +1,188 @@
 //! `dormouse inspect`
 
-use anyhow::{Context, Result};
-use dormouse_api::Inspect;
+use anyhow::{Context, Result, bail};
+use dormouse_api::{Inspect, compatible as objects};
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
+use serde::Serialize;
 
 use crate::command::Global;
-use crate::{fail, output, view};
+use crate::template::Template;
+use crate::{compatible, fail, output, view};
 
-/// Show everything about containers or images
+/// Show everything about containers, images or volumes, as a JSON array with podman's names
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print as JSON, an object per name
-    #[arg(long)]
+    /// json, a Go template such as '{{.State.Status}}', or 'table' for a list to read
+    #[arg(long, short, value_name = "FORMAT")]
+    format: Option<String>,
+    /// Print as JSON with this program's names, an object per name
+    #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Search only one kind: container, image
-    #[arg(long, short = 't', value_name = "KIND", value_parser = ["container", "image"])]
-    r#type: Option<String>,
+    /// Search only one kind: container, image, volume, all
+    #[arg(long, short = 't', value_name = "KIND", default_value = "all", value_parser = ["container", "image", "volume", "all"])]
+    r#type: String,
+    /// The newest container
+    #[arg(long, short)]
+    latest: bool,
     /// Names or ids
-    #[arg(required = true, value_name = "CONTAINER|IMAGE")]
+    #[arg(value_name = "CONTAINER|IMAGE|VOLUME")]
     names: Vec<String>,
 }
 
-pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let engine = global.engine()?;
-    let kind = args.r#type.as_deref();
-    Ok(fail::for_each(&args.names, |name| {
-        if kind != Some("image") {
-            match engine.find(name) {
-                Ok(id) => return container(&engine, engine.inspect(&id)?, args.json),
-                Err(Error::NoContainer(_)) if kind.is_none() => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        match engine.images()?.find(name) {
-            Ok(found) => image(&found, args.json),
-            Err(e) if kind.is_none() && e.kind() == dormouse_kernel::ErrorKind::NotFound => {
-                Err(anyhow::anyhow!("no container and no image is called '{name}'"))
-            }
-            Err(e) => Err(e).with_context(|| format!("image '{name}'")),
-        }
-    }))
+/// The form of the output.
+enum Form {
+    /// An array of all objects at the end.
+    Array,
+    /// A line for each object.
+    Template(Template),
+    /// A table for each object.
+    Table,
+    /// An object of our own for each.
+    Json,
 }
 
-fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
-    let config = d.config.clone();
-    let (c, shown) = (&config, Listed::from(d));
-    let logs = engine.logs(&c.id)?;
-    if json {
-        let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
-        return output::json(&Inspect {
-            summary: shown.summary(),
-            logs: logs.map(|p| p.display().to_string()).collect(),
-            config: c,
-        });
+/// An object with podman's names.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Object {
+    Container(Box<objects::Container>),
+    Image(Box<objects::Image>),
+    Volume(objects::Volume),
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let form = match args.format.as_deref() {
+        _ if args.json => Form::Json,
+        None | Some("json" | "") => Form::Array,
+        Some("table") => Form::Table,
+        Some(text) if text.contains("{{") => Form::Template(Template::read(text)?),
+        Some(text) => {
+            bail!("format '{text}' is not known: json, table, or a template with {{{{...}}}}")
+        }
+    };
+    let engine = global.engine()?;
+    let mut names = args.names;
+    if args.latest {
+        if !names.is_empty() {
+            bail!("give either --latest or names, not both");
+        }
+        let list = engine.list()?;
+        names.extend(list.last().map(|c| c.id.to_string()));
     }
+    if names.is_empty() {
+        bail!("name a container, an image or a volume");
+    }
+    let mut found = Vec::new();
+    let code = fail::for_each(&names, |name| match find(&engine, name, &args.r#type)? {
+        Found::Container(details) => match &form {
+            Form::Table => container_table(&engine, *details),
+            Form::Json => container_json(&engine, *details),
+            Form::Array | Form::Template(_) => {
+                let object = compatible::container(&engine, &details)?;
+                add(Object::Container(Box::new(object)), &form, &mut found)
+            }
+        },
+        Found::Image(image) => match &form {
+            Form::Table => image_table(&image),
+            Form::Json => image_json(&image),
+            Form::Array | Form::Template(_) => {
+                let object = Object::Image(Box::new(compatible::image(&image)));
+                add(object, &form, &mut found)
+            }
+        },
+        Found::Volume(volume) => {
+            let volume = compatible::volume(&volume);
+            match &form {
+                Form::Json | Form::Table => output::json(&volume),
+                form => add(Object::Volume(volume), form, &mut found),
+            }
+        }
+    });
+    if matches!(form, Form::Array) {
+        output::json(&found)?;
+    }
+    Ok(code)
+}
+
+/// Prints an object by the template, or adds it to the array.
+fn add(object: Object, form: &Form, found: &mut Vec<Object>) -> Result<()> {
+    if let Form::Template(template) = form {
+        return output::print(template.fill(&object)? + "\n");
+    }
+    found.push(object);
+    Ok(())
+}
+
+enum Found {
+    Container(Box<Details>),
+    Image(Box<Image>),
+    Volume(dormouse_container::Volume),
+}
+
+/// Finds the first kind of object with a name, in podman's order.
+fn find(engine: &Engine, name: &str, kind: &str) -> Result<Found> {
+    let tries = |one: &str| kind == one || kind == "all";
+    if tries("container") {
+        match engine.find(name) {
+            Ok(id) => return Ok(Found::Container(Box::new(engine.inspect(&id)?))),
+            Err(Error::NoContainer(_)) if kind == "all" => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    if tries("image") {
+        match engine.images()?.find(name) {
+            Ok(image) => return Ok(Found::Image(Box::new(image))),
+            Err(e) if kind == "all" && e.kind() == dormouse_kernel::ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(|| format!("image '{name}'")),
+        }
+    }
+    if let Ok(name) = name.parse() {
+        match engine.volume(&name) {
+            Ok(volume) => return Ok(Found::Volume(volume)),
+            Err(Error::NoVolume(_)) if kind == "all" => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    match kind {
+        "volume" => bail!("no volume is called '{name}'"),
+        _ => bail!("no container, image or volume is called '{name}'"),
+    }
+}
+
+fn container_json(engine: &Engine, details: Details) -> Result<()> {
+    let config = details.config.clone();
+    let (c, shown) = (&config, Listed::from(details));
+    let logs = engine.logs(&c.id)?;
+    let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
+    output::json(&Inspect {
+        summary: shown.summary(),
+        logs: logs.map(|p| p.display().to_string()).collect(),
+        config: c,
+    })
+}
+
+fn container_table(engine: &Engine, details: Details) -> Result<()> {
+    let object = compatible::container(engine, &details)?;
+    let config = details.config.clone();
+    let (c, shown) = (&config, Listed::from(details));
+    let logs = engine.logs(&c.id)?;
     let list = |v: &[String]| v.join(", ");
+    let number = |n: u64| if n == 0 { String::new() } else { n.to_string() };
+    let host = &object.host_config;
+    let policy = match (host.restart_policy.name, host.restart_policy.maximum_retry_count) {
+        (name, 0) => name.to_owned(),
+        (name, retries) => format!("{name}, at most {retries} times"),
+    };
     let mut rows = vec![
         ("id", c.id.to_string()),
         ("name", c.name.to_string()),
         ("image", view::image(&c.spec.root)),
-        ("state", view::status(&shown)),
+        ("state", view::status_with_checkpoints(engine, &shown)),
         ("sleep", view::sleep(c)),
         ("wakes on", c.spec.wake_on.to_string()),
+        ("restart", policy),
+        ("restarts", number(object.restart_count.into())),
         ("pid", shown.pid.map_or_else(String::new, |p| p.to_string())),
         ("addresses", view::addresses(&c.addresses)),
         ("ports", view::ports(&c.spec.publish)),
@@ -71,19 +191,20 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
         ("user", c.spec.process.user.0.clone()),
         ("host name", c.spec.hostname.clone()),
         ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
+        ("memory", c.spec.limits.memory_max_bytes.map_or_else(String::new, output::bytes)),
+        ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
+        ("tasks", number(host.pids_limit.into())),
         ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),
         ("errors", logs.stderr.map_or_else(String::new, |p| p.display().to_string())),
     ];
-    let mounts = c.spec.mounts.iter().map(|m| {
-        let mode = if m.read_only { " (read-only)" } else { "" };
-        let from = match &m.kind {
-            dormouse_model::MountKind::Bind { source, .. } => source.display().to_string(),
-            dormouse_model::MountKind::Volume { name, .. } => format!("volume {name}"),
-            dormouse_model::MountKind::Tmpfs { .. } => "tmpfs".into(),
-            dormouse_model::MountKind::Devpts => "devpts".into(),
+    let mounts = object.mounts.iter().map(|m| {
+        let mode = if m.rw { "" } else { " (read-only)" };
+        let from = match m.r#type {
+            "volume" => format!("volume {}", m.name),
+            _ => m.source.clone(),
         };
-        ("mount", format!("{from} at {}{mode}", m.target))
+        ("mount", format!("{from} at {}{mode}", m.destination))
     });
     rows.extend(mounts);
     rows.extend(c.spec.process.env.iter().map(|e| ("environment", e.clone())));
@@ -91,26 +212,30 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
     print(rows)
 }
 
-fn image(image: &Image, json: bool) -> Result<()> {
+/// `1.5` for 1,500 thousandths.
+fn milli(milli: u32) -> String {
+    (f64::from(milli) / 1000.0).to_string()
+}
+
+fn image_json(image: &Image) -> Result<()> {
+    output::json(&dormouse_api::Image {
+        id: &image.id,
+        names: image.names.iter().map(ToString::to_string).collect(),
+        digest: image.digest.as_ref().map(ToString::to_string),
+        created: image.created.as_deref(),
+        size_bytes: image.size_bytes,
+        layers: image.layers.iter().map(|l| l.diff_id.to_string()).collect(),
+        config: serde_json::to_value(&image.config).unwrap_or_default(),
+    })
+}
+
+fn image_table(image: &Image) -> Result<()> {
     let names: Vec<String> = image.names.iter().map(ToString::to_string).collect();
-    let digest = image.digest.as_ref().map(ToString::to_string);
-    let layers: Vec<String> = image.layers.iter().map(|l| l.diff_id.to_string()).collect();
-    if json {
-        return output::json(&dormouse_api::Image {
-            id: &image.id,
-            names,
-            digest,
-            created: image.created.as_deref(),
-            size_bytes: image.size_bytes,
-            layers,
-            config: serde_json::to_value(&image.config).unwrap_or_default(),
-        });
-    }
     let defaults = crate::create::Defaults::of(image);
     let mut rows = vec![
         ("id", image.id.clone()),
         ("names", names.join(", ")),
-        ("digest", digest.unwrap_or_default()),
+        ("digest", image.digest.as_ref().map(ToString::to_string).unwrap_or_default()),
         ("created", image.created.clone().unwrap_or_default()),
         ("size", output::bytes(image.size_bytes)),
         ("entrypoint", defaults.entrypoint.join(" ")),
@@ -118,7 +243,7 @@ fn image(image: &Image, json: bool) -> Result<()> {
         ("directory", defaults.working_dir),
         ("user", defaults.user),
     ];
-    rows.extend(layers.into_iter().map(|l| ("layer", l)));
+    rows.extend(image.layers.iter().map(|l| ("layer", l.diff_id.to_string())));
     rows.extend(defaults.volumes.into_iter().map(|v| ("volume", v)));
     rows.extend(defaults.env.into_iter().map(|e| ("environment", e)));
     rows.extend(defaults.labels.into_iter().map(|(k, v)| ("label", format!("{k}={v}"))));

@@ -1,11 +1,16 @@
 //! `dormouse ps`
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 
 use anyhow::{Result, bail};
-use dormouse_container::Listed;
+use dormouse_container::{Engine, Listed};
+use dormouse_model::{RootSource, State};
+use serde::Serialize;
 
 use crate::command::Global;
+use crate::compatible;
+use crate::format::{Format, Headings};
 use crate::option::key_value;
 use crate::option::time::{now_ms, span};
 use crate::output::{self, Table, cut};
@@ -26,9 +31,106 @@ pub(crate) struct Args {
     /// Do not shorten
     #[arg(long)]
     no_trunc: bool,
-    /// Print as JSON
-    #[arg(long)]
+    /// Print as JSON, with this program's names
+    #[arg(long, conflicts_with = "format")]
     json: bool,
+    /// json (with podman's names), a Go template such as '{{.Names}}', or 'table' and a template
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+    /// Only the newest so many, in any state
+    #[arg(long, short = 'n', value_name = "COUNT", conflicts_with = "latest")]
+    last: Option<usize>,
+    /// Only the newest, in any state
+    #[arg(long, short)]
+    latest: bool,
+    /// Print without headings
+    #[arg(long)]
+    noheading: bool,
+}
+
+const HEADINGS: &Headings = &[
+    ("ID", "CONTAINER ID"),
+    ("Names", "NAMES"),
+    ("Image", "IMAGE"),
+    ("ImageID", "IMAGE ID"),
+    ("Command", "COMMAND"),
+    ("Created", "CREATED"),
+    ("CreatedAt", "CREATED AT"),
+    ("CreatedHuman", "CREATED"),
+    ("RunningFor", "CREATED"),
+    ("StartedAt", "STARTED AT"),
+    ("State", "STATE"),
+    ("Status", "STATUS"),
+    ("Exited", "EXITED"),
+    ("ExitCode", "EXIT CODE"),
+    ("Pid", "PID"),
+    ("Ports", "PORTS"),
+    ("Labels", "LABELS"),
+    ("Networks", "NETWORKS"),
+    ("Addresses", "ADDRESSES"),
+];
+
+/// A container as a template shows it, with podman's names.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Row<'c> {
+    #[serde(rename = "ID")]
+    id: &'c str,
+    names: &'c str,
+    image: String,
+    #[serde(rename = "ImageID")]
+    image_id: &'c str,
+    command: String,
+    created: String,
+    created_at: String,
+    created_human: String,
+    running_for: String,
+    started_at: i64,
+    state: &'static str,
+    status: String,
+    exited: bool,
+    exit_code: i32,
+    pid: u32,
+    ports: String,
+    labels: &'c BTreeMap<String, String>,
+    networks: String,
+    addresses: String,
+}
+
+impl<'c> Row<'c> {
+    fn of(engine: &Engine, c: &'c Listed, no_trunc: bool) -> Self {
+        let ended = c.exit.as_ref().filter(|_| !is_alive(c.state));
+        let age = format!("{} ago", span(now_ms() - c.created_unix_s * 1000));
+        let at = dormouse_api::rfc3339(c.created_unix_s.saturating_mul(1000));
+        // As podman prints it: 2026-11-27 00:38:34 +0000 UTC
+        let at = at.split_once('.').map_or(at.as_str(), |(seconds, _)| seconds).replace('T', " ");
+        let image_id = match &c.root {
+            RootSource::Image { id, .. } if no_trunc => id.as_str(),
+            RootSource::Image { id, .. } => id.get(..12).unwrap_or(id),
+            RootSource::Directory(_) => "",
+        };
+        Self {
+            id: if no_trunc { c.id.as_str() } else { c.id.short() },
+            names: c.name.as_str(),
+            image: view::image(&c.root),
+            image_id,
+            command: c.args.join(" "),
+            created: age.clone(),
+            created_at: format!("{at} +0000 UTC"),
+            created_human: age.clone(),
+            running_for: age,
+            started_at: c.started_unix_ms.map_or(0, |ms| ms / 1000),
+            state: compatible::status(c.state),
+            status: view::status_with_checkpoints(engine, c),
+            exited: c.state == State::Stopped,
+            exit_code: ended.and_then(|exit| exit.code).unwrap_or(0),
+            pid: c.pid.unwrap_or(0),
+            ports: view::ports(&c.publish),
+            labels: &c.labels,
+            networks: compatible::networks(c).join(","),
+            addresses: view::addresses(&c.addresses),
+        }
+    }
 }
 
 /// One `--filter`.
@@ -86,14 +188,23 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let filters: Vec<Filter> =
         args.filter.iter().map(|f| Filter::read(f)).collect::<Result<_>>()?;
     // A filter by state selects among all containers.
-    let all = args.all || filters.iter().any(|f| matches!(f, Filter::State(_)));
-    let mut list = global.engine()?.list()?;
+    let newest = args.last.or(args.latest.then_some(1));
+    let all = args.all || newest.is_some() || filters.iter().any(|f| matches!(f, Filter::State(_)));
+    let format = args.format.as_deref().map(Format::read).transpose()?;
+    let engine = global.engine()?;
+    let mut list = engine.list()?;
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
+    list.truncate(newest.unwrap_or(usize::MAX));
     // Freed by the end of the program: freeing a hundred thousand entries one by one gains nothing.
     let list = ManuallyDrop::new(list);
     if args.json {
         output::json_list(&list, |c| c.summary())?;
+        return Ok(0);
+    }
+    if let Some(format) = format {
+        let rows = list.iter().map(|c| Row::of(&engine, c, args.no_trunc));
+        format.print(rows, HEADINGS, || output::json_list(&list, |c| compatible::listed(c)))?;
         return Ok(0);
     }
     let id = |c: &Listed| match args.no_trunc {
@@ -122,12 +233,15 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             short(&view::image(&c.root), 40),
             short(&c.args.join(" "), 24),
             format!("{} ago", span(now_ms() - c.created_unix_s * 1000)),
-            short(&view::status(c), 100),
+            short(&view::status_with_checkpoints(&engine, c), 100),
             short(&view::addresses(&c.addresses), 40),
             short(&view::ports(&c.publish), 40),
         ]
     });
-    table.print()?;
+    match args.noheading {
+        true => output::print(table.body())?,
+        false => table.print()?,
+    }
     Ok(0)
 }
 

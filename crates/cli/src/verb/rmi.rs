@@ -2,7 +2,6 @@
 
 use anyhow::{Result, bail};
 use dormouse_kernel::ErrorKind;
-use dormouse_model::Reference;
 
 use crate::command::Global;
 use crate::{fail, output};
@@ -42,7 +41,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Err(e) if e.kind() == ErrorKind::NotFound => return Err(fail::exit(1, e.to_string())),
             Err(e) => return Err(e.into()),
         };
-        let given: Option<Reference> = name.parse().ok().filter(|r| image.names.contains(r));
+        let given = image.given_name(name).cloned();
         if let Some(reference) = given.filter(|_| image.names.len() > 1 && !args.force) {
             store.untag(&reference)?;
             return output::line(&format!("untagged {reference}"));

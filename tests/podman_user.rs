@@ -1,0 +1,363 @@
+//! The commands of a podman user: exit codes and outputs of Dormouse beside those of podman.
+//!
+//! Where podman is installed it runs in the same test, on a host of its own, and both must answer alike.
+//! Elsewhere Dormouse is compared with the recorded answers of podman 4.3.1 (Debian 12). Ids are replaced
+//! by a word, and `localhost/`, podman's registry of local images, is left out. Texts of errors differ; an
+//! error of Dormouse is one line.
+
+use std::path::Path;
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Output, image, slowness, wait_until};
+
+use crate::podman::Podman;
+
+/// What must be the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Same {
+    /// The exit code and the standard output.
+    All,
+    /// The same, as soon as the recorded output is there.
+    Soon,
+    /// The same, in any order of lines.
+    Lines,
+    /// The exit code.
+    Code,
+}
+use Same::{All, Code, Lines, Soon};
+
+/// A command, the exit code and the output of podman 4.3.1. `FILE` is a file for this test.
+type Step = (&'static str, Same, i32, &'static str);
+
+const WALK: &[Step] = &[
+    // run
+    ("run --rm --network none box echo hello", All, 0, "hello"),
+    ("run --rm --network none box sh -c 'exit 3'", All, 3, ""),
+    ("run --rm --network none box nosuch", All, 127, ""),
+    ("run --rm --network none box /etc/passwd", All, 126, ""),
+    ("run --rm --nosuch box true", All, 125, ""),
+    ("run --rm --network none -h box.example.org box hostname -f", All, 0, "box.example.org"),
+    ("run --rm --network none -e A=1 -w /tmp box sh -c 'echo $A; pwd'", All, 0, "1\n/tmp"),
+    ("run --rm --network none -u 7:8 box sh -c 'id -u; id -g'", All, 0, "7\n8"),
+    ("run --rm --network none --entrypoint /bin/echo box a b", All, 0, "a b"),
+    ("run --rm --network none --read-only box touch /x", Code, 1, ""),
+    ("run --rm --network none box sh -c 'test -c /dev/ptmx && ls /dev/pts'", All, 0, "ptmx"),
+    (
+        "run -d --name c --network none --label x=y -e A=1 box sh -c 'echo out; sleep 1000'",
+        All,
+        0,
+        "ID",
+    ),
+    ("run --name c --network none box true", All, 125, ""),
+    // ps
+    ("ps --format '{{.Names}} {{.Image}}'", All, 0, "c box:latest"),
+    ("ps --format 'table {{.Names}}\\t{{.Image}}'", All, 0, "NAMES IMAGE\nc box:latest"),
+    ("ps -aq --no-trunc", All, 0, "ID"),
+    ("ps --filter label=x=y --format '{{.Names}}'", All, 0, "c"),
+    ("ps -q --filter name=nosuch", All, 0, ""),
+    ("ps --format '{{.Nope}}'", All, 125, ""),
+    ("ps --nosuch", All, 125, ""),
+    ("container ls -q", All, 0, "ID"),
+    // inspect
+    (
+        "inspect -f '{{.State.Status}} {{.State.Running}} {{.State.ExitCode}}' c",
+        All,
+        0,
+        "running true 0",
+    ),
+    (
+        "inspect -f '{{.Name}} {{.ImageName}} {{.Path}} {{.Config.Cmd}}' c",
+        All,
+        0,
+        "c box:latest sh [sh -c echo out; sleep 1000]",
+    ),
+    (
+        "inspect -f '{{.Config.Labels.x}} {{.Config.Labels.none}} {{.Config.WorkingDir}}' c",
+        All,
+        0,
+        "y <no value> /",
+    ),
+    (
+        "inspect -f '{{json .Config.Cmd}} {{json .Mounts}} {{len .Args}} {{upper .Name}}' c",
+        All,
+        0,
+        "[\"sh\",\"-c\",\"echo out; sleep 1000\"] [] 2 C",
+    ),
+    (
+        "inspect -f '{{if .State.Running}}up{{else}}down{{end}} {{range .Args}}[{{.}}]{{end}}' c",
+        All,
+        0,
+        "up [-c][echo out; sleep 1000]",
+    ),
+    ("inspect -f '{{.Nope}}' c", All, 125, ""),
+    ("inspect -f '{{.State' c", All, 125, ""),
+    ("inspect -f '{{nofn .State}}' c", All, 125, ""),
+    ("inspect nosuch", All, 125, "[]"),
+    ("inspect --type image c", All, 125, "[]"),
+    ("container inspect -f '{{.Name}}' c", All, 0, "c"),
+    // logs, exec, cp
+    ("logs c", Soon, 0, "out"),
+    ("logs nosuch", All, 125, ""),
+    ("exec c echo in", All, 0, "in"),
+    ("exec c sh -c 'exit 7'", All, 7, ""),
+    ("exec c nosuch", All, 127, ""),
+    ("exec nosuch true", All, 125, ""),
+    ("exec -e B=2 -w /tmp c sh -c 'echo $A$B; pwd'", All, 0, "12\n/tmp"),
+    ("cp FILE c:/tmp/file", All, 0, ""),
+    ("exec c cat /tmp/file", All, 0, "text"),
+    ("cp c:/nosuch FILE", All, 125, ""),
+    // life
+    ("pause c", All, 0, "c"),
+    ("inspect -f '{{.State.Status}} {{.State.Paused}}' c", All, 0, "paused true"),
+    ("unpause c", All, 0, "c"),
+    ("stop -t 0 c", All, 0, "c"),
+    (
+        "inspect -f '{{.State.Status}} {{.State.ExitCode}} {{.State.Running}}' c",
+        All,
+        0,
+        "exited 137 false",
+    ),
+    ("ps -a --filter status=exited --format '{{.Names}}'", All, 0, "c"),
+    ("stop nosuch", All, 125, ""),
+    ("start c", All, 0, "c"),
+    ("restart -t 0 c", All, 0, "c"),
+    ("rename c d", All, 0, ""),
+    ("rm d", All, 2, ""),
+    ("kill d", All, 0, "d"),
+    ("wait d", All, 0, "137"),
+    ("rm d", All, 0, "d"),
+    ("rm nosuch", All, 1, ""),
+    ("rm -f nosuch", All, 0, ""),
+    // The container sleeps where it can.
+    (
+        "run -d --name s --network none box sh -c 'trap \"echo TERM; exit 0\" TERM; echo up; sleep 1000 & wait'",
+        All,
+        0,
+        "ID",
+    ),
+    ("logs s", Soon, 0, "up"),
+    ("SLEEP s", Code, 0, ""),
+    ("ps --format '{{.Names}} {{.State}}' --filter name=nosuch", All, 0, ""),
+    ("inspect -f '{{.State.Status}} {{.State.Running}}' s", All, 0, "running true"),
+    ("stop s", All, 0, "s"),
+    ("inspect -f '{{.State.Status}} {{.State.ExitCode}}' s", All, 0, "exited 0"),
+    ("logs s", Soon, 0, "up\nTERM"),
+    ("rm s", All, 0, "s"),
+    // create
+    (
+        "create --name f --network none --restart on-failure:3 --memory 64m --cpus 0.5 --pids-limit 50 \
+      --entrypoint /bin/echo box a b",
+        All,
+        0,
+        "ID",
+    ),
+    (
+        "inspect -f '{{.State.Status}} {{.Config.Cmd}} {{.Path}} {{.Args}}' f",
+        All,
+        0,
+        "created [a b] /bin/echo [a b]",
+    ),
+    (
+        "inspect -f '{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}} {{.HostConfig.PidsLimit}}' f",
+        All,
+        0,
+        "67108864 500000000 50",
+    ),
+    (
+        "inspect -f '{{with .HostConfig.RestartPolicy}}{{.Name}}:{{.MaximumRetryCount}}{{end}}' f",
+        All,
+        0,
+        "on-failure:3",
+    ),
+    ("start -a f", All, 0, "a b"),
+    ("rm f", All, 0, "f"),
+    // volumes
+    ("volume create v", All, 0, "v"),
+    ("volume create v", All, 125, ""),
+    ("volume ls -q", All, 0, "v"),
+    ("volume ls --format '{{.Name}} {{.Driver}} {{.Scope}}'", All, 0, "v local local"),
+    ("volume inspect -f '{{.Name}} {{.Labels}}' v", All, 0, "v map[]"),
+    ("volume inspect nosuch", All, 125, "[]"),
+    ("volume exists v", All, 0, ""),
+    ("volume exists nosuch", All, 1, ""),
+    ("run --rm --network none -v v:/home:nocopy box ls /home", All, 0, ""),
+    ("run -d --name g --network none -v w:/home box sleep 1000", All, 0, "ID"),
+    ("exec g ls /home", All, 0, "user"),
+    (
+        "inspect -f '{{range .Mounts}}{{.Type}} {{.Name}} {{.Destination}} {{.RW}}{{end}}' g",
+        All,
+        0,
+        "volume w /home true",
+    ),
+    ("volume rm w", All, 2, ""),
+    ("rm -f -t 0 g", Code, 0, ""),
+    ("volume rm w", All, 0, "w"),
+    ("volume rm nosuch", All, 1, ""),
+    ("volume prune -f", All, 0, "v"),
+    ("volume ls -q", All, 0, ""),
+    // images
+    ("tag box other:3", All, 0, ""),
+    ("images --format '{{.Repository}}:{{.Tag}}'", Lines, 0, "box:latest\nother:3"),
+    ("image inspect -f '{{.Os}} {{len .RootFS.Layers}}' other:3", All, 0, "linux 1"),
+    ("save -q -o FILE.tar box", Code, 0, ""),
+    ("rmi other:3", Code, 0, ""),
+    ("rmi nosuch", All, 1, ""),
+    ("image rm nosuch", All, 1, ""),
+    ("load -i FILE.tar", All, 0, "Loaded image: box:latest"),
+    ("load -i FILE", All, 125, ""),
+    ("load -i FILE.nosuch", All, 125, ""),
+    (
+        "system df --format '{{.Type}} {{.Total}} {{.Active}}'",
+        All,
+        0,
+        "Images 1 0\nContainers 0 0\nLocal Volumes 0 0",
+    ),
+    ("nosuch", All, 125, ""),
+];
+
+/// The words of a command line with quotes of both kinds, as far as this table needs them.
+fn words(line: &str, file: &Path) -> Vec<String> {
+    let mut all = vec![String::new()];
+    let mut quote = None;
+    for c in line.chars() {
+        match (quote, c) {
+            (None, '\'') => quote = Some(c),
+            (Some('\''), '\'') => quote = None,
+            (None, ' ') => all.push(String::new()),
+            _ => all.last_mut().expect("never empty").push(c),
+        }
+    }
+    let file = file.display().to_string();
+    all.into_iter()
+        .filter(|word| !word.is_empty())
+        .map(|word| word.replace("FILE", &file))
+        .collect()
+}
+
+/// The output without ids, podman's registry of local images, and the width of columns.
+fn plain(text: &str) -> String {
+    let is_id = |word: &str| word.len() >= 12 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let word = |word: &str| match word {
+        id if is_id(id) => "ID".to_owned(),
+        other => other.replace("localhost/", ""),
+    };
+    let line = |line: &str| line.split_whitespace().map(word).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+fn answer(out: &Output, same: Same) -> (i32, String) {
+    let mut text = plain(&out.stdout);
+    if same == Lines {
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        text = lines.join("\n");
+    }
+    (out.status, if same == Code { String::new() } else { text })
+}
+
+/// Runs every command, and returns the answers. `Soon` waits for the recorded output.
+fn walk(mut command: impl FnMut(&[&str]) -> Output, file: &Path) -> Vec<(i32, String, Output)> {
+    let mut all = Vec::new();
+    for (line, same, code, recorded) in WALK {
+        let words = words(line, file);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut out = command(&words);
+        if *same == Soon {
+            wait_until(Duration::from_secs(30) * slowness(), || {
+                out = command(&words);
+                answer(&out, *same) == (*code, (*recorded).to_owned())
+            });
+        }
+        let (status, text) = answer(&out, *same);
+        all.push((status, text, out));
+    }
+    all
+}
+
+#[test]
+fn commands_of_podman_users_answer_as_podman_does() {
+    assert!(WALK.len() >= 50);
+    let host = Host::new();
+    host.import(&image::busybox(), "box");
+    let file = host.dir().join("file");
+    std::fs::write(&file, "text\n").expect("our directory");
+    let ours = walk(
+        |words| match words {
+            ["SLEEP", name] => {
+                let out = host.dm(&["sleep", name]);
+                assert_eq!(host.state_of(name), "asleep", "{out}");
+                out
+            }
+            words => host.dm(words),
+        },
+        &file,
+    );
+    let theirs = podman_walk();
+    let mut differ = Vec::new();
+    for (n, (line, same, code, recorded)) in WALK.iter().enumerate() {
+        let recorded = (*code, if *same == Code { String::new() } else { (*recorded).to_owned() });
+        let expected = match theirs.as_ref().and_then(|theirs| theirs.get(n)) {
+            Some((status, text, _)) => (*status, text.clone()),
+            None => recorded,
+        };
+        let (status, text, out) = &ours[n];
+        if (*status, text.clone()) != expected {
+            differ
+                .push(format!("{line}\n  podman: {expected:?}\n  here: {status} {text:?}\n{out}"));
+        }
+        let is_error = matches!(status, 1 | 2 | 125..=127) && !line.contains(" exists ");
+        if is_error && !line.contains("touch") && out.stderr.lines().count() != 1 {
+            differ.push(format!("{line}: not one line of error\n{out}"));
+        }
+    }
+    assert!(differ.is_empty(), "{} of {} differ:\n{}", differ.len(), WALK.len(), differ.join("\n"));
+    assert_eq!(host.dm(&["ps", "-aq"]).ok(), "");
+}
+
+/// The answers of podman, where it is installed.
+fn podman_walk() -> Option<Vec<(i32, String, Output)>> {
+    let version = std::process::Command::new("podman").arg("--version").output();
+    if !version.is_ok_and(|out| out.status.success()) {
+        eprintln!("podman is not installed: compared with recorded answers of podman 4.3.1");
+        return None;
+    }
+    let podman = Podman::new();
+    let file = podman.host().dir().join("file");
+    std::fs::write(&file, "text\n").expect("our directory");
+    let asleep = |words: &[&str]| matches!(words, ["SLEEP", _]);
+    let nothing = || podman.host().sh("true");
+    let command = |words: &[&str]| if asleep(words) { nothing() } else { podman.podman(words) };
+    Some(walk(command, &file))
+}
+
+/// `inspect` without options prints an array, and asleep containers have a state of their own beside
+/// podman's.
+#[test]
+fn inspect_prints_array_with_common_fields_and_own_state() {
+    let host = Host::with_busybox();
+    let limits = ["--memory", "64m", "--sleep-after", "90s", "--wake-on", "call"];
+    let words =
+        [&["run", "-d", "--name", "a"], &limits[..], &["busybox", "sleep", "1000"]].concat();
+    host.dm(&words).ok();
+    let read = |words: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&host.dm(words).ok()).expect("JSON")
+    };
+    let all = read(&["inspect", "a", "busybox"]);
+    assert_eq!(all.as_array().map(Vec::len), Some(2));
+    let (a, image) = (&all[0], &all[1]);
+    assert_eq!(a["State"]["Status"], "running");
+    assert_eq!(a["State"]["Pid"], host.inspect("a")["pid"]);
+    assert_eq!(a["Config"]["Cmd"], serde_json::json!(["sleep", "1000"]));
+    assert_eq!(a["HostConfig"]["Memory"], 64 << 20);
+    assert_eq!(a["NetworkSettings"]["IPAddress"], host.inspect("a")["address"]);
+    assert_eq!(a["Dormouse"]["SleepAfterMs"], 90_000);
+    assert_eq!(a["Image"], image["Id"]);
+    assert_eq!(image["RootFS"]["Layers"].as_array().map(Vec::len), Some(1));
+    host.dm(&["sleep", "a"]).ok();
+    let a = &read(&["inspect", "a"])[0];
+    let state = (&a["State"]["Status"], &a["State"]["Pid"], &a["Dormouse"]["State"]);
+    assert_eq!(state, (&"running".into(), &0.into(), &"asleep".into()));
+    assert_eq!(read(&["ps", "--format", "json"])[0]["Names"][0], "a");
+    assert_eq!(read(&["images", "--format", "json"])[0]["Containers"], 1);
+    host.dm(&["rm", "-f", "a"]).ok();
+}
