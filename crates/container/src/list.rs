@@ -93,8 +93,9 @@ pub struct Listed {
 
 impl From<Details> for Listed {
     fn from(details: Details) -> Self {
-        let Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake, .. } =
-            details;
+        let Details {
+            config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake, ..
+        } = details;
         let Config { id, name, created_unix_s, addresses, spec, .. } = config;
         let Spec { root, process, net, publish, labels, .. } = spec;
         let args = process.args;

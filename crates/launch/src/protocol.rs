@@ -477,7 +477,7 @@ impl Request {
             }
             Self::FlushOutput { id } => with_id(22, id),
             Self::HoldsOutput { id } => with_id(23, id),
-            Self::Adopt { id, pid } => with_key(24, id, *pid),
+            Self::Adopt { id, pid } => with_key(27, id, *pid),
             Self::Settle { id } => with_id(25, id),
             Self::HasAdopted { id } => with_id(26, id),
         }
@@ -569,7 +569,7 @@ impl Request {
             }
             22 => Self::FlushOutput { id: fields.id()? },
             23 => Self::HoldsOutput { id: fields.id()? },
-            24 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
+            27 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
             25 => Self::Settle { id: fields.id()? },
             26 => Self::HasAdopted { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
