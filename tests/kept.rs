@@ -45,6 +45,11 @@ fn vm_checkpoint_refuses_unreadable_tcp_connections_by_name() {
     refuses(&host, "deferred", "connections that have sent no data yet (TCP_DEFER_ACCEPT)", true);
 }
 
+#[test]
+fn vm_checkpoint_refuses_a_dispatch_of_system_calls_by_name() {
+    refuses(&host(), "dispatch", "PR_SET_SYSCALL_USER_DISPATCH", false);
+}
+
 /// Runs the workload `apart`, of which `explain` and `checkpoint` name what is refused; it goes on.
 #[track_caller]
 fn refuses(host: &Host, what: &str, why: &str, is_explained: bool) {
@@ -105,6 +110,7 @@ workloads! {
     vm_sockets_at_addresses_of_no_device_are_restored: "nodevice";
     vm_datagrams_received_as_one_keep_their_lengths: "gro";
     vm_settings_for_later_memory_stay: "future";
+    vm_multicast_groups_of_sockets_stay: "groups";
     vm_changes_of_the_own_namespaces_stay: "names", "--cap-add", "SYS_ADMIN";
     vm_zombies_keep_their_ids_and_groups: "zombie";
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";

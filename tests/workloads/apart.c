@@ -63,6 +63,11 @@ static void deferred(void) {
 	must(connect(from, (void *)&a, size) == 0);
 }
 
+static void dispatches(void) {
+	static volatile char selector;
+	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector) == 0);
+}
+
 int main(void) {
 	const char *what = getenv("SHARES");
 	int flags = 0;
@@ -86,6 +91,8 @@ int main(void) {
 		urgent(!strcmp(what, "urgent, read")), is_apart = 1;
 	if (!strcmp(what, "deferred"))
 		deferred(), is_apart = 1;
+	if (!strcmp(what, "dispatch"))
+		dispatches(), is_apart = 1;
 	while (!flags && !is_apart)
 		nap(1);
 	ready(0);

@@ -102,7 +102,7 @@ pub use thread::{Filter, OwnPlace, Restart, Rseq, Thread, TimeLimit};
 pub use time::{CLOCK_MAX_NS, Time};
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
-pub use udp::{Datagram, UdpSocket};
+pub use udp::{Datagram, JoinedGroup, UdpSocket};
 pub use unix::{PeerCredentials, UnixFile, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use user::{Ids, User};
 pub use uts::Uts;

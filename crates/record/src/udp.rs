@@ -1,6 +1,6 @@
 //! UDP sockets.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,9 +31,21 @@ pub struct UdpSocket {
     /// Shut directions: bit 0 for reading, bit 1 for writing.
     #[serde(default)]
     pub shut: u8,
+    /// Multicast groups that it has joined.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<JoinedGroup>,
     /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
+}
+
+/// A multicast group that a socket has joined on a device, with all senders (MCAST_JOIN_GROUP).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinedGroup {
+    /// The device.
+    pub device: String,
+    /// The address of the group.
+    pub address: IpAddr,
 }
 
 /// One datagram in a receive queue.

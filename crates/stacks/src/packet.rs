@@ -66,6 +66,36 @@ fn unreachable(error: i32, v6: bool) -> Option<u8> {
     known.iter().find(|(known, _)| *known == error).map(|(_, code)| *code)
 }
 
+/// `struct group_req`: a device, and at 8 the address of a multicast group in 128 bytes.
+pub fn group_request(device: u32, group: IpAddr) -> Vec<u8> {
+    let mut bytes = device.to_ne_bytes().to_vec();
+    bytes.resize(8, 0);
+    let family = if group.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    bytes.extend((family as u16).to_ne_bytes());
+    match group {
+        IpAddr::V4(ip) => {
+            bytes.extend([0; 2]);
+            bytes.extend(ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            bytes.extend([0; 6]);
+            bytes.extend(ip.octets());
+        }
+    }
+    bytes.resize(136, 0);
+    bytes
+}
+
+/// Makes a socket join a multicast group on a device.
+pub fn join(socket: &OwnedFd, device: &str, group: IpAddr) -> Result<(), Errno> {
+    const JOIN: i32 = 42; // MCAST_JOIN_GROUP
+    stack::inside_of(&stack::of_socket(socket)?, || {
+        let index = rustix::net::netdevice::name_to_index(socket, device)?;
+        let level = if group.is_ipv4() { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 };
+        call::set_socket_option(socket.as_fd(), level, JOIN, &group_request(index, group))
+    })
+}
+
 /// Sends packets in a network namespace.
 pub fn send(netns: &OwnedFd, packets: &[Packet<'_>]) -> Result<(), Errno> {
     stack::inside_of(netns, || send_here(packets))

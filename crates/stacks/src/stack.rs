@@ -135,6 +135,42 @@ fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
     all.map(|line| (line.inode, line.ends)).collect()
 }
 
+/// The multicast groups that any socket of a stack has joined: number and name of the device, and the group.
+pub fn multicast_groups(netns: &OwnedFd) -> Result<Vec<(u32, String, IpAddr)>, Errno> {
+    inside_of(netns, || {
+        let read = |name| {
+            let text = proc::whole_text(format!("/proc/thread-self/net/{name}"));
+            text.unwrap_or_default() // a host may be without IPv6
+        };
+        let mut all = groups_of_four(&read("igmp"));
+        all.extend(read("igmp6").lines().filter_map(group_of_six));
+        Ok(all)
+    })
+}
+
+/// Parses `NUMBER DEVICE : ...` with lines of `GROUP ...`, a word in the processor's byte order, below.
+fn groups_of_four(text: &str) -> Vec<(u32, String, IpAddr)> {
+    let (mut all, mut device) = (Vec::new(), None);
+    for line in text.lines().skip(1) {
+        let mut words = line.split_ascii_whitespace();
+        let Some(first) = words.next() else { continue };
+        if !line.starts_with('\t') {
+            device = first.parse().ok().zip(words.next());
+        } else if let (Some((number, name)), Ok(group)) = (device, u32::from_str_radix(first, 16)) {
+            all.push((number, name.to_owned(), IpAddr::V4(group.to_ne_bytes().into())));
+        }
+    }
+    all
+}
+
+/// Parses `NUMBER DEVICE GROUP ...`.
+fn group_of_six(line: &str) -> Option<(u32, String, IpAddr)> {
+    let mut words = line.split_ascii_whitespace();
+    let (number, name) = (words.next()?.parse().ok()?, words.next()?.to_owned());
+    let group = u128::from_str_radix(words.next()?, 16).ok()?;
+    Some((number, name, Ipv6Addr::from_bits(group).into()))
+}
+
 /// A socket in the table of its protocol.
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
@@ -210,6 +246,17 @@ mod tests {
         let more = [connect(), connect(), connect()];
         assert!(!silent(), "the queue is full");
         drop((more, closed));
+    }
+
+    #[test]
+    fn multicast_groups_are_read() {
+        let text = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+                    1\tlo        :     1      V3\n\
+                    \t\t\t\t010000E0     1 0:00000000\t\t0\n";
+        assert_eq!(groups_of_four(text), [(1, "lo".to_owned(), [224, 0, 0, 1].into())]);
+        let line = "1    lo              ff020000000000000000000000000001     1 0000000C 0";
+        let group = "ff02::1".parse().unwrap();
+        assert_eq!(group_of_six(line), Some((1, "lo".to_owned(), group)));
     }
 
     #[test]

@@ -41,7 +41,9 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
         let is_needed = is_filtered
             || match &object.thing {
                 Thing::TcpSocket(tcp) => tcp.connection.is_some(),
-                Thing::UdpSocket(udp) => !udp.received.is_empty() || udp.error.is_some(),
+                Thing::UdpSocket(udp) => {
+                    !udp.received.is_empty() || udp.error.is_some() || !udp.groups.is_empty()
+                }
                 Thing::PacketSocket(_) => true,
                 Thing::Listener(listener) => !listener.waiting.is_empty(),
                 _ => false,
@@ -61,7 +63,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             Thing::UdpSocket(udp) => {
                 udp::fill(&copy, udp).map_err(|source| {
                     let what = format!("object {index} ({name})");
-                    Error::Restore { what, call: "its queue".into(), source }
+                    Error::Restore { what, call: "its queue and groups".into(), source }
                 })?;
             }
             Thing::TcpSocket(TcpSocket { address: Some(own), connection: Some(it), .. }) => {

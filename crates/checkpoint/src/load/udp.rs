@@ -47,9 +47,10 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Fills the queue of a socket, and restores its pending error. `copy` is a descriptor of it in
+/// Joins the groups of a socket, fills its queue, and restores its pending error. `copy` is a descriptor of it in
 /// this program.
 pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
+    udp.groups.iter().try_for_each(|one| packet::join(copy, &one.device, one.address))?;
     let netns = stack::of_socket(copy)?;
     if udp.received.is_empty() && udp.error.is_none() {
         return Ok(());

@@ -26,6 +26,7 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         }
     };
     landlock::check_thread(seen, tid, fields)?;
+    check_dispatch(seen, tid)?;
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
     let used =
@@ -65,6 +66,17 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         personality: personality(seen.pid, tid),
         ..Thread::default()
     })
+}
+
+/// Refuses a thread that handles its system calls itself: it would handle the injected ones, too. KERNEL(6.4): before,
+/// the kernel does not report it.
+fn check_dispatch(seen: &Seen, tid: u32) -> Result<()> {
+    let why =
+        "it handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), which is not saved yet";
+    match call::dispatches_calls(tid) {
+        Ok(true) => Err(Error::Refused(vec![seen.refuse("", why)])),
+        Ok(false) | Err(_) => Ok(()),
+    }
 }
 
 /// Filters beyond those of the configuration, which every process has and which are the oldest.

@@ -4,7 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_kernel::call;
-use dormouse_record::{Bytes, Datagram, Error, Result as Outcome, SocketOption, Thing, UdpSocket};
+use dormouse_record::{
+    Bytes, Datagram, Error, JoinedGroup, Result as Outcome, SocketOption, Thing, UdpSocket,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, ipproto};
@@ -67,6 +69,7 @@ pub(super) fn save(
         received: received.ok_or(UNKNOWN)?,
         error: None,
         // Another cannot be shut down (ENOTCONN).
+        groups: groups(&open.copy).map_err(failed)?.ok_or(SOURCES)?,
         shut: if peer.is_some() { shut(open, domain).unwrap_or(0) } else { 0 },
         options,
     }))
@@ -78,6 +81,32 @@ fn is_corked(socket: BorrowedFd<'_>, options: &[SocketOption]) -> Result<bool, E
     const UDP_CORK: i32 = 1;
     let is_set = options.iter().any(|option| option.is(libc::SOL_UDP, UDP_CORK));
     Ok(is_set && call::unsent_bytes(socket)? != 0)
+}
+
+/// For a group that a socket has joined for some senders only.
+const SOURCES: &str = "a UDP socket with a multicast group of chosen senders, not saved yet";
+
+/// The multicast groups that a socket has joined, each found by a query for every group of its stack. `None` if one
+/// is joined for chosen senders only.
+fn groups(socket: &OwnedFd) -> Result<Option<Vec<JoinedGroup>>, Errno> {
+    const FILTER: i32 = 48; // MCAST_MSFILTER
+    const EXCLUDE: u32 = 0;
+    let mut joined = Vec::new();
+    for (index, device, address) in stack::multicast_groups(&stack::of_socket(socket)?)? {
+        // struct group_filter: device, address at 8, mode at 136, number of senders at 140.
+        let mut filter = packet::group_request(index, address);
+        filter.resize(144, 0);
+        let level = if address.is_ipv4() { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 };
+        if call::socket_option(socket.as_fd(), level, FILTER, &mut filter).is_err() {
+            continue; // it has not joined this one, or is of the other family
+        }
+        let number = |at: usize| filter[at..].first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
+        if (number(136), number(140)) != (EXCLUDE, 0) {
+            return Ok(None);
+        }
+        joined.push(JoinedGroup { device, address });
+    }
+    Ok(Some(joined))
 }
 
 /// Directions in which a socket is shut down, by sock_diag(7). LIMIT: a kernel without udp_diag reports none.

@@ -238,6 +238,16 @@ pub fn rseq_configuration(tid: u32) -> Result<RseqConfiguration, Errno> {
     Ok(found)
 }
 
+/// Whether system calls of a task are reported to itself instead of made, by an address (PR_SET_SYSCALL_USER_DISPATCH).
+/// PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, KERNEL(6.4).
+pub fn dispatches_calls(tid: u32) -> Result<bool, Errno> {
+    const REQUEST: u32 = 0x4211;
+    // struct ptrace_sud_config: mode, selector, first address, length.
+    let mut found = [0u64; 4];
+    ptrace(REQUEST, tid, size_of_val(&found) as u64, found.as_mut_ptr() as u64)?;
+    Ok(found[0] != 0)
+}
+
 /// The stops that [`wait_stop`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
 use crate::{
-    Connection, Datagram, Listener, Netlink, OPTIONS, PacketMembership, PacketSocket,
+    Connection, Datagram, JoinedGroup, Listener, Netlink, OPTIONS, PacketMembership, PacketSocket,
     PeerCredentials, RawSocket, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket,
     UnixMessage, UnixPeer, UnixSocket, Waiting,
 };
@@ -27,6 +27,10 @@ pub(super) fn udp(udp: &UdpSocket) -> Found {
     let has_one = udp.error.is_none() || udp.address.is_some() && udp.peer.is_some();
     ensure(has_one && udp.error.is_none_or(|error| (1..4096).contains(&error)), || {
         "its error".into()
+    })?;
+    let is_group = |one: &JoinedGroup| is_device(&one.device) && one.address.is_multicast();
+    ensure(udp.groups.len() <= MEMBERSHIPS_MAX && udp.groups.iter().all(is_group), || {
+        "its groups".into()
     })?;
     let bytes: usize = udp.received.iter().map(|d| d.data.0.len()).sum();
     let sound = |d: &Datagram| fits(udp.v6, &d.from) && d.data.0.len() < 65_508;
@@ -91,14 +95,18 @@ pub(super) fn raw(raw: &RawSocket) -> Found {
     ensure(addresses.all(|a| fits(raw.v6, a)), || "its address".into())
 }
 
-/// LIMIT: memberships of a packet socket.
+/// Whether a device can have this name.
+fn is_device(name: &String) -> bool {
+    (1..16).contains(&name.len()) && !name.contains('\0')
+}
+
+/// LIMIT: memberships of a packet socket, and groups of a UDP socket.
 const MEMBERSHIPS_MAX: usize = 4096;
 
 pub(super) fn packet(packet: &PacketSocket) -> Found {
     options(&packet.options)?;
     let known = [libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&packet.socket_type);
     ensure(known, || "its type".into())?;
-    let is_device = |name: &String| (1..16).contains(&name.len()) && !name.contains('\0');
     ensure(packet.device.as_ref().is_none_or(is_device), || "its device".into())?;
     let sound = |one: &PacketMembership| is_device(&one.device) && one.address.0.len() <= 8;
     let memberships = &packet.memberships;
@@ -407,10 +415,26 @@ mod tests {
             assert!(tcp(&socket).is_err(), "saved and held");
         }
         let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
-        let with = |v6, address, received| {
+        let with = |v6, address, received| -> Found {
             let (peer, error, options) = (None, None, Vec::new());
             let (flags, free, shut) = (0, false, 0);
-            udp(&UdpSocket { v6, flags, address, free, peer, received, error, shut, options })
+            let groups = vec![JoinedGroup { device: "lo".into(), address: [224, 0, 1, 9].into() }];
+            let mut socket = UdpSocket {
+                v6,
+                flags,
+                address,
+                free,
+                peer,
+                received,
+                error,
+                shut,
+                groups,
+                options,
+            };
+            udp(&socket)?;
+            socket.groups[0].address = [192, 0, 2, 1].into();
+            assert!(udp(&socket).is_err(), "not a group");
+            Ok(())
         };
         assert!(with(false, address, vec![datagram(9)]).is_ok());
         assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any datagram");

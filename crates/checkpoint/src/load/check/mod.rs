@@ -234,6 +234,7 @@ mod tests {
                 received: Vec::new(),
                 error: None,
                 shut: 0,
+                groups: Vec::new(),
                 options,
             };
             let net = Object { user: owner, ..Thing::Net(Net::default()).into() };
