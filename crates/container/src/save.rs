@@ -196,7 +196,6 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
         name: config.name.to_string(),
         init: init.pid,
         has_init: config.spec.init,
-        hostname: Some(config.spec.hostname.clone()),
         pids,
         outside: Output::of(ground, config).streams()?,
         memory: root::memory(config),

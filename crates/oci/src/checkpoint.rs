@@ -104,10 +104,6 @@ impl Runtime {
             name: record.id.clone(),
             init: record.pid,
             has_init: false,
-            hostname: spec
-                .hostname
-                .clone()
-                .filter(|name| namespaces.makes("uts") && !name.is_empty()),
             pids: self.tree(record)?.pids()?,
             outside: outside.collect(),
             memory: memory(&spec.mounts),

@@ -16,7 +16,7 @@ use dormouse_record::{Error, Result};
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
-use super::{file, ipc, net, resume, stage, system_v, tmpfs, unix};
+use super::{file, net, resume, stage, system_v, tmpfs, unix};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -141,7 +141,6 @@ fn lead(
         let reached = wait_for_stage(tasks, restore)?;
         if reached == stage::DONE {
             removed.remove()?;
-            ipc::set_limits(pid, restore, ipc::Limits::All)?;
             return Ok(connections);
         }
         if reached == stage::STACKS {
@@ -160,7 +159,6 @@ fn lead(
             // ORDER: files in a tmpfs may be mapped, and are checked afterwards.
             tmpfs::restore(pid, restore)?;
             set_clocks(pid, restore)?;
-            ipc::set_limits(pid, restore, ipc::Limits::Raised)?;
             begin(tasks, restore)?;
         }
         if reached == stage::BORN {

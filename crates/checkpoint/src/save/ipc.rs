@@ -1,18 +1,15 @@
 //! IPC namespaces: the contents of each are found as in the container's own, through the tables of
 //! one of its processes.
 
-use std::os::fd::OwnedFd;
-
-use dormouse_kernel::call::{CloneFlags, Namespace};
-use dormouse_kernel::{Errno, pidfd, proc, process};
-use dormouse_record::{Error, IPC_LIMITS, Ipc, Result as Outcome, Thing};
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{Errno, proc, process};
+use dormouse_record::{Ipc, Result as Outcome, Thing};
 
 use super::refusal::Reason;
 use super::seen::Seen;
-use super::subject::Subject;
 use super::survey::Survey;
 use super::{mqueue, system_v};
-use crate::look::ipc::inside;
+use crate::look::ipc::{Tables, inside};
 
 /// Finds all namespaces, with their contents.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
@@ -36,7 +33,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Reason>>> {
     let Some(tables) = system_v::tables(seen)? else { return Ok(None) };
     let failed = |e: Errno| format!("that cannot be inspected: {e}");
-    let known = limits(tables.namespace()).and_then(|changed| {
+    let known = limits(&tables).and_then(|changed| {
         let device = rustix::fs::fstat(tables.queues())?.st_dev;
         Ok((changed, device))
     });
@@ -44,7 +41,7 @@ fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Rea
         Ok(known) => known,
         Err(e) => return Ok(Some(Err(failed(e)))),
     };
-    if let Some((name, _)) = changed.first() {
+    if let Some(name) = changed {
         return Ok(Some(Err(format!("with a changed {name}, which is not saved yet"))));
     }
     let object = survey.add(Thing::Ipc(Ipc {}));
@@ -54,14 +51,31 @@ fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Rea
     Ok(Some(Ok(object)))
 }
 
-/// The limits that differ from their values in a new namespace: names, and the texts of their files.
-pub(super) fn limits(namespace: &OwnedFd) -> Result<Vec<(&'static str, String)>, Errno> {
+/// Limits of an ipc namespace, below `/proc/sys` (sysvipc(7), mq_overview(7)).
+const LIMITS: [&str; 13] = [
+    "kernel/shmmax",
+    "kernel/shmall",
+    "kernel/shmmni",
+    "kernel/shm_rmid_forced",
+    "kernel/msgmax",
+    "kernel/msgmnb",
+    "kernel/msgmni",
+    "kernel/sem",
+    "fs/mqueue/queues_max",
+    "fs/mqueue/msg_max",
+    "fs/mqueue/msgsize_max",
+    "fs/mqueue/msg_default",
+    "fs/mqueue/msgsize_default",
+];
+
+/// A limit that differs from its value in a new namespace.
+fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
     let values = || {
         let value = |name| proc::whole_text(format!("/proc/sys/{name}"));
-        let read = IPC_LIMITS.iter().map(value).collect::<std::io::Result<Vec<String>>>();
+        let read = LIMITS.iter().map(value).collect::<std::io::Result<Vec<String>>>();
         read.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
     };
-    let own = inside(namespace, values)?;
+    let own = inside(tables.namespace(), values)?;
     // A separate thread creates a new namespace, which is removed when the thread ends.
     let new = std::thread::scope(|scope| {
         let new = scope.spawn(|| {
@@ -71,18 +85,9 @@ pub(super) fn limits(namespace: &OwnedFd) -> Result<Vec<(&'static str, String)>,
         });
         new.join().unwrap_or(Err(Errno::IO))
     })?;
-    let all = IPC_LIMITS.into_iter().zip(own.into_iter().zip(new));
-    Ok(all.filter(|(_, (own, new))| own != new).map(|(name, (own, _))| (name, own)).collect())
-}
-
-/// The changed limits of the container's own namespace.
-pub(super) fn own_limits(subject: &Subject) -> Outcome<Vec<(String, String)>> {
-    if !subject.own_ipc {
-        return Ok(Vec::new());
-    }
-    let namespace = pidfd::open(subject.init)
-        .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
-        .map_err(|e| Error::Elsewhere(e.to_string()))?;
-    let found = limits(&namespace).map_err(Error::of("read the ipc limits", subject.init))?;
-    Ok(found.into_iter().map(|(name, text)| (name.to_owned(), text)).collect())
+    Ok(LIMITS
+        .into_iter()
+        .zip(own.iter().zip(&new))
+        .find(|(_, (a, b))| a != b)
+        .map(|(name, _)| name))
 }

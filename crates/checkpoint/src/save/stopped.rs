@@ -20,7 +20,7 @@ use super::survey::Survey;
 use super::tcp::Connections;
 use super::thaw::Thawed;
 use super::wait::Blocks;
-use super::{due, ipc, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp, uts};
+use super::{due, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
 use crate::look::ipc::Tables;
 
 /// Time and size of a checkpoint.
@@ -196,8 +196,6 @@ impl Stopped {
         let host = std::mem::take(&mut self.before.host);
         let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();
-        [about.hostname, about.domainname] = uts::own(subject)?;
-        about.ipc_limits = ipc::own_limits(subject)?;
         let (objects, held) = (found.objects, found.held);
         let records = Records { about, processes, memories, objects, ..Records::default() };
         let cgroups = records.cgroups();

@@ -24,8 +24,6 @@ pub struct Subject {
     pub init: u32,
     /// The first process is the house's init, which a start creates anew and which is not saved.
     pub has_init: bool,
-    /// The host name of its configuration, if its UTS namespace is private and has one.
-    pub hostname: Option<String>,
     /// All processes of its cgroup, by the host's ids.
     pub pids: Vec<u32>,
     /// Its standard streams and other files of the engine.

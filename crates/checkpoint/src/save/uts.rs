@@ -4,13 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::pidfd;
-use dormouse_record::{Error, Result as Outcome, Thing, Uts};
+use dormouse_record::{Thing, Uts};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
 use super::refusal::Reason;
 use super::seen::Seen;
-use super::subject::Subject;
 use super::survey::Survey;
 
 /// The object of the UTS namespace of a process, by its link in procfs, if it is not the first
@@ -26,18 +25,6 @@ pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result
     let index = survey.add(Thing::Uts(uts));
     survey.uts.insert(link.to_owned(), index);
     Ok(index)
-}
-
-/// The names of host and domain of the container's own namespace, where they are not those of the configuration.
-pub(crate) fn own(subject: &Subject) -> Outcome<[Option<String>; 2]> {
-    let Some(configured) = &subject.hostname else { return Ok([None, None]) };
-    let elsewhere = |e: &dyn std::fmt::Display| Error::Elsewhere(failed(e));
-    let first = pidfd::open(subject.init).map_err(|e| elsewhere(&e))?;
-    let (host, domain) = names(&first).map_err(Error::Elsewhere)?;
-    // A new namespace has the domain name of the host.
-    let outside = rustix::system::uname();
-    let is_new = outside.domainname().to_bytes() == domain.as_bytes();
-    Ok([(host != *configured).then_some(host), (!is_new).then_some(domain)])
 }
 
 fn failed(e: &dyn std::fmt::Display) -> Reason {

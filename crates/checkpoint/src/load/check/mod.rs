@@ -23,12 +23,6 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                     does not allow (a network of its own, and NET_ADMIN)";
         return Err(Error::Elsewhere(text.into()));
     }
-    let sets_names = records.about.hostname.is_some() || records.about.domainname.is_some();
-    if sets_names && allowed.capabilities & SYS_ADMIN == 0 {
-        let text = "its processes have set the host name, which the container's configuration does not \
-                    allow (SYS_ADMIN)";
-        return Err(Error::Elsewhere(text.into()));
-    }
     for (n, object) in records.objects.iter().enumerate() {
         check_object(n, object, allowed)?;
         check_options(n, object, records, allowed)?;
@@ -210,14 +204,6 @@ mod tests {
         let cgroups = || of(Thing::CgroupNamespace(CgroupNamespace::default()));
         assert_eq!(refusal(&cgroups(), &allowed(SYS_ADMIN)), "");
         assert!(refusal(&cgroups(), &allowed(SYS_TIME)).contains("SYS_ADMIN"));
-    }
-
-    #[test]
-    fn host_name_needs_its_capability() {
-        let mut records = Records::default();
-        records.about.hostname = Some("other".into());
-        assert!(refusal(&records, &allowed(NET_ADMIN)).contains("SYS_ADMIN"));
-        assert_eq!(refusal(&records, &allowed(SYS_ADMIN)), "");
     }
 
     #[test]
