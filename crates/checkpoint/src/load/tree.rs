@@ -178,8 +178,12 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
         // The leader of its group has exited, and a helper replaces it. A zombie cannot wait for one.
         let is_maker = |node: &Node| node.before.contains(&n) || node.after.contains(&n);
         let maker = nodes.iter().position(is_maker).filter(|maker| is_alive(&nodes[*maker]));
+        // The helper of a session, or the init, leads the group already: a second one would need the
+        // same pid. LIMIT: the zombie is in the group of its parent then.
+        let is_led = plan.records.has_init() && group == OF_INIT
+            || helpers.keys().any(|(session, _)| *session == group);
         match maker {
-            Some(maker) if group != pid && group != 0 => {
+            Some(maker) if group != pid && group != 0 && !is_led => {
                 if !nodes.iter().any(|node| leads_as_helper(node, group)) {
                     let is_before = nodes[maker].before.contains(&n);
                     led_by_helper(&mut nodes, group, maker, is_before);
