@@ -253,6 +253,7 @@ impl SocketOption {
         let first = self.value.0.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_MARK | SO_RCVMARK) => first != 0,
+            (libc::SOL_SOCKET, libc::SO_BUSY_POLL | libc::SO_PREFER_BUSY_POLL) => first != 0,
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => !(0..=6).contains(&first),
             // By another clock than CLOCK_MONOTONIC.
             (libc::SOL_SOCKET, SO_TXTIME) => first != libc::CLOCK_MONOTONIC,
@@ -262,11 +263,26 @@ impl SocketOption {
         }
     }
 
-    /// Whether it concerns the speed of a socket alone, and needs rights over the host or a memory cgroup:
-    /// a socket without it is restored.
-    pub fn is_about_speed(&self) -> bool {
-        let names = [libc::SO_BUSY_POLL, libc::SO_PREFER_BUSY_POLL, SO_RESERVE_MEM];
-        self.level == libc::SOL_SOCKET && names.contains(&self.name)
+    /// Whether the restoring host may refuse it: it needs rights over the host or a memory cgroup, a newer
+    /// kernel, or an address that the host no longer has, or it is a rest of a failed connect(2). A socket
+    /// without it is restored.
+    pub fn may_be_refused(&self) -> bool {
+        match self.level {
+            libc::SOL_SOCKET => [
+                libc::SO_BUSY_POLL,
+                libc::SO_PREFER_BUSY_POLL,
+                SO_RESERVE_MEM,
+                SO_RCVPRIORITY,
+                SO_PASSRIGHTS,
+            ]
+            .contains(&self.name),
+            libc::IPPROTO_TCP => {
+                [libc::TCP_MAXSEG, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US]
+                    .contains(&self.name)
+            }
+            libc::IPPROTO_IP => self.name == libc::IP_MULTICAST_IF,
+            _ => false,
+        }
     }
 
     /// Whether it requests time stamps of packets. A TCP connection numbers them from its own state, so the

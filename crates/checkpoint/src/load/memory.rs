@@ -159,7 +159,8 @@ pub(super) fn later(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) 
     if memory.huge_pages_by_advice {
         let what = format!("the huge pages of advised memory of process {}", record.pid);
         let args = [libc::PR_SET_THP_DISABLE as u64, 1, EXCEPT_ADVISED, 0, 0].map(Arg::from);
-        sequence.call(what, Call::new(libc::SYS_prctl, args));
+        // KERNEL(6.18): before, all areas may have huge pages, which costs memory alone.
+        sequence.call(what, Call::new(libc::SYS_prctl, args).lenient());
     }
     if memory.locks_later != 0 {
         let what = format!("the lock of later memory of process {}", record.pid);

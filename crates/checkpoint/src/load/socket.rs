@@ -34,7 +34,7 @@ fn set(
     let length = option.value.0.len() as u64;
     let args = [cell.into(), option.level.into(), option.name.into(), at.into(), length.into()];
     let call = Call::new(libc::SYS_setsockopt, args);
-    sequence.call(what, if option.is_about_speed() { call.lenient() } else { call });
+    sequence.call(what, if option.may_be_refused() { call.lenient() } else { call });
 }
 
 /// An option that is an int.
