@@ -8,11 +8,12 @@
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
 use dormouse_kernel::pidfd;
@@ -66,29 +67,48 @@ pub(crate) struct RestorePlan {
 pub(crate) struct Watch {
     /// Closed at the end of the restore.
     _over: mpsc::Sender<()>,
-    has_fired: Arc<AtomicBool>,
+    stage: Arc<AtomicU8>,
     limit: Duration,
+}
+
+/// Stages of a [`Watch`]: the first one ends once, by the limit or by the restore.
+const RUNS: u8 = 0;
+const HAS_FIRED: u8 = 1;
+const IS_OVER: u8 = 2;
+
+/// Ends the first stage. Returns whether this caller did.
+fn leave_first(stage: &AtomicU8, next: u8) -> bool {
+    stage.compare_exchange(RUNS, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
 impl Watch {
     /// Without memory for its thread the restore has no limit.
     fn begin(newborn: OwnedFd, limit: Duration) -> Self {
         let (over, waits) = mpsc::channel::<()>();
-        let has_fired = Arc::new(AtomicBool::new(false));
-        let mark = Arc::clone(&has_fired);
+        let stage = Arc::new(AtomicU8::new(RUNS));
+        let of_thread = Arc::clone(&stage);
         let body = move || {
-            if waits.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                mark.store(true, Ordering::SeqCst);
+            if waits.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
+                && leave_first(&of_thread, HAS_FIRED)
+            {
                 let _ = pidfd::send_signal(newborn.as_fd(), SIGKILL); // may have ended just now
             }
         };
         let _ = std::thread::Builder::new().stack_size(WATCH_STACK_BYTES).spawn(body);
-        Self { _over: over, has_fired, limit }
+        Self { _over: over, stage, limit }
+    }
+
+    /// Ends the limit. Returns whether the newborn was killed before.
+    ///
+    /// ORDER: before the first task runs: a process that runs again is never killed for a slow restore.
+    fn end(&self) -> bool {
+        !leave_first(&self.stage, IS_OVER) && self.stage.load(Ordering::SeqCst) == HAS_FIRED
     }
 
     /// Returns the error for a restore that was ended.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.has_fired.load(Ordering::SeqCst).then_some(Error::TooSlow(self.limit))
+        let has_fired = self.stage.load(Ordering::SeqCst) == HAS_FIRED;
+        has_fired.then_some(Error::TooSlow(self.limit))
     }
 }
 
@@ -159,6 +179,17 @@ impl RestorePlan {
         let limit = limit.saturating_add(Duration::from_secs(for_memory));
         self.watch.set(Some(Watch::begin(io::clone_fd(newborn)?, limit)));
         Ok(())
+    }
+
+    /// Ends the limit of time, if it has not expired.
+    pub(crate) fn end_watch(&self) -> dormouse_checkpoint::Result<()> {
+        let watch = self.watch.take();
+        let has_fired = watch.as_ref().is_some_and(Watch::end);
+        self.watch.set(watch);
+        match has_fired {
+            true => Err(CheckpointError::Elsewhere("the restore took too long".into())),
+            false => Ok(()),
+        }
     }
 
     /// Returns the keeper's key of the template.
@@ -293,6 +324,8 @@ mod tests {
         let (mut done, process) = child();
         let watch = Watch::begin(io::clone_fd(process.as_fd()).unwrap(), Duration::from_secs(1000));
         assert!(watch.error().is_none());
+        assert!(!watch.end());
+        assert!(!leave_first(&watch.stage, HAS_FIRED), "the limit has no effect any more");
         drop(watch);
         assert!(pidfd::is_alive(&process), "the end of the watch kills no process");
         done.kill().unwrap();

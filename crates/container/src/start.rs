@@ -323,7 +323,12 @@ fn conduct(
                 .map_err(|e| e.to_string())
         }
     };
-    let conducted = traced.conduct(restore, console, || from.checked(), &mut fill);
+    let conducted = traced.conduct(
+        restore,
+        console,
+        || from.checked().and_then(|()| from.end_watch()),
+        &mut fill,
+    );
     conducted.map_err(|e| match later::failure(ground, &config.id) {
         None => e,
         Some(what) => CheckpointError::Damaged { part: "pages".into(), what },
