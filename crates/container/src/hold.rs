@@ -197,7 +197,13 @@ pub(crate) fn hold_by(
 /// that has them parks them again, so that the vault has copies.
 pub(crate) fn hold_again(ground: &Ground, config: &Config, held: &[(u32, OwnedFd)]) {
     let give = || -> Result<()> {
-        let Some((first, _)) = held.first() else { return Ok(()) };
+        let Some((first, _)) = held.first() else {
+            // The keeper may have taken them out of the vault for this wake.
+            return match Keeper::connect(&ground.places.run)? {
+                Some(mut keeper) => Ok(keeper.park(config.id.as_str())?),
+                None => Ok(()),
+            };
+        };
         let mut keeper = keeper(ground)?;
         match keeper.take(config.id.as_str(), *first) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}

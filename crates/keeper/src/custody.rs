@@ -473,7 +473,10 @@ impl Custody {
                 self.let_go(epoll, id);
                 continue;
             }
-            let _ = self.fetch(epoll, id); // tried again at the next connection
+            if self.fetch(epoll, id).is_err() {
+                self.poll_again(id, AGAIN);
+                continue;
+            }
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
             (sleeper.is_called, sleeper.is_put_off, sleeper.is_silent) = (false, false, false);
             sleeper.is_polled_anew = sleeper.silences > 0;

@@ -46,7 +46,8 @@ impl From<Ended> for ExitStatus {
 impl ExitStatus {
     /// Writes the exit file of a container after the exit of its keeper.
     pub fn write(&self, container_dir: &Path, pid: u32) -> Result<(), LaunchError> {
-        let (path, new) = (container_dir.join(EXIT_FILE), container_dir.join(".exit"));
+        // Not the keeper's: it may write the exit of an adopted process at the same time.
+        let (path, new) = (container_dir.join(EXIT_FILE), container_dir.join(".exit-by-client"));
         let Self { code, signal, oom, finished_unix_ms } = self;
         let text = serde_json::json!({
             "version": 1, "pid": pid, "code": code, "signal": signal, "oom": oom,

@@ -28,6 +28,7 @@ use crate::hold::{self, Custodian};
 use crate::listen::Listener;
 use crate::log::Output;
 use crate::policy::{self, Reason};
+use crate::state::InitRecord;
 use crate::{drowsy, end, io, later, net, state};
 
 /// LIMIT: how many containers are locked at a time.
@@ -99,13 +100,17 @@ pub(crate) fn take_back(ground: &Ground) -> Result<usize> {
         None => hold::release_rest(ground)?,
     }
     resume_output(ground)?;
-    adopt_running(ground)?;
+    let mut adopter = adopt_running(ground)?;
     let next = match &mut recovery {
         Some(recovery) => Some(Custodian::of(&mut recovery.keeper)?),
+        None if adopter.is_some() => adopter.take(),
         // A container that fell asleep meanwhile found the dead keeper's note and wrote none.
         None => Keeper::connect(&ground.places.run)?
             .and_then(|mut keeper| Custodian::of(&mut keeper).ok()),
     };
+    if adopter.is_some() && adopter != next {
+        return Ok(count); // one of two keepers was killed meanwhile: the next command repeats all
+    }
     let _note = hold::lock_note(ground)?;
     match next {
         Some(next) => disk::write_json(&hold::path(ground), &next, Durable::No)?,
@@ -136,27 +141,34 @@ fn resume_output(ground: &Ground) -> Result<()> {
 
 /// Has the first processes of running containers watched by the next keeper, and containers settled
 /// whose first process has exited since the last one was killed. An error is recorded as an event
-/// and does not affect other containers.
-fn adopt_running(ground: &Ground) -> Result<()> {
+/// and does not affect other containers. Returns the keeper, if any container runs.
+fn adopt_running(ground: &Ground) -> Result<Option<Custodian>> {
+    let mut adopter = None;
     for id in ground.started()? {
         let Ok(config) = ground.config(&id) else { continue };
-        if let Err(e) = adopt(ground, &config) {
-            hold::record_loss(ground, &id, config.name.as_str(), &e);
+        let Ok(Some(init)) = state::observe(ground, &config).map(|it| it.init) else { continue };
+        let keeper = match &mut adopter {
+            Some(keeper) => keeper,
+            none => none.insert(hold::keeper(ground)?),
+        };
+        if let Err(e) = adopt(ground, keeper, &config, &init) {
+            // ORDER: a dead keeper is not this container's failure, and a part of an adoption is none.
+            keeper.status()?;
+            let why = [("policy", format!("not applied: {e}"))];
+            ground.record("restart", id.as_str(), config.name.as_str(), &why);
         }
     }
-    Ok(())
+    adopter.map(|mut keeper| Custodian::of(&mut keeper)).transpose()
 }
 
-fn adopt(ground: &Ground, config: &Config) -> Result<()> {
-    let Some(init) = state::observe(ground, config)?.init else { return Ok(()) };
-    let mut keeper = hold::keeper(ground)?;
+fn adopt(ground: &Ground, keeper: &mut Keeper, config: &Config, init: &InitRecord) -> Result<()> {
     let id = config.id.as_str();
-    let Some(process) = state::handle(&init) else { return Ok(keeper.settle(id)?) };
+    let Some(process) = state::handle(init) else { return Ok(keeper.settle(id)?) };
     if proc::status(init.pid).is_ok_and(|stat| stat.ppid == keeper.pid()) {
         return Ok(()); // started since
     }
     keeper.adopt(id, init.pid, process)?;
-    io::bound_logs(ground, &mut keeper, config)
+    io::bound_logs(ground, keeper, config)
 }
 
 /// Prepares one container that may have lost its keeper. A drowsy container is thawed. A
