@@ -192,6 +192,19 @@ pub(crate) fn end_sleep(ground: &Ground, config: &Config) -> Result<()> {
     tear_down(ground, &config.id, Some(config))
 }
 
+/// Kills the processes of an interrupted wake, none of which has run: the container is asleep.
+pub(crate) fn end_unready(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
+    if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
+        cgroup.kill()?;
+    }
+    let Some(init) = &observed.init else { return Ok(()) };
+    if let Some(process) = state::handle(init) {
+        let _ = pidfd::send_signal(process.as_fd(), SIGKILL); // may have exited already
+        wait_killed(config, init.pid, process.as_fd())?;
+    }
+    settle_locked(ground, config, false).map(drop)
+}
+
 /// Marks a container as awake and removes its checkpoint, also after an interrupted sleep.
 ///
 /// ORDER: all processes run; then the mark is removed; then the checkpoint.

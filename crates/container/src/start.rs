@@ -261,7 +261,7 @@ fn start_clean(
         Some((from, restore)) => {
             let console = kept.console.as_ref().map(AsFd::as_fd);
             let fds = (pidfd.as_fd(), console);
-            conduct(ground, config, newborn, &mut keeper, (from, restore), fds)?;
+            conduct(ground, config, newborn, &mut keeper, (from, restore), (&init, fds))?;
         }
     }
     Ok(Running {
@@ -293,6 +293,7 @@ fn record_of(
         console: has_console,
         stopping: false,
         sleeping: from.is_some_and(|from| from.wakes),
+        unready: from.is_some_and(|from| from.wakes),
         failures: since.map_or(past.failures, |since| since.failures),
         short_runs: since.map_or(past.short_runs, |since| since.short_runs),
     }
@@ -305,7 +306,7 @@ fn conduct(
     newborn: Newborn,
     keeper: &mut Keeper,
     (from, restore): (&RestorePlan, &Restore),
-    (process, console): (BorrowedFd<'_>, Option<BorrowedFd<'_>>),
+    (init, (process, console)): (&InitRecord, (BorrowedFd<'_>, Option<BorrowedFd<'_>>)),
 ) -> Result<()> {
     // ORDER: traced, then released: until it is complete, its death follows ours.
     let mut traced = Traced::seize(newborn.pid)?;
@@ -323,12 +324,16 @@ fn conduct(
                 .map_err(|e| e.to_string())
         }
     };
-    let conducted = traced.conduct(
-        restore,
-        console,
-        || from.checked().and_then(|()| from.end_watch()),
-        &mut fill,
-    );
+    // ORDER: on record before the first task runs: until then an interrupted wake leaves a sleeper.
+    let record = || match init.unready {
+        true => {
+            state::write_init(ground, &config.id, &InitRecord { unready: false, ..init.clone() })
+                .map_err(|e| CheckpointError::Elsewhere(e.to_string()))
+        }
+        false => Ok(()),
+    };
+    let checked = || from.checked().and_then(|()| from.end_watch()).and_then(|()| record());
+    let conducted = traced.conduct(restore, console, checked, &mut fill);
     conducted.map_err(|e| match later::failure(ground, &config.id) {
         None => e,
         Some(what) => CheckpointError::Damaged { part: "pages".into(), what },

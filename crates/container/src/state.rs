@@ -62,6 +62,10 @@ pub(crate) struct InitRecord {
     /// Set while it falls asleep or wakes: if it is killed now, it is asleep (`crate::sleep`).
     #[serde(default)]
     pub(crate) sleeping: bool,
+    /// Set by a wake until all memory and descriptors are there: none of its processes has run. If the
+    /// wake is interrupted now, they are killed, and it is asleep.
+    #[serde(default)]
+    pub(crate) unready: bool,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.

@@ -79,7 +79,9 @@ fn finish_intent(ground: &Ground, id: &ContainerId, path: &Path) -> Result<bool>
             // An interrupted kill of all processes may have left the container frozen.
             if_alive(freeze::finish(ground, config, true))?;
             let observed = state::observe_locked(ground, config)?;
-            if observed.is_alive() {
+            if observed.init.as_ref().is_some_and(|init| init.unready) {
+                end::end_unready(ground, config, &observed)?;
+            } else if observed.is_alive() {
                 end::stay_awake(ground, config, observed.init)?;
             }
         }
