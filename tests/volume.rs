@@ -59,10 +59,14 @@ impl Local {
         self.dir.path().join(name)
     }
 
+    /// Repeated, because the end of a connection that the server has not read yet wakes it at once.
     #[track_caller]
     fn put_to_sleep(&self) {
-        self.host.dm(&["sleep", "x"]).ok();
-        assert_eq!(self.host.state_of("x"), "asleep");
+        let sleeps = || {
+            self.host.dm(&["sleep", "x"]).ok();
+            self.host.state_of("x") == "asleep"
+        };
+        assert!(wait_until(soon(), sleeps), "the container does not stay asleep");
     }
 
     #[track_caller]
