@@ -176,10 +176,7 @@ fn printf(format: &str, values: &[Value]) -> Result<String, Invalid> {
             n
         };
         let width = number(&mut chars).unwrap_or(0);
-        let precision = match chars.next_if_eq(&'.') {
-            Some(_) => Some(number(&mut chars).unwrap_or(0)),
-            None => None,
-        };
+        let precision = chars.next_if_eq(&'.').map(|_| number(&mut chars).unwrap_or(0));
         let verb = chars.next();
         if verb == Some('%') {
             out.push('%');

@@ -96,7 +96,7 @@ pub(super) fn raw(raw: &RawSocket) -> Found {
 }
 
 /// Whether a device can have this name.
-fn is_device(name: &String) -> bool {
+fn is_device(name: &str) -> bool {
     (1..16).contains(&name.len()) && !name.contains('\0')
 }
 
@@ -107,7 +107,7 @@ pub(super) fn packet(packet: &PacketSocket) -> Found {
     options(&packet.options)?;
     let known = [libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&packet.socket_type);
     ensure(known, || "its type".into())?;
-    ensure(packet.device.as_ref().is_none_or(is_device), || "its device".into())?;
+    ensure(packet.device.as_deref().is_none_or(is_device), || "its device".into())?;
     let sound = |one: &PacketMembership| is_device(&one.device) && one.address.0.len() <= 8;
     let memberships = &packet.memberships;
     ensure(memberships.len() <= MEMBERSHIPS_MAX && memberships.iter().all(sound), || {
