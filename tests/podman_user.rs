@@ -93,7 +93,8 @@ const WALK: &[Step] = &[
     ("inspect -f '{{.State' c", All, 125, ""),
     ("inspect -f '{{nofn .State}}' c", All, 125, ""),
     ("inspect nosuch", All, 125, "[]"),
-    ("inspect --type image c", All, 125, "[]"),
+    // No hexadecimal digit as a name of an image: podman finds an image by the first digit of its id.
+    ("inspect --type image nowhere", All, 125, "[]"),
     ("container inspect -f '{{.Name}}' c", All, 0, "c"),
     // logs, exec, cp
     ("logs c", Soon, 0, "out"),
