@@ -317,6 +317,9 @@ impl Keeper {
         let mut fds = fds.into_iter();
         let pidfd = fds.next().ok_or_else(unexpected)?;
         self.mine.insert(pid);
+        let limit = Some(crate::newborn::SILENT_MAX);
+        sockopt::set_socket_timeout(&expected.0, sockopt::Timeout::Recv, limit)
+            .map_err(|source| LaunchError::HearNewborn { source })?;
         Ok(Newborn {
             pid,
             start_time,
@@ -325,7 +328,6 @@ impl Keeper {
             sock: expected.0,
             steps: Vec::new(),
             waits: false,
-            silent_max: Some(crate::newborn::SILENT_MAX),
         })
     }
 

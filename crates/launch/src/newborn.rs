@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::error::LaunchError;
 use crate::failure::Failure;
@@ -12,8 +12,9 @@ use crate::plan::{Plan, Step};
 use crate::protocol::{FromNewborn, ToNewborn};
 use crate::wire;
 
-/// LIMIT: how long a newborn may be silent. A step of its plan that takes so long waits for a file system
-/// that does not answer, or for a cgroup that is frozen from inside.
+/// LIMIT: how long a newborn of the keeper's may be silent. A step of its plan that takes so long waits for a
+/// file system that does not answer, or for a cgroup that is frozen from inside. The plan of another starter
+/// has programs of its caller, and no limit.
 pub(crate) const SILENT_MAX: Duration = Duration::from_secs(30);
 
 /// LIMIT: bytes of a program's last words in an error.
@@ -49,24 +50,13 @@ pub struct Newborn {
     pub(crate) steps: Vec<Step>,
     /// Whether its plan has a sync point.
     pub(crate) waits: bool,
-    /// How long it may be silent; `None` without limit, because its plan has programs of the caller.
-    pub(crate) silent_max: Option<Duration>,
 }
 
 impl Newborn {
     /// A process that was just cloned, or one that waits at [`Plan::wait_for_start`]; `sock` is the
     /// connection to it.
     pub fn new(pid: u32, start_time: u64, pidfd: OwnedFd, sock: OwnedFd) -> Self {
-        Self {
-            pid,
-            start_time,
-            pidfd,
-            proc: None,
-            sock,
-            steps: Vec::new(),
-            waits: true,
-            silent_max: None,
-        }
+        Self { pid, start_time, pidfd, proc: None, sock, steps: Vec::new(), waits: true }
     }
 
     /// Returns the operations, for [`Newborn::recall`] by a later process.
@@ -121,8 +111,6 @@ impl Newborn {
     fn hear(&self) -> Result<(Option<FromNewborn>, Option<OwnedFd>), LaunchError> {
         let mut bytes = [0; 32];
         let mut fd = None;
-        sockopt::set_socket_timeout(&self.sock, sockopt::Timeout::Recv, self.silent_max)
-            .map_err(|source| LaunchError::HearNewborn { source })?;
         let mut receive =
             || wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
         // A process that exits with unread messages of ours resets the connection; the error is
@@ -141,7 +129,7 @@ impl Newborn {
                 // A frozen newborn would not notice that its starter is gone.
                 let kill = rustix::process::Signal::KILL;
                 let _ = rustix::process::pidfd_send_signal(&self.pidfd, kill);
-                Err(LaunchError::Silent { waited: self.silent_max.unwrap_or_default() })
+                Err(LaunchError::Silent { waited: SILENT_MAX })
             }
             Err(source) => Err(LaunchError::HearNewborn { source }),
         }

@@ -319,7 +319,7 @@ pub enum Request {
         /// Its key.
         key: u32,
     },
-    /// Asks whether an event that wakes the container is present at a held descriptor. `Refused(AGAIN)` if none
+    /// Asserts that an event that wakes the container is present at a held descriptor. `Refused(AGAIN)` if none
     /// is, `Refused(ENOENT)` if it is not held.
     Ready {
         /// The container.
@@ -449,7 +449,6 @@ impl Request {
             }
             Self::Park { id } => with_id(20, id),
             Self::Take { id, key } => with_key(13, id, *key),
-            Self::Ready { id, key } => with_key(24, id, *key),
             Self::LetGo { id } => with_id(14, id),
             Self::Holds { id } => with_id(17, id),
             Self::LetGoUnasked => head(18),
@@ -477,9 +476,10 @@ impl Request {
             }
             Self::FlushOutput { id } => with_id(22, id),
             Self::HoldsOutput { id } => with_id(23, id),
-            Self::Adopt { id, pid } => with_key(27, id, *pid),
+            Self::Ready { id, key } => with_key(24, id, *key),
             Self::Settle { id } => with_id(25, id),
             Self::HasAdopted { id } => with_id(26, id),
+            Self::Adopt { id, pid } => with_key(27, id, *pid),
         }
     }
 
@@ -536,7 +536,6 @@ impl Request {
             11 => Self::End,
             12 => Self::Hold { id: fields.id()?, key: fields.u32()?, watch: fields.u8()? },
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
-            24 => Self::Ready { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
             17 => Self::Holds { id: fields.id()? },
             18 => Self::LetGoUnasked,
@@ -569,9 +568,10 @@ impl Request {
             }
             22 => Self::FlushOutput { id: fields.id()? },
             23 => Self::HoldsOutput { id: fields.id()? },
-            27 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
+            24 => Self::Ready { id: fields.id()?, key: fields.u32()? },
             25 => Self::Settle { id: fields.id()? },
             26 => Self::HasAdopted { id: fields.id()? },
+            27 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;

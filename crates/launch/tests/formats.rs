@@ -53,6 +53,22 @@ fn request() -> impl Strategy<Value = Request> {
         id().prop_map(|id| Request::HoldsOutput { id }),
         (id(), any::<u32>()).prop_map(|(id, pid)| Request::Adopt { id, pid }),
         id().prop_map(|id| Request::HasAdopted { id }),
+        (id(), any::<u32>()).prop_map(|(id, key)| Request::Ready { id, key }),
+        (id(), any::<u32>()).prop_map(|(id, key)| Request::Take { id, key }),
+        (id(), any::<u32>(), any::<u8>()).prop_map(|(id, key, watch)| Request::Hold {
+            id,
+            key,
+            watch
+        }),
+        (id(), any::<u64>()).prop_map(|(id, after_ms)| Request::Alarm { id, after_ms }),
+        id().prop_map(|id| Request::Holds { id }),
+        id().prop_map(|id| Request::LetGo { id }),
+        Just(Request::LetGoUnasked),
+        (id(), 1..5u8, 1..5u8).prop_map(|(id, parts, sources)| Request::Fill {
+            id,
+            parts,
+            sources
+        }),
         id().prop_map(|id| Request::Settle { id }),
         logs.prop_map(|(id, bound_bytes, paths)| Request::KeepLogs { id, bound_bytes, paths }),
     ]
