@@ -192,9 +192,12 @@ pub(crate) fn remove(ground: &Ground, name: &Name) -> Result<()> {
 pub(crate) fn remove_unused(ground: &Ground) -> Result<Vec<Name>> {
     let mut removed = Vec::new();
     for volume in all(ground)?.into_iter().filter(|volume| volume.used_by.is_empty()) {
-        let _lock = lock(ground, &volume.name)?;
-        remove_files(ground, &volume.name)?;
-        removed.push(volume.name);
+        match remove(ground, &volume.name) {
+            Ok(()) => removed.push(volume.name),
+            // A container was made since, or another command has removed it.
+            Err(Error::VolumeInUse { .. } | Error::NoVolume(_)) => {}
+            Err(e) => return Err(e),
+        }
     }
     Ok(removed)
 }
