@@ -47,7 +47,6 @@ fn tear_down_with(
     }
     keep(shared::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
-    unwoken::remove(ground, id);
     match first {
         None => disk::remove_tree(&ground.run_dir(id)),
         Some(e) => Err(e),

@@ -1,13 +1,13 @@
 //! Removal of a container and everything that it owns.
 //!
-//! Uses `ground`, `state`, `net`, `end` and `create`.
+//! Uses `ground`, `state`, `net`, `unwoken`, `end` and `create`.
 
 use dormouse_model::{Config, ContainerId, State};
 
 use crate::create::Created;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{end, net, state};
+use crate::{end, net, state, unwoken};
 
 /// Removes a stopped container and everything that it owns. `volumes` also removes the volumes
 /// that were made for it alone. With `force` a running container is killed first.
@@ -57,6 +57,9 @@ pub(crate) fn remove_locked(
     volumes: bool,
 ) -> Result<()> {
     end::tear_down(ground, id, config)?;
+    if config.is_none() {
+        unwoken::remove(ground, id); // otherwise the end of its sleep has done so
+    }
     end::remove_files(ground, id, config, volumes)
 }
 

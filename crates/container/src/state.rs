@@ -286,6 +286,9 @@ fn is_alive(init: &InitRecord) -> bool {
 /// execve, or a restored process that is killed with its restorer. Valid only under the container's
 /// lock; otherwise the starter may still be at work.
 fn is_doomed(init: &InitRecord) -> bool {
+    if init.unready {
+        return true;
+    }
     const SIGKILL: u64 = 1 << 8;
     let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
     // ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags
@@ -336,6 +339,10 @@ mod tests {
         pidfd::send_signal(handle(&init).unwrap().as_fd(), USR1).unwrap();
         assert!(matches!(call::wait_stop(Some(pid)), Ok((_, Stop::Signal(USR1)))));
         assert!(!is_doomed(&init));
+        assert!(
+            is_doomed(&InitRecord { unready: true, ..init.clone() }),
+            "its wake was interrupted"
+        );
         call::resume(pid, KILL).unwrap();
         assert!(matches!(call::wait_stop(Some(pid)), Ok((_, Stop::Event(EXIT, _)))));
         assert!(fs::read_link(format!("/proc/{pid}/exe")).is_ok());

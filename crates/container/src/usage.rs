@@ -85,6 +85,9 @@ fn meminfo(names: &[&str]) -> u64 {
     text.lines().filter_map(value).sum::<u64>().saturating_mul(1024)
 }
 
+/// LIMIT: a checkpoint with less memory is not compared with the host's: a start needs about as much.
+const SMALL_BYTES: u64 = 16 << 20;
+
 /// Refuses a wake for which the host has no memory: the kernel would kill some process. Such a wake fails as
 /// any other, so that clients wait, and is tried again.
 ///
@@ -93,6 +96,9 @@ pub(crate) fn check_room(ground: &Ground, records: &Records) -> Result<()> {
     // Unreadable settings do not prevent a wake.
     let reserve = settings::reserve_bytes(&ground.settings()).unwrap_or(0);
     let needed = records.pages.bytes;
+    if reserve == 0 && needed < SMALL_BYTES {
+        return Ok(());
+    }
     let free = meminfo(&["MemAvailable:", "SwapFree:"]);
     match needed.saturating_add(reserve) <= free {
         true => Ok(()),
