@@ -8,6 +8,9 @@
 //! field of an object is an error that lists the fields; a missing key of a map prints `<no value>`, as
 //! in Go. Texts of the data are printed with control characters in visible form, except by `json`.
 //!
+//! The crates for such templates (gotmpl 0.6, gtmpl-ng 1.0) know maps and no structures: a missing field
+//! would print `<no value>` and exit with 0, where podman fails, and JSON would lose the order of fields.
+//!
 //! Uses `output` and `text`.
 
 mod call;
