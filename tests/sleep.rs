@@ -40,22 +40,6 @@ fn call_one(host: &Host, name: &str) -> String {
     output.expect("at least one attempt").ok().trim().to_owned()
 }
 
-/// An active container is resumed at once, so this waits first until all its processes are blocked.
-#[track_caller]
-fn put_to_sleep(host: &Host) {
-    let waits = |(pid, _): (u32, String)| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
-    };
-    let all_wait = || inside(host).into_iter().all(waits);
-    assert!(
-        wait_until(Duration::from_secs(10) * slowness(), all_wait),
-        "the container stays active"
-    );
-    host.dm(&["sleep", "x"]).ok();
-    assert_eq!(host.state_of("x"), "asleep");
-}
-
 /// Kills the keeper, which listens for the clients of asleep containers.
 #[track_caller]
 fn kill_keeper(host: &Host) {
@@ -96,12 +80,12 @@ fn vm_connection_wakes_asleep_container_and_is_answered() {
     assert_eq!(call(&host), "call 1");
     assert_eq!(inside(&host).len(), 1);
     for round in 0..3 {
-        put_to_sleep(&host);
+        host.put_to_sleep("x");
         assert_eq!(inside(&host), []);
         assert_eq!(call(&host), format!("call {}", 2 + round * 2));
         assert_eq!(host.state_of("x"), "running");
         // From another machine, at the published port.
-        put_to_sleep(&host);
+        host.put_to_sleep("x");
         let answer = host.neighbour_sh(&format!("busybox nc {} 8080 </dev/null", Host::ADDRESS));
         assert_eq!(answer.ok().trim(), format!("call {}", 3 + round * 2));
     }
@@ -156,7 +140,7 @@ fn vm_datagram_wakes_asleep_container_and_is_answered() {
     };
     assert!(wait_until(Duration::from_secs(10) * slowness(), || query_probe().status == 0));
     for _ in 0..3 {
-        put_to_sleep(&host);
+        host.put_to_sleep("x");
         assert_eq!(query_probe().ok().trim(), "squeak");
         assert_eq!(host.state_of("x"), "running");
     }
@@ -193,21 +177,21 @@ fn vm_connection_during_suspend_is_answered() {
 fn commands_wake_asleep_container_or_report_what_to_do() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     assert_eq!(host.dm(&["exec", "x", "echo", "hello"]).ok(), "hello");
     assert_eq!(host.state_of("x"), "running");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.dm(&["wake", "x"]).ok();
     assert_eq!(call(&host), "call 2");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.dm(&["start", "x"]).ok();
     assert_eq!(call(&host), "call 3");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     for command in [&["pause", "x"][..], &["checkpoint", "x"], &["rm", "x"]] {
         let out = host.dm(command);
         assert!(out.status != 0 && out.stderr.contains("asleep"), "{command:?}: {out}");
     }
-    put_to_sleep(&host); // already asleep
+    host.put_to_sleep("x"); // already asleep
     assert_eq!(call(&host), "call 4");
 }
 
@@ -215,14 +199,14 @@ fn commands_wake_asleep_container_or_report_what_to_do() {
 fn asleep_container_is_stopped_and_removed() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.dm(&["stop", "x"]).ok();
     assert_eq!(host.state_of("x"), "stopped");
     let gone = host.neighbour_sh(&format!("busybox nc -w 2 {} 8080 </dev/null", Host::ADDRESS));
     assert!(gone.status != 0 || gone.stdout.is_empty(), "{gone}");
     host.dm(&["start", "x"]).ok();
     assert_eq!(call(&host), "call 1", "a new start");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.dm(&["rm", "--force", "x"]).ok();
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
@@ -412,7 +396,7 @@ fn vm_open_connection_wakes_container_and_continues() {
     other.send_acknowledged(10);
     for round in 0..20 / slowness().min(5) as usize {
         caller.receive(100 + round, |_| {});
-        put_to_sleep(&host);
+        host.put_to_sleep("x");
         assert_eq!(inside(&host), []);
         if round % 2 == 0 {
             caller.send_acknowledged(1000);
@@ -420,10 +404,10 @@ fn vm_open_connection_wakes_container_and_continues() {
     }
     other.send_acknowledged(10);
     // The close of a connection wakes the container, too.
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     drop(caller);
     host.wait_for_state("x", "running");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     other.receive(10, |_| {});
 }
 
@@ -553,7 +537,7 @@ fn vm_connections_survive_killed_keeper() {
     let mut caller = Caller::new(&host);
     caller.receive(10, |_| {});
     for round in 0..3 {
-        put_to_sleep(&host);
+        host.put_to_sleep("x");
         kill_keeper(&host);
         // The kernel accepts a new connection, which waits. An open connection notices nothing.
         let mut next = Caller::of(&host, &address);
@@ -592,7 +576,7 @@ fn vm_killed_keeper_and_vault_cost_open_connections_only() {
     let mut lost = Caller::new(&host);
     lost.receive(10, |_| {});
     let started = host.inspect("x")["started"].clone();
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     // Both at once: each re-creates the other when it exits.
     kill_both(&host);
     let ended = lost.stream.read(&mut [0]);
@@ -615,13 +599,13 @@ fn vm_killed_keeper_and_vault_cost_open_connections_only() {
 fn vm_log_follower_waits_while_container_sleeps() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let mut follower =
         host.dormouse(&["logs", "--follow", "x"]).spawn().expect("the command starts");
     thread::sleep(Duration::from_millis(300));
     assert!(follower.try_wait().expect("a started child").is_none(), "the follower waits");
     assert_eq!(call(&host), "call 2");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.dm(&["stop", "x"]).ok();
     assert!(follower.wait().expect("a started child").success());
 }

@@ -59,12 +59,6 @@ fn serving(host: &Host, options: &[&str]) -> PathBuf {
     data.join("file")
 }
 
-#[track_caller]
-fn put_to_sleep(host: &Host) {
-    host.dm(&["sleep", "x"]).ok();
-    assert_eq!(host.state_of("x"), "asleep");
-}
-
 /// Returns the facts about failed wakes that `inspect` shows.
 fn failed(host: &Host) -> Value {
     host.inspect("x")["wake_failed"].clone()
@@ -95,7 +89,7 @@ fn has_event(host: &Host, cause: &str) {
 fn vm_failed_wake_keeps_container_and_clients_until_cause_is_gone() {
     let host = Host::with_busybox();
     let file = serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let away = file.with_extension("away");
     fs::rename(&file, &away).expect("moved");
     let waits = client(&host);
@@ -118,7 +112,7 @@ fn vm_failed_wake_keeps_container_and_clients_until_cause_is_gone() {
     assert!(!host.dm(&["ps"]).ok().contains("wake failed"));
     assert_eq!(ask(&host), "call 3");
     // The end of a sleep ends the report, too.
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     fs::rename(&file, &away).expect("moved");
     assert_ne!(host.dm(&["wake", "x"]).status, 0);
     wait_for_failure(&host, "/data/file");
@@ -134,7 +128,7 @@ fn vm_failed_wake_keeps_container_and_clients_until_cause_is_gone() {
 fn vm_connections_of_failed_wake_survive_killed_keeper() {
     let host = Host::with_busybox();
     let file = serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let away = file.with_extension("away");
     fs::rename(&file, &away).expect("moved");
     assert_ne!(host.dm(&["wake", "x"]).status, 0);
@@ -157,7 +151,7 @@ fn vm_connections_of_failed_wake_survive_killed_keeper() {
 fn wake_fails_by_name_of_missing_cpu_feature_and_works_with_it() {
     let host = Host::with_busybox();
     serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
     let asleep = host.root().join("lib/containers").join(id).join("asleep");
     let copy = host.dir().join("copy");
@@ -185,7 +179,7 @@ fn vm_wake_on_full_disk_fails_and_works_when_space_is_free() {
     host.sh(&format!("mount -t tmpfs -o size=4m,mode=0700 none {run}")).ok();
     host.import(&image::busybox(), "busybox");
     serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     host.sh(&format!("dd if=/dev/zero of={run}/ballast bs=4k 2>/dev/null; true")).ok();
     let waits = client(&host);
     wait_for_failure(&host, "No space left");
@@ -206,7 +200,7 @@ fn vm_wake_on_full_disk_fails_and_works_when_space_is_free() {
 fn wake_waits_while_host_lacks_memory() {
     let host = Host::with_busybox();
     serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let etc = host.root().join("etc");
     fs::create_dir_all(&etc).expect("made");
     fs::write(etc.join("config.toml"), "[wake]\nreserve = \"900t\"\n").expect("written");
@@ -228,7 +222,7 @@ fn vm_clients_of_failing_wake_are_reset_after_configured_time() {
     let etc = host.root().join("etc");
     fs::create_dir_all(&etc).expect("made");
     fs::write(etc.join("config.toml"), "[wake]\nclients-wait = \"0s\"\n").expect("written");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let away = file.with_extension("away");
     fs::rename(&file, &away).expect("moved");
     let address = host.address_of("x");
@@ -251,7 +245,7 @@ fn limit_below_memory_of_asleep_container_is_refused_with_both_figures() {
     let serve = ["run", "-d", "--name", "x", "--memory", "200m", "--memory-swap", "200m"];
     host.dm(&[&serve[..], &["busybox", "probe", "count", "0.0.0.0", "80", "40960"]].concat()).ok();
     assert_eq!(ask(&host), "call 1");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let out = host.dm(&["update", "--memory", "20m", "--memory-swap", "20m", "x"]);
     let text = &out.stderr;
     assert!(out.status != 0 && text.contains("the new limit of 20480k"), "{out}");
@@ -303,7 +297,7 @@ impl Drop for Stingy {
 fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
     let host = Host::with_busybox();
     serving(&host, &[]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let stingy = Stingy::start(&host);
     let mut stop: Child =
         host.dormouse(&["stop", "--time", "2", "x"]).spawn().expect("the command starts");
@@ -319,7 +313,7 @@ fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
     // Without the signal it needs no memory.
     drop(stingy);
     assert_eq!(ask(&host), "call 2", "its memory was kept");
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let stingy = Stingy::start(&host);
     host.dm(&["stop", "--time", "0", "x"]).ok();
     assert_eq!(host.state_of("x"), "stopped");
@@ -361,7 +355,7 @@ fn vm_exec_and_stop_of_frozen_container_end() {
 fn checkpoint_with_more_tasks_than_allowed_is_refused_before_any_is_made() {
     let host = Host::with_busybox();
     serving(&host, &["--pids", "50"]);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
     let asleep = host.root().join("lib/containers").join(id).join("asleep");
     let copy = host.dir().join("copy");
@@ -402,7 +396,7 @@ fn vm_scan_wakes_no_container_that_waits_for_data_first() {
     host.dm(&[&serve[..], &["probe", "stream", "0.0.0.0", "80"]].concat()).ok();
     host.wait_inside("x", "netstat -ltn | grep -q :80");
     assert_eq!(host.inspect("x")["config"]["wake_on"]["data_first"], true);
-    put_to_sleep(&host);
+    host.put_to_sleep("x");
     let address = host.address_of("x");
     let events = || {
         let events = host.dm(&["events", "--no-stream"]).ok();

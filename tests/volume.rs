@@ -59,14 +59,9 @@ impl Local {
         self.dir.path().join(name)
     }
 
-    /// Repeated, because the end of a connection that the server has not read yet wakes it at once.
     #[track_caller]
     fn put_to_sleep(&self) {
-        let sleeps = || {
-            self.host.dm(&["sleep", "x"]).ok();
-            self.host.state_of("x") == "asleep"
-        };
-        assert!(wait_until(soon(), sleeps), "the container does not stay asleep");
+        self.host.put_to_sleep("x");
     }
 
     #[track_caller]

@@ -249,6 +249,25 @@ impl Host {
         self.inspect(name)["state"].as_str().unwrap_or("no state").to_owned()
     }
 
+    /// Puts a container to sleep as soon as its first process waits. A container that is active when it is
+    /// stopped is woken at once; another attempt is made then.
+    #[track_caller]
+    pub fn put_to_sleep(&self, name: &str) {
+        let waits = |pid: u64| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+        };
+        let sleeps = || {
+            let is_ready = self.inspect(name)["pid"].as_u64().is_none_or(waits);
+            is_ready && {
+                self.dm(&["sleep", name]).ok();
+                self.state_of(name) == "asleep"
+            }
+        };
+        let asleep = wait_until(Duration::from_secs(60) * slowness(), sleeps);
+        assert!(asleep, "'{name}' stays awake: {}", self.inspect(name));
+    }
+
     /// Waits until a container is in a state; panics after ten seconds.
     #[track_caller]
     pub fn wait_for_state(&self, name: &str, state: &str) {
