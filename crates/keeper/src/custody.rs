@@ -496,6 +496,9 @@ mod tests {
 
     use super::*;
 
+    /// How long this test may be stopped between two lines.
+    const SLACK: Duration = Duration::from_secs(30);
+
     fn id(n: usize) -> Id {
         Id::new(format!("c{n}").as_bytes()).unwrap()
     }
@@ -554,7 +557,8 @@ mod tests {
             custody.came_back(&epoll, id(60));
             assert_eq!(open(&custody), 0, "parked meanwhile, for the vault");
             let wait = custody.next().unwrap() - begin;
-            assert_eq!(wait.as_secs(), doubled, "{wait:?}");
+            let doubled_s = Duration::from_secs(doubled);
+            assert!((doubled_s..doubled_s + SLACK).contains(&wait), "{wait:?}");
             custody.look(&epoll, begin + AGAIN * doubled as u32 / 2);
             assert_eq!(called(&mut custody, &epoll), [], "not before its time");
             custody.look(&epoll, Instant::now() + AGAIN * (doubled as u32 + 1));
@@ -586,8 +590,8 @@ mod tests {
             let begin = Instant::now();
             custody.was_silent(&epoll, id(1));
             let wait = custody.next().unwrap() - begin;
-            assert!(wait >= Duration::from_millis(doubled), "{wait:?}");
-            assert!(wait < Duration::from_millis(doubled * 2 + 1000), "{wait:?}");
+            let doubled = Duration::from_millis(doubled);
+            assert!((doubled..doubled + SLACK).contains(&wait), "{wait:?}");
             assert_eq!(called(&mut custody, &epoll), [], "nothing has changed");
             custody.look(&epoll, begin + Duration::from_secs(70));
             assert_eq!(called(&mut custody, &epoll), [id(1)], "it is time for another look");
