@@ -1,5 +1,5 @@
 /* Settings of a process for memory that it maps later: mlockall(MCL_FUTURE), also MCL_ONFAULT, and huge pages of
- * advised areas only. Areas locked by mlock2(MLOCK_ONFAULT). */
+ * advised areas only. Areas locked by mlock2(MLOCK_ONFAULT), without access, and beyond the end of their file. */
 #include "workload.h"
 #include <sys/prctl.h>
 
@@ -48,6 +48,13 @@ int main(void) {
 	char *lazy = map(PROT_READ | PROT_WRITE);
 	must(mlock2(lazy, AREA, MLOCK_ONFAULT) == 0);
 	lazy[0] = 'l';
+	/* ENOMEM: locked, and not present. */
+	char *closed = map(PROT_NONE);
+	must(mlock(closed, AREA) == -1 && errno == ENOMEM);
+	FILE *file = tmpfile();
+	must(file != 0 && fputc('f', file) == 'f' && fflush(file) == 0);
+	char *longer = mmap(0, AREA, PROT_READ, MAP_PRIVATE, fileno(file), 0);
+	must(longer != MAP_FAILED && mlock(longer, AREA) == -1);
 	int ends[2];
 	must(pipe(ends) == 0);
 	pid_t children[3];
@@ -71,6 +78,10 @@ int main(void) {
 		must(!is_advised || prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 3);
 		flags_of(lazy, &locked, &on_fault);
 		must(locked && on_fault && lazy[0] == 'l');
+		flags_of(closed, &locked, &on_fault);
+		must(locked && !on_fault);
+		flags_of(longer, &locked, &on_fault);
+		must(locked && !on_fault && longer[0] == 'f');
 		must(mincore(lazy, AREA, there) == 0 && (there[0] & 1) && !(there[2] & 1));
 	}
 	int status;

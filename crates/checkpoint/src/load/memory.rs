@@ -355,8 +355,11 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool, h
         let on_fault = if area.has("lf") { libc::MLOCK_ONFAULT } else { 0 };
         let args = [area.start.into(), area.bytes().into(), on_fault.into()];
         let call = Call::new(libc::SYS_mlock2, args);
-        // A guard cannot be made present, and the rest of the area is locked nevertheless.
-        sequence.call(what, if has_guards { call.lenient() } else { call });
+        // The area is locked although not all of it can be made present (ENOMEM): a guard, an area without
+        // access, which mlockall(2) locks beside the stacks of threads, or a part beyond the end of a file.
+        let of_file = matches!(area.backing, Backing::Private { .. } | Backing::Shared { .. });
+        let is_partial = has_guards || area.access == 0 || of_file;
+        sequence.call(what, if is_partial { call.lenient() } else { call });
     }
 }
 
