@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{Host, Led, dormouse, run, slowness, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, leftover, run, slowness, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The delay of a process.
@@ -887,11 +887,8 @@ fn oci_runtimes_compared_under_kills() {
                 let name = bundled.bundle.read()["linux"]["cgroupsPath"].to_string();
                 let name = name.trim_matches(['"', '/']);
                 let parent = name.split('/').next().expect("a part");
-                bundled.oci.sh(&format!(
-                    "find /sys/fs/cgroup -depth -type d -path '*/{parent}*' -exec rmdir {{}} +; \
-                     rm -rf {}",
-                    bundled.oci.root().display()
-                ));
+                leftover::remove_cgroups(parent);
+                let _ = std::fs::remove_dir_all(bundled.oci.root()); // of no interest any more
             }
         }
         println!(

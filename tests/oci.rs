@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{slowness, wait_until};
+use dormouse_testkit::{leftover, slowness, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
@@ -234,8 +234,8 @@ fn vm_delete_spares_processes_in_shared_cgroup_path() {
     assert_eq!(oci.status("below"), "running");
     oci.run(&["delete", "--force", "below"]).ok();
     let own = &path(&below)[1..];
-    let script = format!("find /sys/fs/cgroup -depth -type d -name '{own}' -exec rmdir {{}} +");
-    oci.sh(&script).ok();
+    leftover::remove_cgroups(own);
+    assert!(leftover::cgroups(own).is_empty(), "{own} is busy");
     oci.assert_nothing_left();
 }
 

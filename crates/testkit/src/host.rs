@@ -465,9 +465,7 @@ impl Host {
     fn clear(&mut self) {
         self.kill_all();
         wait_until(Duration::from_secs(2), || self.processes().is_empty());
-        for cgroup in self.cgroups() {
-            remove_cgroup(&cgroup);
-        }
+        leftover::remove_cgroups(&leftover::cgroup_name(&self.root()));
         for holder in [&mut self.host, &mut self.neighbour] {
             let _ = holder.kill(); // ignored: may have ended already
             let _ = holder.wait();
@@ -525,14 +523,4 @@ fn hold(namespaces: &[&str], prepare: &str) -> Child {
     BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
     assert_eq!(line, "ready\n", "namespaces cannot be made");
     child
-}
-
-fn remove_cgroup(path: &Path) {
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove_cgroup(&entry.path());
-        }
-    }
-    // Ignored: a busy cgroup was reported before.
-    wait_until(Duration::from_millis(500), || fs::remove_dir(path).is_ok());
 }

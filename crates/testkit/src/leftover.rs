@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::wait_until;
 
 /// The directory of the kernel's cgroup hierarchies, v1 or v2.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -14,6 +17,22 @@ pub fn cgroups(name: &str) -> Vec<PathBuf> {
         roots.extend(listing.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()));
     }
     roots.into_iter().map(|root| root.join(name)).filter(|path| path.is_dir()).collect()
+}
+
+/// Removes one cgroup name and all below it, in every hierarchy of the machine. No other directory is
+/// read: cgroups of other tests come and go meanwhile, and find(1) fails on a directory that is gone.
+pub fn remove_cgroups(name: &str) {
+    cgroups(name).iter().for_each(|path| remove_cgroup(path));
+}
+
+fn remove_cgroup(path: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_cgroup(&entry.path());
+        }
+    }
+    // Ignored: the caller reports a busy cgroup.
+    wait_until(Duration::from_millis(500), || fs::remove_dir(path).is_ok());
 }
 
 /// The cgroup above all containers of the instance at `root`: `dormouse-` and the FNV-1a hash of
