@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, NGINX, Times, figure, ok, plot, promise};
+use dormouse_benches::{Bench, Line, NGINX, Times, change, figure, ok, plot, promise};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpgid};
 use serde_json::{Value, json};
@@ -48,7 +48,13 @@ struct Options {
     /// Real programs; missing ones are skipped with a message.
     #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(|it| it.name.to_owned()))]
     programs: Vec<String>,
+    /// Directory with the programs of another build, such as an earlier one, in turn with these
+    #[arg(long)]
+    before: Option<PathBuf>,
 }
+
+/// The name of the contender of `--before`.
+const BEFORE: &str = "before";
 
 /// Times of one server.
 #[derive(Default)]
@@ -193,23 +199,20 @@ fn main() -> Result<()> {
     let server = bench.path("rootfs/bin/server");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
     ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;
-    ok(bench.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
-    // A restored container is seldom the only one.
-    ok(bench.dormouse().args([
-        "run",
-        "-d",
-        "--name",
-        "neighbour",
-        "server",
-        "/bin/server",
-        "0",
-        "1",
-    ]))?;
+    let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
+    for one in [Some(&bench), before.as_ref()].into_iter().flatten() {
+        let rootfs = bench.path("rootfs");
+        ok(one.dormouse().args(["import", "--name", "server"]).arg(rootfs))?;
+        // A restored container is seldom the only one.
+        let run = ["run", "-d", "--name", "neighbour", "server", "/bin/server", "0", "1"];
+        ok(one.dormouse().args(run))?;
+    }
     // CRIU caches its kernel checks on a tmpfs, or repeats them at every run.
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
     // Children of the peer's server are reparented to us when the server exits.
     set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
-    let mut all: Vec<Box<dyn Contender>> = vec![Box::new(Dormouse { bench: &bench })];
+    let mut all: Vec<Box<dyn Contender>> =
+        vec![Box::new(Dormouse { bench: &bench, name: "dormouse" })];
     let program = options.criu.clone().unwrap_or_else(|| "criu".into());
     match Command::new(&program).arg("--version").output() {
         Ok(output) => {
@@ -219,6 +222,9 @@ fn main() -> Result<()> {
             all.push(Box::new(Criu { program, own: server, dir, pid: 0, address }));
         }
         Err(e) => eprintln!("{}: {e}: not measured", program.display()),
+    }
+    if let Some(bench) = &before {
+        all.push(Box::new(Dormouse { bench, name: BEFORE }));
     }
     let plain = |megabytes, processes| Server::Own { megabytes, processes, touches: false };
     let small = compare(&mut all, options.rounds, plain(0, 1))?;
@@ -305,7 +311,7 @@ fn compare(
     };
     eprintln!("\n{title} (ms)");
     eprintln!("  {:<10} {:<8} {:>9} {:>9} {:>9}", "", "", "median", "min", "p95");
-    let mut medians = Vec::new();
+    let (mut names, mut medians) = (Vec::new(), Vec::new());
     for ((one, measured), _) in all.iter().zip(measured).zip(failed).filter(|(_, failed)| !failed) {
         let mut of_one = Vec::new();
         for (name, times) in WHAT
@@ -320,9 +326,16 @@ fn compare(
             figure("checkpoint", &format!("{} {name}", one.name()), median, "ms", more);
             of_one.push(median);
         }
+        names.push(one.name());
         medians.push(of_one);
     }
-    if let [ours, criu] = &medians[..] {
+    let of = |name: &str| names.iter().position(|one| *one == name).map(|n| &medians[n][..]);
+    if let (Some(ours), Some(before)) = (of("dormouse"), of(BEFORE)) {
+        for ((what, ours), before) in WHAT.into_iter().chain(["again"]).zip(ours).zip(before) {
+            change(what, *ours, *before);
+        }
+    }
+    if let (Some(ours), Some(criu)) = (of("dormouse"), of("criu")) {
         // Of frozen and restore. Where nothing better is promised, ours must be no worse.
         let (frozen, restore) = match server {
             Server::Own { megabytes: 0, processes: 1, .. } => (0.1, 1.0 / 6.0),
@@ -332,8 +345,7 @@ fn compare(
         promise("frozen, of CRIU's save", ours[0] / criu[1], frozen);
         promise("durable, of CRIU's", ours[2] / criu[2], 1.0);
         promise("restore, of CRIU's", ours[3] / criu[3], restore);
-        if let ([.., ours], [.., criu], true) = (&ours[..], &criu[..], server.has_second_restore())
-        {
+        if let ([.., ours], [.., criu], true) = (ours, criu, server.has_second_restore()) {
             promise("restore with a record of what was touched, of CRIU's", ours / criu, 0.25);
         }
     }
@@ -391,11 +403,12 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
 /// Our program, in address mode, with everything that a container has.
 struct Dormouse<'b> {
     bench: &'b Bench,
+    name: &'static str,
 }
 
 impl Contender for Dormouse<'_> {
     fn name(&self) -> &'static str {
-        "dormouse"
+        self.name
     }
 
     fn start(&mut self, server: Server) -> Result<SocketAddr> {

@@ -116,9 +116,21 @@ pub fn interleave(arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
     Ok((0..arms.len()).map(|i| Times::new(of_arm(i))).collect())
 }
 
-/// One turn of each arm.
+/// One turn of each arm. Each round begins with another arm, and every second one runs backwards, so
+/// that no arm always follows the same one: what a command leaves in caches and behind itself, such
+/// as ending namespaces, costs the next one time.
 fn round(arms: &[Arm], n: usize) -> Result<Vec<Duration>> {
-    arms.iter().map(|arm| turn(arm, n).with_context(|| format!("{} failed", arm.name))).collect()
+    let mut order: Vec<usize> = (0..arms.len()).collect();
+    order.rotate_left(n % arms.len().max(1));
+    if n % 2 == 1 {
+        order.reverse();
+    }
+    let mut times = vec![Duration::ZERO; arms.len()];
+    for i in order {
+        let arm = &arms[i];
+        times[i] = turn(arm, n).with_context(|| format!("{} failed", arm.name))?;
+    }
+    Ok(times)
 }
 
 /// Ticks that the hypervisor gave to other machines.
@@ -210,6 +222,11 @@ pub fn promise(text: &str, value: f64, limit: f64) {
     eprintln!("  {word}: {text}: {value:.2} (promised: at most {limit})");
 }
 
+/// Reports a figure of these programs as a part of that of the programs of `--before`.
+pub fn change(text: &str, now: f64, before: f64) {
+    eprintln!("  {text}: {:.2} of the programs before", now / before);
+}
+
 /// A directory for one benchmark, with our programs, a private root and a busybox image. The
 /// process and its children are in network and mount namespaces that play the host. Files that
 /// belong below `/run` on a host are on a tmpfs here too: ours in `root/run`, those of other
@@ -276,8 +293,22 @@ impl Bench {
         ok(Command::new("mount").args(["--make-rprivate", "/"]))?;
         ok(Command::new("ip").args(["link", "set", "lo", "up"]))?;
         let exe = std::env::current_exe()?;
-        let bin = exe.parent().context("no directory")?.to_owned();
-        let target = bin.parent().context("no directory")?;
+        Self::of_programs(exe.parent().context("no directory")?, disk, None)
+    }
+
+    /// A second instance on the same host, with the programs of another build in `bin`, such as
+    /// those of an earlier commit. Arms of both instances take turns in one run, which two runs
+    /// one after the other cannot replace: the load of the machine differs by more than builds do.
+    pub fn before(&self, bin: &Path) -> Result<Self> {
+        let bin = bin.canonicalize().with_context(|| bin.display().to_string())?;
+        // Two instances of one network namespace need different pools.
+        Self::of_programs(&bin, self.place.disk, Some("10.128.0.0/14"))
+    }
+
+    /// An instance with the programs in `bin`, on this process's host.
+    fn of_programs(bin: &Path, disk: Disk, pool: Option<&str>) -> Result<Self> {
+        let exe = std::env::current_exe()?;
+        let target = exe.parent().and_then(Path::parent).context("no directory")?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(target)?;
         if disk == Disk::Journaled {
             let image = tempfile::NamedTempFile::new_in(target)?;
@@ -288,13 +319,20 @@ impl Bench {
             // The loop device keeps the file, which has no name after this function.
             ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))?;
         }
-        let place = Place { dir: dir.path().to_owned(), bin, disk };
+        let place = Place { dir: dir.path().to_owned(), bin: bin.to_owned(), disk };
         // ORDER: after the namespaces, which the thread inherits.
         let watch = Watch::begin(place.clone())?;
         let bench = Self { dir, place, watch: Some(watch) };
         for runtime in RUNTIME {
             fs::create_dir_all(bench.path(runtime))?;
             ok(Command::new("mount").args(["-t", "tmpfs", "bench"]).arg(bench.path(runtime)))?;
+        }
+        if let Some(pool) = pool {
+            fs::create_dir_all(bench.path("root/etc"))?;
+            fs::write(
+                bench.path("root/etc/config.toml"),
+                format!("[network]\npool = \"{pool}\"\n"),
+            )?;
         }
         let root = bench.path("rootfs");
         for sub in ["bin", "proc", "dev", "sys", "tmp", "etc", "root"] {

@@ -7,12 +7,13 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
 use clap::Parser;
 use dormouse_benches::{
-    Arm, Bench, Disk, FLOOR_CGROUPS, Times, figure, installed, interleave, ok, promise,
+    Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, ok, promise,
 };
 
 /// Options.
@@ -24,17 +25,29 @@ struct Options {
     /// Turns of podman, which is fifty times slower.
     #[arg(long, default_value_t = 5)]
     podman_rounds: usize,
+    /// Directory with the programs of another build, such as an earlier one, as another arm
+    #[arg(long)]
+    before: Option<PathBuf>,
 }
+
+/// The name of the arm of `--before`.
+const BEFORE: &str = "before";
 
 fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
     for disk in [Disk::Journaled, Disk::OfRepository] {
         let bench = Bench::on(disk)?;
-        let shared = start_arms(&bench, false)?;
+        let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
+        let arms = |netns| {
+            let mut arms = start_arms(&bench, netns)?;
+            arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
+            anyhow::Ok(arms)
+        };
+        let shared = arms(false)?;
         let times = interleave(&shared, options.rounds)?;
         report(&shared, &times, disk, "shared or no network stack", 0.5);
-        let own = start_arms(&bench, true)?;
+        let own = arms(true)?;
         report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.6);
         if disk == Disk::OfRepository && installed("podman") && options.podman_rounds > 0 {
             let podman = podman(&bench)?;
@@ -47,14 +60,7 @@ fn main() -> Result<()> {
 
 /// The contenders that start in milliseconds.
 fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
-    let mut arms = Vec::new();
-    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
-    let net = if netns { "none" } else { "address" };
-    arms.push(Arm::new("dormouse", move |_| {
-        let mut c = Command::new(&exe);
-        c.arg("--root").arg(&root).args(["run", "--rm", "--net", net, "bench", "true"]);
-        c
-    }));
+    let mut arms = vec![ours("dormouse", bench, netns)];
     if !netns && fs::metadata("/sys/fs/cgroup/memory").is_ok() {
         arms.push(floor(bench)?);
     }
@@ -89,6 +95,16 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
         arms.push(arm);
     }
     Ok(arms)
+}
+
+fn ours(name: &str, bench: &Bench, netns: bool) -> Arm {
+    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+    let net = if netns { "none" } else { "address" };
+    Arm::new(name, move |_| {
+        let mut c = Command::new(&exe);
+        c.arg("--root").arg(&root).args(["run", "--rm", "--net", net, "bench", "true"]);
+        c
+    })
 }
 
 fn floor(bench: &Bench) -> Result<Arm> {
@@ -130,13 +146,7 @@ fn podman(bench: &Bench) -> Result<Vec<Arm>> {
         c.args(["--ulimit", "nproc=1000:1000", "bench", "/bin/true"]);
         c
     });
-    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
-    let ours = Arm::new("dormouse", move |_| {
-        let mut c = Command::new(&exe);
-        c.arg("--root").arg(&root).args(["run", "--rm", "--net", "none", "bench", "true"]);
-        c
-    });
-    Ok(vec![ours, arm])
+    Ok(vec![ours("dormouse", bench, true), arm])
 }
 
 /// Prints one JSON line per arm, a table with bars, and the promises.
@@ -159,5 +169,8 @@ fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) 
     }
     if let Some(floor) = of("floor") {
         promise("of the floor", ours / floor, 2.0);
+    }
+    if let Some(before) = of(BEFORE) {
+        change("median", ours, before);
     }
 }

@@ -16,12 +16,12 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, NGINX, Times, figure, installed, ok, promise};
+use dormouse_benches::{Bench, NGINX, Times, change, figure, installed, ok, promise};
 use dormouse_testkit::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -37,6 +37,9 @@ struct Options {
     /// Only awake and asleep, which is quick
     #[arg(long)]
     brief: bool,
+    /// Directory with the programs of another build, such as an earlier one, in turn with these
+    #[arg(long)]
+    before: Option<PathBuf>,
 }
 
 /// LIMIT: the time for an answer before the benchmark gives up.
@@ -155,7 +158,11 @@ impl Arm {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let bench = Bench::new()?;
+    let mut benches = vec![Bench::new()?];
+    if let Some(bin) = &options.before {
+        let before = benches[0].before(bin)?;
+        benches.push(before);
+    }
     let arms = if options.brief { &Arm::ALL[..2] } else { &Arm::ALL };
     for (n, server) in SERVERS.iter().enumerate() {
         if !server.name.contains(&options.only) {
@@ -165,19 +172,33 @@ fn main() -> Result<()> {
             eprintln!("  SKIPPED: {}: {} is not installed", server.name, server.needs);
             continue;
         }
-        let all = measure(&bench, server, arms, options.rounds)
+        let all = measure(&benches, server, arms, options.rounds)
             .with_context(|| format!("{} does not answer", server.name))?;
-        for (arm, times) in arms.iter().zip(&all) {
-            let more = serde_json::json!({
-                "rounds": options.rounds, "p50_ms": times.median_ms(), "p99_ms": times.at(0.99),
-                "min_ms": times.at(0.0), "max_ms": times.at(1.0),
-            });
-            let name = format!("{}, {}: first byte", server.name, arm.name());
-            eprintln!("  {name}: p50 {:.2} ms, p99 {:.2} ms", times.median_ms(), times.at(0.99));
-            figure("wake", &name, times.median_ms(), "ms", more);
+        for (build, all) in BUILDS.into_iter().zip(&all) {
+            for (arm, times) in arms.iter().zip(all) {
+                let more = serde_json::json!({
+                    "rounds": options.rounds, "p50_ms": times.median_ms(), "p99_ms": times.at(0.99),
+                    "min_ms": times.at(0.0), "max_ms": times.at(1.0),
+                });
+                let name = format!("{build}{}, {}: first byte", server.name, arm.name());
+                eprintln!(
+                    "  {name}: p50 {:.2} ms, p99 {:.2} ms",
+                    times.median_ms(),
+                    times.at(0.99)
+                );
+                figure("wake", &name, times.median_ms(), "ms", more);
+            }
         }
-        measure_sleep(&bench, server)
-            .with_context(|| format!("{} cannot be put to sleep", server.name))?;
+        if let [now, before] = &all[..] {
+            for ((arm, now), before) in arms.iter().zip(now).zip(before) {
+                change(arm.name(), now.median_ms(), before.median_ms());
+            }
+        }
+        let all = &all[0];
+        for (build, bench) in BUILDS.into_iter().zip(&benches) {
+            measure_sleep(bench, build, server)
+                .with_context(|| format!("{} cannot be put to sleep", server.name))?;
+        }
         if n == 0 {
             let asleep = &all[Arm::Asleep as usize];
             promise("p50 of the first byte of one that sleeps, in ms", asleep.median_ms(), 5.0);
@@ -187,25 +208,42 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn measure(bench: &Bench, server: &Server, arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
+/// What the figures of these programs and of those of `--before` begin with.
+const BUILDS: [&str; 2] = ["", "before: "];
+
+/// Measures all arms of all builds in turn; the result is by build, then by arm.
+fn measure(
+    benches: &[Bench],
+    server: &Server,
+    arms: &[Arm],
+    rounds: usize,
+) -> Result<Vec<Vec<Times>>> {
     const NAME: &str = "server";
-    let address = server.start(bench, NAME)?;
-    ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
-    let mut all: Vec<Vec<Duration>> = vec![Vec::new(); arms.len()];
+    let start = |bench| {
+        let address = server.start(bench, NAME)?;
+        ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
+        Ok(address)
+    };
+    let addresses: Vec<SocketAddr> = benches.iter().map(start).collect::<Result<_>>()?;
+    let mut all: Vec<Vec<Vec<Duration>>> = vec![vec![Vec::new(); arms.len()]; benches.len()];
     for _ in 0..rounds {
-        for (arm, times) in arms.iter().zip(&mut all) {
-            times.push(round(bench, server, NAME, address, *arm)?);
+        for (n, arm) in arms.iter().enumerate() {
+            for ((bench, address), times) in benches.iter().zip(&addresses).zip(&mut all) {
+                times[n].push(round(bench, server, NAME, *address, *arm)?);
+            }
         }
     }
-    ok(bench.dormouse().args(["rm", "--force", NAME]))?;
-    Ok(all.into_iter().map(Times::new).collect())
+    for bench in benches {
+        ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    }
+    Ok(all.into_iter().map(|arms| arms.into_iter().map(Times::new).collect()).collect())
 }
 
 /// The number of further sleeps.
 const AGAIN: usize = 5;
 
 /// Measures the suspend of a server, the first time and after one request.
-fn measure_sleep(bench: &Bench, server: &Server) -> Result<()> {
+fn measure_sleep(bench: &Bench, build: &str, server: &Server) -> Result<()> {
     const NAME: &str = "sleeper";
     let address = server.start(bench, NAME)?;
     ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
@@ -237,7 +275,7 @@ fn measure_sleep(bench: &Bench, server: &Server) -> Result<()> {
     let (first, again) = (times.remove(0).as_secs_f64() * 1e3, Times::new(times).median_ms());
     let more = megabytes[1 + AGAIN / 2];
     for (what, ms, megabytes) in [("", first, megabytes[0]), (" again", again, more)] {
-        let name = format!("{}: put to sleep{what}", server.name);
+        let name = format!("{build}{}: put to sleep{what}", server.name);
         eprintln!("  {name}: {ms:.1} ms, {megabytes:.1} MB written");
         figure("wake", &name, ms, "ms", serde_json::json!({ "written_mb": megabytes }));
     }
