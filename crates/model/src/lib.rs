@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod contract;
 mod id;
 mod limit;
 mod log;
@@ -19,8 +20,12 @@ pub use config::{
     Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
     Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,
 };
+pub use contract::{
+    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Time, parse_cpu_period_us,
+    parse_cpu_reserve,
+};
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
-pub use limit::Limits;
+pub use limit::{CpuBurst, Limits};
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
 pub use reference::Reference;
 pub use size::{parse_bytes, parse_cpus, parse_span_ms};

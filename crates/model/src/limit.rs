@@ -1,6 +1,11 @@
 //! Resource limits of a container, in the terms of the kernel's resource controllers (cgroups(7)).
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
+
+use crate::Invalid;
+use crate::size::{digits, span_us};
 
 /// Limits of one container. `None` leaves the kernel's default, which is "no limit".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -8,6 +13,15 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// CPU time per wall time, in thousandths of one CPU (`cpu.max`).
     pub cpu_max_milli: Option<u32>,
+    /// CPU time per wall time that is guaranteed, in thousandths of one CPU; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_reserve_milli: Option<u32>,
+    /// Period in which `cpu_max_milli` is counted, in microseconds (`cpu.max`, default 100,000).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_period_us: Option<u32>,
+    /// CPU time that may be saved up for use above `cpu_max_milli` (`cpu.max.burst`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_burst: Option<CpuBurst>,
     /// Share of contended CPU time, 1 to 10,000 (`cpu.weight`, default 100).
     pub cpu_weight: Option<u32>,
     /// CPUs it may run on, in the kernel's list format (`cpuset.cpus`).
@@ -20,4 +34,98 @@ pub struct Limits {
     pub pids_max: Option<u32>,
     /// Share of contended disk time, 1 to 10,000 (`io.weight`, default 100).
     pub io_weight: Option<u32>,
+}
+
+/// CPU time that a container saves up while it is idle, and may then use above its quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuBurst {
+    /// In microseconds per period.
+    Us(u32),
+    /// In percent of the quota.
+    Percent(u32),
+}
+
+impl FromStr for CpuBurst {
+    type Err = Invalid;
+
+    /// Parses `20ms`, `50%`, or a bare number of microseconds.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let expected = "a time such as 20ms, a percentage of the quota up to 100%, or microseconds";
+        let bad = || Invalid::new("CPU burst", text, expected);
+        match text.strip_suffix('%') {
+            Some(percent) => {
+                let percent = digits(percent).filter(|percent| *percent <= 100);
+                percent.map(Self::Percent).ok_or_else(bad)
+            }
+            None => span_us(text).map(Self::Us).ok_or_else(bad),
+        }
+    }
+}
+
+impl Limits {
+    /// Replaces the limits that `new` has.
+    pub fn replace(&mut self, new: &Self) {
+        let new = new.clone();
+        *self = Self {
+            cpu_max_milli: new.cpu_max_milli.or(self.cpu_max_milli),
+            cpu_reserve_milli: new.cpu_reserve_milli.or(self.cpu_reserve_milli),
+            cpu_period_us: new.cpu_period_us.or(self.cpu_period_us),
+            cpu_burst: new.cpu_burst.or(self.cpu_burst),
+            cpu_weight: new.cpu_weight.or(self.cpu_weight),
+            cpuset_cpus: new.cpuset_cpus.or(self.cpuset_cpus.take()),
+            memory_max_bytes: new.memory_max_bytes.or(self.memory_max_bytes),
+            swap_max_bytes: new.swap_max_bytes.or(self.swap_max_bytes),
+            pids_max: new.pids_max.or(self.pids_max),
+            io_weight: new.io_weight.or(self.io_weight),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_earlier_version_are_read_and_written_as_before() {
+        let old = concat!(
+            r#"{"cpu_max_milli":1500,"cpu_weight":null,"cpuset_cpus":null,"#,
+            r#""memory_max_bytes":null,"swap_max_bytes":null,"pids_max":null,"io_weight":null}"#,
+        );
+        let limits: Limits = serde_json::from_str(old).unwrap();
+        assert_eq!(limits.cpu_max_milli, Some(1500));
+        assert_eq!(serde_json::to_string(&limits).unwrap(), old);
+        let new = Limits {
+            cpu_reserve_milli: Some(500),
+            cpu_period_us: Some(10_000),
+            cpu_burst: Some(CpuBurst::Percent(50)),
+            ..limits
+        };
+        let text = serde_json::to_string(&new).unwrap();
+        assert_eq!(serde_json::from_str::<Limits>(&text).unwrap(), new);
+    }
+
+    #[test]
+    fn replaced_limits_keep_values_that_are_not_given() {
+        let mut limits = Limits {
+            cpu_max_milli: Some(1000),
+            cpuset_cpus: Some("0".into()),
+            pids_max: Some(5),
+            ..Limits::default()
+        };
+        limits.replace(&Limits {
+            cpu_reserve_milli: Some(0),
+            pids_max: Some(6),
+            ..Limits::default()
+        });
+        assert_eq!((limits.cpu_max_milli, limits.pids_max), (Some(1000), Some(6)));
+        assert_eq!((limits.cpu_reserve_milli, limits.cpuset_cpus.as_deref()), (Some(0), Some("0")));
+    }
+
+    #[test]
+    fn stored_burst_has_its_unit() {
+        let json = |burst| serde_json::to_string(&burst).unwrap();
+        assert_eq!(json(CpuBurst::Us(5)), r#"{"us":5}"#);
+        assert_eq!(json(CpuBurst::Percent(5)), r#"{"percent":5}"#);
+    }
 }

@@ -58,6 +58,22 @@ pub fn parse_span_ms(text: &str) -> Option<i64> {
     (!text.is_empty()).then_some(sum)
 }
 
+/// Parses digits alone; `parse` would accept a sign.
+pub(crate) fn digits(text: &str) -> Option<u32> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Parses a time such as `20ms` or `1500us`, or a bare number of microseconds.
+pub(crate) fn span_us(text: &str) -> Option<u32> {
+    if let Some(us) = digits(text) {
+        return Some(us);
+    }
+    if let Some(us) = text.strip_suffix("us") {
+        return digits(us);
+    }
+    u32::try_from(parse_span_ms(text)?.checked_mul(1000)?).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -62,6 +62,9 @@ impl LimitArgs {
         Ok(Limits {
             cpu_max_milli: self.cpus.as_deref().map(parse_cpus).transpose()?,
             cpu_weight,
+            cpu_reserve_milli: None,
+            cpu_period_us: None,
+            cpu_burst: None,
             cpuset_cpus: self.cpuset_cpus.as_deref().map(cpu_list).transpose()?,
             memory_max_bytes,
             swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,

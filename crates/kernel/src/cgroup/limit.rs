@@ -387,6 +387,9 @@ mod tests {
     fn all() -> Limits {
         Limits {
             cpu_max_milli: Some(1500),
+            cpu_reserve_milli: None,
+            cpu_period_us: None,
+            cpu_burst: None,
             cpu_weight: Some(100),
             cpuset_cpus: Some("0-1,6".into()),
             memory_max_bytes: Some(64 << 20),
