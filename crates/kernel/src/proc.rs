@@ -47,6 +47,11 @@ pub fn boot_id() -> Result<String> {
     Ok(read_text("/proc/sys/kernel/random/boot_id", 64)?.trim().to_owned())
 }
 
+/// The CPUs that are online, in the kernel's list format (Documentation/admin-guide/cputopology.rst).
+pub fn online_cpus() -> Result<String> {
+    read_text("/sys/devices/system/cpu/online", 1 << 16)
+}
+
 /// The fields of `/proc/PID/stat` (proc_pid_stat(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {

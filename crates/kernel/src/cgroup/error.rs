@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_model::Invalid;
+use dormouse_model::{Contradiction, Invalid};
 
 use crate::error::{CallError, ErrorKind};
 
@@ -13,6 +13,9 @@ pub enum CgroupError {
     /// A limit or a name that no kernel would take. Nothing was made or changed.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    /// Limits that contradict each other. Nothing was made or changed.
+    #[error(transparent)]
+    Contradiction(#[from] Contradiction),
     /// A limit was requested whose controller, or whose file, this host does not have.
     #[error("{limit} cannot be limited: {why}")]
     Missing {
@@ -104,7 +107,7 @@ impl CgroupError {
     /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Invalid(_) => ErrorKind::Invalid,
+            Self::Invalid(_) | Self::Contradiction(_) => ErrorKind::Invalid,
             Self::Missing { since, .. } => ErrorKind::Unsupported { since },
             Self::NotMounted => ErrorKind::Unsupported { since: "2.6.24" },
             Self::StillRunning { .. } | Self::InUse { .. } => ErrorKind::Busy,

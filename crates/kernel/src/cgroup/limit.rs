@@ -6,22 +6,22 @@
 //! | limit | v2 | v1 |
 //! |---|---|---|
 //! | CPU time | `cpu.max` "quota period" | `cpu.cfs_period_us`, `cpu.cfs_quota_us` |
+//! | CPU burst | `cpu.max.burst` | `cpu.cfs_burst_us` |
 //! | CPU weight | `cpu.weight` | `cpu.shares` = weight x 1024 / 100 (`cpu_weight_write_u64()`) |
 //! | CPUs | `cpuset.cpus` | the same, and `cpuset.mems`, which is empty in a new cgroup |
 //! | memory | `memory.max` | `memory.limit_in_bytes` |
 //! | swap | `memory.swap.max` | `memory.memsw.limit_in_bytes`, which counts memory *and* swap |
 //! | tasks | `pids.max` | the same |
 //! | disk weight | `io.weight`, `io.bfq.weight` | `blkio.bfq.weight`, `blkio.weight` |
+//!
+//! A CPU reservation is not translated here. It becomes a weight that depends on the other containers
+//! ([`super::share`]), so the weight of such a container is left to the caller.
 
-use dormouse_model::{Invalid, Limits};
+use dormouse_model::{Cpu, Invalid, Limits};
 
 use super::controller::Controllers;
 use super::error::CgroupError;
 
-/// Length of the period in which `cpu_max_milli` is measured: the kernel's own default.
-const CPU_PERIOD_US: u64 = 100_000;
-/// LIMIT: the kernel refuses a quota under 1 ms (`min_cfs_quota_period`): 0.01 CPU.
-const CPU_LEAST_MILLI: u32 = 10;
 /// LIMIT: under this the first process is killed before its first instruction (page tables, kernel
 /// stacks and the program itself count).
 const MEMORY_LEAST_BYTES: u64 = 1 << 20;
@@ -95,28 +95,29 @@ struct Plan<'a, H> {
 
 impl<H: Host> Plan<'_, H> {
     fn cpu(&mut self, limits: &Limits) -> Result<(), CgroupError> {
-        if let Some(milli) = limits.cpu_max_milli {
+        let cpu = Cpu::of(limits);
+        cpu.check()?;
+        if let Some(quota) = cpu.quota_us() {
             let limit = "CPU time";
-            if milli < CPU_LEAST_MILLI {
-                return Err(Invalid::new(limit, milli.to_string(), "at least 0.01 CPUs").into());
-            }
-            let quota = u64::from(milli) * CPU_PERIOD_US / 1000;
+            let period = cpu.period_us;
             match self.home(limit, Controllers::CPU)? {
                 Version::V2 => {
-                    let value = format!("{quota} {CPU_PERIOD_US}");
+                    let value = format!("{quota} {period}");
                     self.require(limit, Controllers::CPU, "cpu.max", "CONFIG_CFS_BANDWIDTH")?;
                     self.add(limit, Controllers::CPU, "cpu.max", value);
                 }
                 Version::V1 => {
                     let quota_file = "cpu.cfs_quota_us";
                     self.require(limit, Controllers::CPU, quota_file, "CONFIG_CFS_BANDWIDTH")?;
-                    let period = CPU_PERIOD_US.to_string();
-                    self.add(limit, Controllers::CPU, "cpu.cfs_period_us", period);
+                    self.add(limit, Controllers::CPU, "cpu.cfs_period_us", period.to_string());
                     self.add(limit, Controllers::CPU, quota_file, quota.to_string());
                 }
             }
+            self.burst(&cpu)?;
         }
-        if let Some(weight) = limits.cpu_weight {
+        if cpu.reserve_milli > 0 {
+            self.home("CPU reservation", Controllers::CPU)?;
+        } else if let Some(weight) = limits.cpu_weight {
             let limit = "CPU weight";
             check_weight(limit, weight)?;
             match self.home(limit, Controllers::CPU)? {
@@ -128,6 +129,25 @@ impl<H: Host> Plan<'_, H> {
                     self.add(limit, Controllers::CPU, "cpu.shares", shares);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// ORDER: the kernel refuses a burst above the quota, so the quota is set before.
+    fn burst(&mut self, cpu: &Cpu) -> Result<(), CgroupError> {
+        let limit = "CPU burst";
+        let file = burst_file(self.home(limit, Controllers::CPU)?);
+        let burst = cpu.burst_us();
+        // KERNEL(5.14): before, only a burst that was requested is an error.
+        if !self.host.has(Controllers::CPU, file) {
+            if cpu.burst.is_none() || burst == 0 {
+                return Ok(());
+            }
+            let why = format!("the kernel has no {file}");
+            return Err(CgroupError::Missing { limit, why, since: "5.14" });
+        }
+        if burst > 0 {
+            self.add(limit, Controllers::CPU, file, burst.to_string());
         }
         Ok(())
     }
@@ -281,6 +301,21 @@ impl<H: Host> Plan<'_, H> {
     }
 }
 
+/// The write before a quota or a burst is changed: a present burst may be above the new quota.
+pub(super) fn no_burst(host: &impl Host) -> Option<Setting> {
+    let file = burst_file(host.version(Controllers::CPU)?);
+    let controller = Controllers::CPU;
+    let setting = Setting { controller, limit: "CPU burst", file, value: "0".into() };
+    host.has(controller, file).then_some(setting)
+}
+
+fn burst_file(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "cpu.cfs_burst_us",
+        Version::V2 => "cpu.max.burst",
+    }
+}
+
 /// Computes the v1 limits. A limit that is not requested stays; the swap on top of memory, if it is
 /// limited, stays when memory alone changes.
 fn memory_v1(limits: &Limits, now: MemoryV1) -> Result<MemoryV1, CgroupError> {
@@ -310,7 +345,7 @@ fn check_weight(limit: &'static str, weight: u32) -> Result<(), Invalid> {
 }
 
 /// `cpu.shares` of a `cpu.weight`: 100 is 1024, as sched/core.c converts it, within v1's bounds.
-fn shares(weight: u32) -> u64 {
+pub(super) fn shares(weight: u32) -> u64 {
     (u64::from(weight) * 1024 + 50).div_euclid(100).clamp(2, 262_144)
 }
 
@@ -320,7 +355,7 @@ fn bfq_weight(weight: u32) -> u32 {
 }
 
 /// The runs of a list such as `0-3,8`; `None` where it is not one.
-fn parse_list(text: &str) -> Option<Vec<(u32, u32)>> {
+pub(super) fn parse_list(text: &str) -> Option<Vec<(u32, u32)>> {
     let number = |t: &str| {
         // parse() would take a sign.
         t.bytes().all(|b| b.is_ascii_digit()).then(|| t.parse::<u32>().ok())?
@@ -345,6 +380,8 @@ fn since(controller: Controllers) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_model::CpuBurst;
+
     use super::*;
 
     struct Fake {
@@ -352,8 +389,10 @@ mod tests {
         files: &'static [&'static str],
     }
 
-    const V1_FILES: &[&str] = &["cpu.cfs_quota_us", "memory.memsw.limit_in_bytes"];
-    const V2_FILES: &[&str] = &["cpu.max", "memory.swap.max", "io.weight", "io.bfq.weight"];
+    const V1_FILES: &[&str] =
+        &["cpu.cfs_quota_us", "cpu.cfs_burst_us", "memory.memsw.limit_in_bytes"];
+    const V2_FILES: &[&str] =
+        &["cpu.max", "cpu.max.burst", "memory.swap.max", "io.weight", "io.bfq.weight"];
     const V1: Fake = Fake { version: Some(Version::V1), files: V1_FILES };
     const V2: Fake = Fake { version: Some(Version::V2), files: V2_FILES };
 
@@ -389,7 +428,7 @@ mod tests {
             cpu_max_milli: Some(1500),
             cpu_reserve_milli: None,
             cpu_period_us: None,
-            cpu_burst: None,
+            cpu_burst: Some(CpuBurst::Percent(10)),
             cpu_weight: Some(100),
             cpuset_cpus: Some("0-1,6".into()),
             memory_max_bytes: Some(64 << 20),
@@ -404,6 +443,7 @@ mod tests {
         let limits = Limits { io_weight: Some(10_000), ..all() };
         let expected = [
             ("cpu.max", "150000 100000"),
+            ("cpu.max.burst", "15000"),
             ("cpu.weight", "100"),
             ("cpuset.cpus", "0-1,6"),
             ("memory.swap.max", "1048576"),
@@ -420,6 +460,7 @@ mod tests {
         let expected = [
             ("cpu.cfs_period_us", "100000"),
             ("cpu.cfs_quota_us", "150000"),
+            ("cpu.cfs_burst_us", "15000"),
             ("cpu.shares", "1024"),
             ("cpuset.mems", "0-1"),
             ("cpuset.cpus", "0-1,6"),
@@ -428,6 +469,42 @@ mod tests {
             ("pids.max", "7"),
         ];
         assert_eq!(fresh(&all(), &V1), expected.map(|(f, v)| (f, v.to_owned())));
+    }
+
+    #[test]
+    fn burst_is_written_where_the_kernel_has_it() {
+        let limits = |burst| Limits {
+            cpu_max_milli: Some(500),
+            cpu_period_us: Some(10_000),
+            cpu_burst: burst,
+            ..Limits::default()
+        };
+        let whole = ("cpu.cfs_burst_us", "5000".to_owned());
+        assert_eq!(fresh(&limits(None), &V1)[2], whole, "the default is one quota");
+        assert_eq!(fresh(&limits(Some(CpuBurst::Us(0))), &V1).len(), 2, "a new cgroup has none");
+        assert_eq!(no_burst(&V2).map(|s| (s.file, s.value)), Some(("cpu.max.burst", "0".into())));
+
+        let old = Fake { version: Some(Version::V2), files: &["cpu.max"] };
+        assert_eq!(fresh(&limits(None), &old), [("cpu.max", "5000 10000".to_owned())]);
+        assert_eq!(no_burst(&old), None);
+        let error = plan(&limits(Some(CpuBurst::Us(1))), &old, MemoryV1::UNLIMITED).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Unsupported { since: "5.14" });
+        let above = limits(Some(CpuBurst::Us(5001)));
+        let error = plan(&above, &V2, MemoryV1::UNLIMITED).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn weight_of_reserved_container_is_left_to_the_caller() {
+        let mut limits = Limits { cpu_weight: Some(200), ..Limits::default() };
+        assert_eq!(fresh(&limits, &V2), [("cpu.weight", "200".to_owned())]);
+        limits.cpu_reserve_milli = Some(500);
+        assert!(fresh(&limits, &V2).is_empty() && fresh(&limits, &V1).is_empty());
+        let none = Fake { version: None, files: &[] };
+        let error = plan(&limits, &none, MemoryV1::UNLIMITED).unwrap_err();
+        assert!(error.to_string().starts_with("CPU reservation cannot be"), "{error}");
+        limits.cpu_reserve_milli = Some(0);
+        assert_eq!(fresh(&limits, &V2), [("cpu.weight", "200".to_owned())]);
     }
 
     #[test]

@@ -34,7 +34,8 @@
 //! **Cost.** A memory cgroup costs 16 bytes per superblock of the machine; each directory about
 //! 30 us to make and 25 to remove. Nothing is cached but descriptors of the parents.
 //!
-//! **Not here**: guarantees, reclaim, pressure (they come with the governors).
+//! **Not here**: decisions. The weight that keeps a CPU reservation is computed by crate `governor`; guarantees
+//! of memory and pressure come with later governors.
 
 mod controller;
 mod device;
@@ -45,6 +46,7 @@ mod life;
 mod limit;
 mod mounts;
 mod reclaim;
+mod share;
 mod stats;
 mod tree;
 mod usage;
@@ -61,6 +63,7 @@ use rustix::fs::OFlags;
 pub use self::controller::Controllers;
 pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
+pub use self::share::{CpuShare, count_cpus, online_cpus};
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
 pub use self::usage::{CpuTime, InUse, MemoryInUse};
@@ -491,7 +494,7 @@ impl Host for Hierarchy {
     }
 
     fn cpus(&self) -> Result<String, CgroupError> {
-        proc::read_text("/sys/devices/system/cpu/online", 1 << 16).map_err(CgroupError::Read)
+        proc::online_cpus().map_err(CgroupError::Read)
     }
 
     fn mems(&self) -> Result<String, CgroupError> {
@@ -615,14 +618,19 @@ impl Cgroup {
         Ok(placement)
     }
 
-    /// Sets every limit that is `Some`; what is `None` stays as it is.
+    /// Sets every limit that is `Some`; what is `None` stays as it is. Period and burst of CPU time are
+    /// set with `cpu_max_milli` only, all three together.
     ///
     /// Memory is never taken by killing: if it cannot be reclaimed down to a new, lower limit, the
     /// limit stays and the error's kind is `Busy`. A CPU set can be changed on v1 only for a
     /// container that was created with one.
     pub fn set(&self, limits: &Limits) -> Result<(), CgroupError> {
         let now = self.memory_now()?;
-        let settings = limit::plan(limits, &self.hierarchy, now)?;
+        let mut settings = limit::plan(limits, &self.hierarchy, now)?;
+        if limits.cpu_max_milli.is_some() {
+            // ORDER: first, because a present burst may be above the new quota.
+            settings.splice(0..0, limit::no_burst(&self.hierarchy));
+        }
         let cpuset = settings.iter().any(|s| s.controller == Controllers::CPUSET);
         match self.hierarchy.version(Controllers::CPUSET) {
             Some(Version::V1) if cpuset && self.in_v1(Controllers::CPUSET).is_none() => {

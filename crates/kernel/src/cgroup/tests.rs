@@ -8,6 +8,8 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use dormouse_model::CpuBurst;
+
 use super::*;
 use crate::ErrorKind;
 
@@ -178,6 +180,78 @@ fn root_limits_hold_and_can_be_changed_both_ways() {
     let mut child = spawn(&cgroup, "sleep 1 & wait");
     assert!(!child.wait().unwrap().success(), "a second process was possible");
     assert_eq!(cgroup.stats().unwrap().memory_max_bytes, Some(40 << 20), "others stay");
+}
+
+#[test]
+fn root_quota_period_and_burst_change_in_any_order() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let (dir, files) = match cgroup.in_v1(Controllers::CPU) {
+        Some(dir) => (dir, ["cpu.cfs_quota_us", "cpu.cfs_burst_us"]),
+        None => (cgroup.in_v2(Controllers::CPU).unwrap(), ["cpu.max", "cpu.max.burst"]),
+    };
+    let first = |file: &str| {
+        let text = dir.read(file).unwrap();
+        text.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let some = [(500, 100_000, None), (1500, 10_000, Some(CpuBurst::Percent(100)))];
+    let more = [(100, 1_000_000, Some(CpuBurst::Us(1))), (2000, 1000, Some(CpuBurst::Us(0)))];
+    let all = [some, more].concat();
+    for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
+        for (milli, period, burst) in [from, to] {
+            let limits = Limits {
+                cpu_max_milli: Some(*milli),
+                cpu_period_us: Some(*period),
+                cpu_burst: *burst,
+                ..Limits::default()
+            };
+            cgroup.set(&limits).unwrap();
+            let quota = u64::from(*milli) * u64::from(*period) / 1000;
+            let burst = dormouse_model::Cpu::of(&limits).burst_us();
+            assert_eq!(files.map(first), [quota, burst], "{from:?} to {to:?}");
+        }
+    }
+    cgroup.remove().unwrap();
+}
+
+#[test]
+fn root_weight_is_changed_through_kept_descriptors_until_the_cgroup_is_removed() {
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let cgroup = hierarchy.create("a", &Limits::default()).unwrap();
+    assert_eq!(hierarchy.shares_of("a").unwrap(), Some(1024));
+    let share = hierarchy.cpu_share("a").unwrap().unwrap();
+    for shares in [2048, 102_400, 1024] {
+        assert!(share.set(shares).unwrap());
+        assert_eq!(hierarchy.shares_of("a").unwrap(), Some(shares));
+        assert!(hierarchy.set_shares("a", shares * 2).unwrap());
+    }
+    assert_eq!(share.used_ns().unwrap(), Some(0));
+    let mut child = spawn(&cgroup, "while :; do :; done");
+    until("CPU time", || share.used_ns().unwrap() > Some(20_000_000));
+    cgroup.kill().unwrap();
+    child.wait().unwrap();
+    cgroup.remove().unwrap();
+    assert_eq!((share.used_ns().unwrap(), share.set(1024).unwrap()), (None, false));
+    assert_eq!(hierarchy.shares_of("a").unwrap(), None);
+    assert!(!hierarchy.set_shares("a", 1024).unwrap());
+    assert!(hierarchy.cpu_share("a").unwrap().is_none());
+}
+
+#[test]
+fn root_parent_outweighs_the_host_while_its_weight_is_set() {
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let _cgroup = hierarchy.create("a", &Limits::default()).unwrap();
+    let weight = || {
+        let (version, parent) = hierarchy.cpu_parent().unwrap();
+        share::read(version, parent).unwrap()
+    };
+    assert_eq!(weight(), 1024);
+    hierarchy.set_parent_shares(Some((100, 2000))).unwrap();
+    assert!(weight() >= 19 * 1024, "{}", weight());
+    hierarchy.set_parent_shares(None).unwrap();
+    assert_eq!(weight(), 1024);
 }
 
 #[test]

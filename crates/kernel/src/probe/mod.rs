@@ -297,7 +297,13 @@ static FEATURES: &[Feature] = &[
         ("frozen, signalled one by one, thawed", "time in proportion to the processes"),
         host::kill,
     ),
-    feature("cpu controller", "2.6.24", "`--cpus`, `--cpu-weight`", NO_LIMIT, host::cpu),
+    feature(
+        "cpu controller",
+        "2.6.24",
+        "`--cpus`, `--cpu-weight`, `--cpu-reserve`",
+        NO_LIMIT,
+        host::cpu,
+    ),
     feature("memory controller", "2.6.25", "`--memory`", NO_LIMIT, host::memory),
     feature(
         "counting of swap",
