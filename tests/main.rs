@@ -12,6 +12,7 @@ mod bundles;
 mod checkpoint;
 mod compat;
 mod containerd;
+mod contracts;
 mod daemon;
 mod drowsy;
 mod errors;

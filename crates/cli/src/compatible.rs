@@ -14,8 +14,8 @@ use dormouse_api::rfc3339;
 use dormouse_container::{Details, Engine, Listed, Result};
 use dormouse_kernel::capability;
 use dormouse_model::{
-    Config, Limits, MountKind, NetMode, Propagation, Publish, Restart, RootSource, SeccompChoice,
-    State as Phase,
+    Config, Cpu, Limits, MountKind, NetMode, Propagation, Publish, Restart, RootSource,
+    SeccompChoice, State as Phase,
 };
 
 use crate::create::Defaults;
@@ -211,7 +211,8 @@ fn host(config: &Config, log_path: String) -> HostConfig {
     };
     let Limits { cpu_max_milli, cpu_weight, memory_max_bytes, swap_max_bytes, .. } = spec.limits;
     let memory = memory_max_bytes.unwrap_or(0);
-    let quota = |milli: u32| i64::from(milli) * 100;
+    let cpu = Cpu::of(&spec.limits);
+    let quota = |us: u64| i64::try_from(us).unwrap_or(i64::MAX);
     let security = [
         (spec.security.seccomp == SeccompChoice::Unconfined, "seccomp=unconfined"),
         (spec.security.no_new_privileges, "no-new-privileges"),
@@ -250,8 +251,8 @@ fn host(config: &Config, log_path: String) -> HostConfig {
         cpu_shares: 0,
         cpu_weight: cpu_weight.unwrap_or(0),
         nano_cpus: cpu_max_milli.map_or(0, |milli| u64::from(milli) * 1_000_000),
-        cpu_period: cpu_max_milli.map_or(0, |_| 100_000),
-        cpu_quota: cpu_max_milli.map_or(0, quota),
+        cpu_period: cpu_max_milli.map_or(0, |_| cpu.period_us.into()),
+        cpu_quota: cpu.quota_us().map_or(0, quota),
         cpuset_cpus: spec.limits.cpuset_cpus.clone().unwrap_or_default(),
         memory,
         memory_swap: swap_max_bytes.map_or(0, |swap| memory.saturating_add(swap)),

@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `net`, `pending` and `layer`.
+//! Uses `ground`, `contract`, `net`, `pending` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
-use crate::{event, layer, net};
+use crate::{contract, event, layer, net};
 
 /// A container that was just created and is still locked: no other command starts, changes or
 /// removes it while this exists.
@@ -63,6 +63,7 @@ pub(crate) fn draft(
 ) -> Result<(Config, New)> {
     let id = ground::new_id()?;
     spec::validate(&create)?;
+    contract::check(ground, &create.spec.limits)?;
     let new = pending::begin(ground, &id)?;
     let name = create.name.clone();
     match create_in(ground, &new.dir, &id, create, fill) {

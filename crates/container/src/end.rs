@@ -2,7 +2,7 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `net`, `pending`, `shared`, `later` and `unwoken`.
+//! Uses `ground`, `state`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later` and `unwoken`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
 use crate::ground::Ground;
 use crate::state::{self, Exit, InitRecord, Observed};
-use crate::{disk, event, hold, later, net, pending, shared, unwoken};
+use crate::{contract, disk, event, hold, later, net, pending, shared, unwoken};
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
 /// and may be called twice.
@@ -48,7 +48,7 @@ fn tear_down_with(
     keep(shared::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
     match first {
-        None => disk::remove_tree(&ground.run_dir(id)),
+        None => remove_run_dir(ground, id),
         Some(e) => Err(e),
     }
 }
@@ -169,7 +169,14 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     shared::remove(ground, id)?;
     // The parts of the old checkpoint that are still needed are linked into the new one.
     disk::remove_tree(&ground.woken_dir(id))?;
-    disk::remove_tree(&ground.run_dir(id))
+    remove_run_dir(ground, id)
+}
+
+/// Removes `RUN/c/ID`, and releases the reservation of the container.
+fn remove_run_dir(ground: &Ground, id: &ContainerId) -> Result<()> {
+    disk::remove_tree(&ground.run_dir(id))?;
+    contract::leave(ground, id);
+    Ok(())
 }
 
 /// Ends an asleep container, which is stopped then.

@@ -16,7 +16,7 @@ use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
 use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
-use dormouse_model::{Config, ContainerId, LogDriver, Name, RootSource};
+use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
 
 use crate::create::Created;
 use crate::drowsy::PushOut;
@@ -41,9 +41,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    archive, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log, policy,
-    recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage,
-    verb, volume, wake,
+    archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log,
+    policy, recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn,
+    usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -511,6 +511,21 @@ impl Engine {
     /// Returns the ids of images that containers are made from: `prune` must keep them.
     pub fn images_in_use(&self) -> Result<Vec<String>> {
         usage::images_in_use(&self.ground)
+    }
+}
+
+/// Contracts.
+impl Engine {
+    /// Returns the running containers with a CPU reservation, and their contracts.
+    pub fn cpu_reservations(&self) -> Result<Vec<(ContainerId, Cpu)>> {
+        contract::granted(&self.ground)
+    }
+
+    /// Marks that the caller, a daemon, changes the CPU weights of these containers. Without the mark the
+    /// static weights hold, which are written when it is removed, or by the first command after the daemon was
+    /// killed.
+    pub fn govern_cpu(&self, governs: bool) -> Result<()> {
+        contract::govern(&self.ground, governs)
     }
 }
 

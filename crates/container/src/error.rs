@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dormouse_kernel::{CallError, ErrorKind};
-use dormouse_model::{Config, Invalid, State};
+use dormouse_model::{Config, Cpus, Invalid, State};
 
 /// A failed verb of the engine; the container is in the state before or after the verb.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +83,28 @@ pub enum Error {
         needed_kb: u64,
         /// Available memory and free swap.
         free_kb: u64,
+    },
+    /// The CPUs are promised to other containers.
+    #[error(
+        "container '{name}' is to have {wanted} CPUs reserved, and {free} of {of} are free: {taken} is reserved \
+         by {holders} running containers, and {host} is kept for the host (`[contract] host-cpu-reserve` in \
+         config.toml); lower --cpu-reserve, or stop or suspend a container with a reservation"
+    )]
+    NoCpu {
+        /// The container.
+        name: String,
+        /// Its reservation.
+        wanted: Cpus,
+        /// CPUs without a reservation.
+        free: Cpus,
+        /// The CPUs in question.
+        of: String,
+        /// Reservations of other containers.
+        taken: Cpus,
+        /// Number of these containers.
+        holders: usize,
+        /// The host's part.
+        host: Cpus,
     },
     /// The daemon has granted no memory for a wake in time.
     #[error("the daemon granted no memory in time to wake container '{0}'")]
@@ -213,7 +235,7 @@ impl Error {
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::NoIds | Self::NoRoom { .. } => ErrorKind::Limit,
+            Self::NoIds | Self::NoRoom { .. } | Self::NoCpu { .. } => ErrorKind::Limit,
             Self::Call { source, .. } => source.kind(),
             Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
             Self::Launch(e) => e.kind(),

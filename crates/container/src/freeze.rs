@@ -1,13 +1,13 @@
 //! End of a freeze, and the completion of interrupted changes of freezer and limits.
 //!
-//! Uses `ground`, `state` and `hold`.
+//! Uses `ground`, `state`, `hold` and `contract`.
 
 use dormouse_model::Config;
 
 use crate::error::Result;
 use crate::ground::Ground;
-use crate::hold;
 use crate::state::{self, InitRecord};
+use crate::{contract, hold};
 
 /// Thaws a container.
 ///
@@ -40,5 +40,7 @@ pub(crate) fn finish(ground: &Ground, config: &Config, stays: bool) -> Result<()
 /// Finishes an interrupted change of limits: sets the limits of the record.
 pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
     state::alive(ground, config)?;
-    Ok(state::cgroup(ground, config)?.set(&config.spec.limits)?)
+    contract::admit_again(ground, config)?;
+    state::cgroup(ground, config)?.set(&config.spec.limits)?;
+    contract::balance_all(ground)
 }

@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state exit hold log io saved silence shared volume usage first    records and facts of one container
+//! state exit hold log io saved silence shared volume usage first contract    records and facts of one container
 //! process net freeze pending later policy unwoken admission    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
@@ -71,6 +71,8 @@
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
+//! RUN/contract.json                 reservations of the running containers (`contract`)
+//! RUN/governed                      a daemon changes the CPU weights of these containers
 //! RUN/unwoken-ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
@@ -92,6 +94,8 @@
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
+//!    `RUN/contract.lock`: held while reservations are added up, and container locks and that of the daemon
+//!    are only tried (`contract`);
 //! 8. the locks inside image, network and keeper, which take none of these;
 //! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
 //!
@@ -109,6 +113,7 @@
 
 mod admission;
 mod archive;
+mod contract;
 mod create;
 mod disk;
 mod drowsy;

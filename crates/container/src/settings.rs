@@ -1,5 +1,5 @@
-//! Settings for the keeper, for wakes and for mounts: `[keeper]`, `[wake]` and `[run]` in
-//! `config.toml`.
+//! Settings for the keeper, for wakes, for mounts and for contracts: `[keeper]`, `[wake]`, `[run]` and
+//! `[contract]` in `config.toml`.
 //!
 //! ```toml
 //! [keeper]
@@ -15,13 +15,16 @@
 //!                            # reset, such as "30s" or "10m"
 //! within = "2m"   # longest time of a restore, plus a second for each 10 MB of memory
 //! reserve = "0"   # memory of the host that a wake leaves free, such as "500m"
+//!
+//! [contract]
+//! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! ```
 
 use std::path::Path;
 use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
-use dormouse_model::{Invalid, LogDriver, parse_bytes, parse_span_ms};
+use dormouse_model::{Cpus, Invalid, LogDriver, parse_bytes, parse_cpu_reserve, parse_span_ms};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -34,6 +37,39 @@ struct File {
     wake: Section,
     #[serde(default)]
     run: RunSection,
+    #[serde(default)]
+    contract: ContractSection,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ContractSection {
+    host_cpu_reserve: Option<String>,
+}
+
+/// The part of the CPUs that is kept for the host by default: a twentieth.
+const HOST_PART: u32 = 20;
+
+/// Returns how many of `all_milli` CPUs are kept for the host, all in thousandths.
+pub(crate) fn host_cpu_milli(path: &Path, all_milli: u32) -> Result<u32> {
+    let Some(text) = read(path)?.contract.host_cpu_reserve else {
+        return Ok(all_milli / HOST_PART);
+    };
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    let milli = match text.strip_suffix('%') {
+        Some(percent) => {
+            let percent = percent.parse::<u64>().ok().filter(|n| digits(percent) && *n <= 100);
+            percent.map(|percent| (u64::from(all_milli) * percent / 100) as u32)
+        }
+        None => parse_cpu_reserve(&text).ok().filter(|milli| *milli <= all_milli),
+    };
+    milli.ok_or_else(|| {
+        let all = Cpus(all_milli);
+        let what = format!(
+            "host-cpu-reserve '{text}' is not a percentage such as 5%, or a number of the {all} CPUs"
+        );
+        Error::Invalid(format!("{}: {what}", path.display()))
+    })
 }
 
 #[derive(Deserialize, Default)]
@@ -180,6 +216,27 @@ mod tests {
         }
         assert!(read("[keeper]\nlinger = 10\n").is_err());
         assert!(read("[keeper]\nlingers = \"1s\"\n").is_err());
+    }
+
+    #[test]
+    fn host_reserve_is_a_percentage_or_a_number_of_cpus() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            let text = format!("[contract]\nhost-cpu-reserve = \"{text}\"\n");
+            std::fs::write(file.path(), text).unwrap();
+            host_cpu_milli(file.path(), 2000)
+        };
+        assert_eq!(host_cpu_milli(file.path(), 2000).unwrap(), 100);
+        assert_eq!(
+            ["10%", "0%", "100%", "0.5", "0"].map(|t| read(t).unwrap()),
+            [200, 0, 2000, 500, 0]
+        );
+        for bad in ["101%", "-1%", "+1%", "%", "", "2.5", "some"] {
+            let error = read(bad).unwrap_err().to_string();
+            assert!(error.contains("host-cpu-reserve") && error.contains("the 2 CPUs"), "{error}");
+        }
+        std::fs::write(file.path(), "[contract]\nhost-cpu = \"1\"\n").unwrap();
+        assert!(host_cpu_milli(file.path(), 2000).is_err());
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `process`, `net`, `later`, `layer`, `root`,
+//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `process`, `net`, `later`, `layer`, `root`,
 //! `create`, `end`, `restore` and `remove`.
 
 use std::fs;
@@ -39,7 +39,7 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::Users;
-use crate::{end, event, exit, hold, io, later, layer, process, remove, usage};
+use crate::{contract, end, event, exit, hold, io, later, layer, process, remove, usage};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]
@@ -184,6 +184,7 @@ fn start_clean(
         Some(_) => None,
         None => Keeper::call(&ground.places.run)?,
     };
+    contract::admit(ground, config, &config.spec.limits)?;
     let net = net::open(ground, config)?;
     match from {
         None => net::end_quiet_in(ground, config, &net)?,
@@ -206,6 +207,7 @@ fn start_clean(
             })?;
             Ok::<_, Error>((keeper, expected))
         })?;
+    contract::balance(ground, &config.spec.limits)?;
     if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;
     }

@@ -1,9 +1,11 @@
-//! Resource limits: `--memory`, `--memory-swap`, `--pids`, `--cpu-weight`, `--cpu-shares`,
-//! `--cpuset-cpus`, `--ulimit`, `--umask`.
+//! Resource limits: `--memory`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
+//! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
-use dormouse_model::{Limits, Rlimit, parse_bytes, parse_cpus};
+use dormouse_model::{
+    CpuBurst, Limits, Rlimit, parse_bytes, parse_cpu_period_us, parse_cpu_reserve, parse_cpus,
+};
 
 use super::Invalid;
 
@@ -11,9 +13,28 @@ use super::Invalid;
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// CPU time, in CPUs (0.5 is half of one)
+    /// The most CPU time, in CPUs (0.5 is half of one)
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cpus: Option<String>,
+    /// CPU time that is guaranteed, in CPUs, 0 for none
+    ///
+    /// The container gets so much whenever it has work, and its share (--cpu-weight) of the CPU time that is
+    /// not reserved. CPU time that it does not use goes to other containers. The sum over all running
+    /// containers is at most the CPUs of the host without its own part ([contract] host-cpu-reserve in
+    /// config.toml, 5%). Without `dormouse daemon` the guarantee is a share of the CPU time that all
+    /// containers together get, and time that the container slept is not made up for.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpu_reserve: Option<String>,
+    /// Period in which --cpus is counted, 1ms to 1s, or in microseconds (default 100ms)
+    ///
+    /// Periods below 10ms lose some 5 % of the CPU time.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) cpu_period: Option<String>,
+    /// CPU time of idle periods that may be used above --cpus, as a time or a part of a period's (default 100%)
+    ///
+    /// 20ms, 50%, a number of microseconds, or 0 for none. At most the CPU time of one period.
+    #[arg(long, value_name = "TIME|PERCENT")]
+    pub(crate) cpu_burst: Option<String>,
     /// Share of contended CPU time, 1 to 10000 (default 100)
     #[arg(long, value_name = "WEIGHT")]
     pub(crate) cpu_weight: Option<String>,
@@ -61,10 +82,10 @@ impl LimitArgs {
         };
         Ok(Limits {
             cpu_max_milli: self.cpus.as_deref().map(parse_cpus).transpose()?,
+            cpu_reserve_milli: self.cpu_reserve.as_deref().map(parse_cpu_reserve).transpose()?,
+            cpu_period_us: text(&self.cpu_period).map(|t| parse_cpu_period_us(&t)).transpose()?,
+            cpu_burst: text(&self.cpu_burst).map(|t| t.parse::<CpuBurst>()).transpose()?,
             cpu_weight,
-            cpu_reserve_milli: None,
-            cpu_period_us: None,
-            cpu_burst: None,
             cpuset_cpus: self.cpuset_cpus.as_deref().map(cpu_list).transpose()?,
             memory_max_bytes,
             swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,
@@ -222,6 +243,26 @@ mod tests {
         }
         assert!(of(Some("100k"), None).is_err());
         assert!(of(Some("-1"), None).is_err());
+    }
+
+    #[test]
+    fn cpu_contract_is_read_in_the_units_of_the_kernel() {
+        let own = |text: &str| Some(text.to_owned());
+        let args = LimitArgs {
+            cpu_reserve: own("0.5"),
+            cpu_period: own("10000"),
+            cpu_burst: own("50%"),
+            ..LimitArgs::default()
+        };
+        let limits = args.read().unwrap();
+        assert_eq!((limits.cpu_reserve_milli, limits.cpu_period_us), (Some(500), Some(10_000)));
+        assert_eq!(limits.cpu_burst, Some(CpuBurst::Percent(50)));
+        for bad in ["-1", "x", ""] {
+            let reserve = LimitArgs { cpu_reserve: own(bad), ..LimitArgs::default() };
+            let period = LimitArgs { cpu_period: own(bad), ..LimitArgs::default() };
+            let burst = LimitArgs { cpu_burst: own(bad), ..LimitArgs::default() };
+            assert!([reserve, period, burst].iter().all(|args| args.read().is_err()), "{bad}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Directories of an instance, and the leftovers of the last boot.
 //!
-//! Uses `ground`, `state`, `exit`, `pending`, `unwoken`, `end`, `remove` and `recover::interrupted`.
+//! Uses `ground`, `state`, `exit`, `contract`, `pending`, `unwoken`, `end`, `remove` and
+//! `recover::interrupted`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,13 +13,14 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::recover::interrupted;
 use crate::state::{self, InitRecord};
-use crate::{end, exit, pending, remove, unwoken};
+use crate::{contract, end, exit, pending, remove, unwoken};
 
 /// Prepares the directories for a command, and finishes the work of killed ones.
 pub(crate) fn open(ground: &Ground) -> Result<()> {
     close_to_others(ground)?;
     recover_after_boot(ground)?;
     let _ = interrupted::finish(ground); // every command tries again; `prune` reports errors
+    let _ = contract::recover(ground); // likewise
     Ok(())
 }
 

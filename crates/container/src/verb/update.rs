@@ -1,14 +1,15 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `net`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `net`, `freeze` and `pending`.
 
-use dormouse_model::{ContainerId, State};
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_model::{CPU_WEIGHT, ContainerId, Limits, State};
 
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{freeze, net, state, usage};
+use crate::{contract, freeze, net, state, usage};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
@@ -17,15 +18,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let before = config.clone();
     let observed = state::observe_locked(ground, &config)?;
     let alive = observed.is_alive();
-    let l = &mut config.spec.limits;
-    let new = update.limits.clone();
-    l.cpu_max_milli = new.cpu_max_milli.or(l.cpu_max_milli);
-    l.cpu_weight = new.cpu_weight.or(l.cpu_weight);
-    l.cpuset_cpus = new.cpuset_cpus.or(l.cpuset_cpus.take());
-    l.memory_max_bytes = new.memory_max_bytes.or(l.memory_max_bytes);
-    l.swap_max_bytes = new.swap_max_bytes.or(l.swap_max_bytes);
-    l.pids_max = new.pids_max.or(l.pids_max);
-    l.io_weight = new.io_weight.or(l.io_weight);
+    config.spec.limits.replace(&update.limits);
+    contract::check(ground, &config.spec.limits)?;
     let is_memory = update.limits.memory_max_bytes.or(update.limits.swap_max_bytes).is_some();
     if observed.state == State::Asleep && is_memory {
         usage::check_wake_fits(ground, &before, &config.spec.limits)?;
@@ -49,17 +43,71 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     let changed = alive && update.limits != dormouse_model::Limits::default();
     let cgroup = changed.then(|| state::cgroup(ground, &config)).transpose()?;
-    // ORDER: on record, then in force: a command that finds the intent applies the record.
+    // ORDER: on record, then in force: a command that finds the intent applies the record. A reservation is
+    // admitted before: a refused one changes nothing.
     let _doing = changed.then(|| pending::intend(ground, id, &Intent::Limits)).transpose()?;
-    ground.write_config(&ground.dir(id), &config)?;
-    if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
+    if changed {
+        contract::admit(ground, &config, &config.spec.limits)?;
+    }
+    ground.write_config(&ground.dir(id), &config).inspect_err(|_| {
+        let _ = contract::admit_again(ground, &before); // the first error is returned
+    })?;
+    let set = |cgroup: Cgroup| -> Result<()> {
+        cgroup.set(&in_kernel(&update.limits, &config.spec.limits))?;
+        contract::balance_all(ground)
+    };
+    if let Some(Err(e)) = cgroup.map(set) {
         (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);
         (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
         config.spec.wake_on = before.spec.wake_on;
         ground.write_config(&ground.dir(id), &config)?;
         let _ = freeze::finish_limits(ground, &config); // the first error is returned
-        return Err(e.into());
+        return Err(e);
     }
     ground.record("update", id.as_str(), config.name.as_str(), &[]);
     Ok(())
+}
+
+/// Returns the limits to be set in the kernel: those that change, and those that depend on them.
+fn in_kernel(changed: &Limits, all: &Limits) -> Limits {
+    let mut limits = changed.clone();
+    // The weight of a container with a reservation is not its own, and may be none any longer.
+    limits.cpu_reserve_milli = all.cpu_reserve_milli;
+    if changed.cpu_reserve_milli.is_some() {
+        limits.cpu_weight = all.cpu_weight.or(Some(CPU_WEIGHT));
+    }
+    // A quota, its period and its burst are one setting.
+    let is_quota = changed.cpu_max_milli.is_some()
+        || changed.cpu_period_us.is_some()
+        || changed.cpu_burst.is_some();
+    if is_quota {
+        limits.cpu_max_milli = all.cpu_max_milli;
+        limits.cpu_period_us = all.cpu_period_us;
+        limits.cpu_burst = all.cpu_burst;
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_limit_takes_those_along_that_depend_on_it() {
+        let all = Limits {
+            cpu_max_milli: Some(1000),
+            cpu_period_us: Some(10_000),
+            cpu_reserve_milli: Some(500),
+            pids_max: Some(5),
+            ..Limits::default()
+        };
+        let pids = Limits { pids_max: Some(5), ..Limits::default() };
+        let set = in_kernel(&pids, &all);
+        assert_eq!((set.cpu_max_milli, set.cpu_weight, set.pids_max), (None, None, Some(5)));
+        let period = Limits { cpu_period_us: Some(10_000), ..Limits::default() };
+        assert_eq!(in_kernel(&period, &all).cpu_max_milli, Some(1000));
+        let none = Limits { cpu_reserve_milli: Some(0), ..all.clone() };
+        let set = in_kernel(&Limits { cpu_reserve_milli: Some(0), ..Limits::default() }, &none);
+        assert_eq!(set.cpu_weight, Some(CPU_WEIGHT), "the weight that was the reservation's");
+    }
 }

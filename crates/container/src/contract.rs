@@ -1,0 +1,411 @@
+//! Contracts for CPU: admission of reservations, and the static weights that keep them without a daemon.
+//!
+//! `RUN/contract.json` is the *ledger*: the running containers with a reservation. A start adds its container
+//! under `RUN/contract.lock`, or is refused, so that two starts never share the last CPU. A container that
+//! stops or sleeps leaves the ledger, and its wake is admitted again. While the ledger is empty it does not
+//! exist, and no other container pays for it but one access(2) at its start and at its end.
+//!
+//! **Weights.** A reservation is kept by a weight, which depends on the weights of all running containers
+//! ([`dormouse_governor::cpu`]). The weights are computed again when a container with a reservation comes,
+//! changes or goes, and when the number of the others has changed by a twentieth. The daemon changes the same
+//! weights ten times a second. It marks that with `RUN/governed`, and the first command after a killed daemon
+//! writes the static weights.
+//!
+//! **Stale entries.** A killed start leaves its entry. An entry counts only while `RUN/c/ID` exists, and where a
+//! container would be refused, only if the holder lives or is locked by a verb.
+//!
+//! LIMIT: the ledger is that of one instance; instances (`--root`) promise the same CPUs independently.
+//!
+//! Uses `ground`, `state` and `settings`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use dormouse_governor::cpu::{Host, Setting, statics};
+use dormouse_kernel::cgroup::{self, CgroupError};
+use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits};
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{self, Durable, Lock};
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::{settings, state};
+
+/// A part of the number of containers, and of their weight, whose change is ignored.
+const CHANGE: u64 = 20;
+
+/// `RUN/contract.json`.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Ledger {
+    /// The running containers with a reservation.
+    granted: BTreeMap<ContainerId, Grant>,
+    /// Number of entries in `RUN/c` when the weights were computed; 0 if it is not known.
+    #[serde(default)]
+    started: u64,
+    /// Weight of the other containers then, in shares.
+    #[serde(default)]
+    others_shares: u64,
+}
+
+/// The reservation of one container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Grant {
+    cpu: Cpu,
+    /// The CPUs to which it is bound.
+    #[serde(default)]
+    cpuset: Option<String>,
+}
+
+impl Grant {
+    /// The reservation in a container's limits, if there is one.
+    fn of(limits: &Limits) -> Option<Self> {
+        let cpu = Cpu::of(limits);
+        (cpu.reserve_milli > 0).then(|| Self { cpu, cpuset: limits.cpuset_cpus.clone() })
+    }
+}
+
+/// Refuses limits that contradict each other, or that this host can never keep.
+pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
+    let cpu = Cpu::of(limits);
+    cpu.check().map_err(CgroupError::from)?;
+    if cpu.reserve_milli == 0 {
+        return Ok(());
+    }
+    let (host, all) = host_milli(ground)?;
+    let cpuset = limits.cpuset_cpus.as_deref().and_then(cgroup::count_cpus);
+    Ok(cpu.check_on(all.saturating_sub(host), cpuset).map_err(CgroupError::from)?)
+}
+
+/// The CPUs that are kept for the host, and all CPUs, in thousandths.
+fn host_milli(ground: &Ground) -> Result<(u32, u32)> {
+    let all = cgroup::online_cpus()?.saturating_mul(1000);
+    Ok((settings::host_cpu_milli(&ground.settings(), all)?, all))
+}
+
+/// Enters the reservation of a container that starts, wakes or is updated; `limits` are those from now on. The
+/// caller holds its lock, and has made `RUN/c/ID`.
+///
+/// Errors: [`Error::NoCpu`] with the numbers. Nothing has changed then.
+pub(crate) fn admit(ground: &Ground, config: &Config, limits: &Limits) -> Result<()> {
+    enter(ground, config, limits, Admission::Checked)
+}
+
+/// Enters the reservation of a running container again, as it is on record, after an interrupted change.
+pub(crate) fn admit_again(ground: &Ground, config: &Config) -> Result<()> {
+    enter(ground, config, &config.spec.limits, Admission::Kept)
+}
+
+/// Whether a reservation may be refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Admission {
+    Checked,
+    Kept,
+}
+
+fn enter(ground: &Ground, config: &Config, limits: &Limits, how: Admission) -> Result<()> {
+    let grant = Grant::of(limits);
+    if grant.is_none() && !path(ground).exists() {
+        return Ok(());
+    }
+    let _alone = lock(ground)?;
+    let mut ledger = read(ground)?;
+    match grant {
+        None => {
+            if ledger.granted.remove(&config.id).is_some() && ledger.granted.is_empty() {
+                balance_locked(ground, &mut ledger)?; // no later step finds the ledger
+            }
+        }
+        Some(grant) if how == Admission::Kept => {
+            ledger.granted.insert(config.id.clone(), grant);
+        }
+        Some(grant) => {
+            check(ground, limits)?;
+            let (host, all) = host_milli(ground)?;
+            ledger.granted.insert(config.id.clone(), grant);
+            if refusal(&ledger, config, host, all).is_some() {
+                ledger.granted.retain(|id, _| *id == config.id || lives(ground, id));
+            }
+            if let Some(error) = refusal(&ledger, config, host, all) {
+                return Err(error);
+            }
+        }
+    }
+    write(ground, &ledger)
+}
+
+/// Returns the error for a ledger that promises more than there is, `config` being the container that came last.
+fn refusal(ledger: &Ledger, config: &Config, host_milli: u32, all_milli: u32) -> Option<Error> {
+    let own = ledger.granted.get(&config.id)?;
+    let sum = |all: &mut dyn Iterator<Item = &Grant>| -> u32 {
+        all.fold(0, |sum, grant| sum.saturating_add(grant.cpu.reserve_milli))
+    };
+    let error = |of: String, all: u32, host: u32, taken: u32, holders: usize| Error::NoCpu {
+        name: config.name.to_string(),
+        wanted: Cpus(own.cpu.reserve_milli),
+        free: Cpus(all.saturating_sub(host).saturating_sub(taken)),
+        of,
+        taken: Cpus(taken),
+        holders,
+        host: Cpus(host),
+    };
+    let others = || ledger.granted.iter().filter(|(id, _)| **id != config.id).map(|(_, it)| it);
+    let taken = sum(&mut others());
+    if taken.saturating_add(own.cpu.reserve_milli) > all_milli.saturating_sub(host_milli) {
+        let of = format!("{} CPUs", Cpus(all_milli));
+        return Some(error(of, all_milli, host_milli, taken, others().count()));
+    }
+    // Containers with the same CPU set compete for it alone.
+    let set = own.cpuset.as_ref()?;
+    let same = || others().filter(|grant| grant.cpuset.as_ref() == Some(set));
+    let (taken, cpus) = (sum(&mut same()), cgroup::count_cpus(set)?.saturating_mul(1000));
+    let too_much = taken.saturating_add(own.cpu.reserve_milli) > cpus;
+    let of = format!("{} CPUs of the CPU set {set}", Cpus(cpus));
+    too_much.then(|| error(of, cpus, 0, taken, same().count()))
+}
+
+/// Returns whether the holder of an entry has processes, or a verb is about to start some. ORDER: locks of
+/// containers are only tried here, because every caller holds one.
+fn lives(ground: &Ground, id: &ContainerId) -> bool {
+    let Ok(config) = ground.config(id) else { return ground.dir(id).exists() };
+    match state::observe(ground, &config) {
+        Ok(observed) if observed.is_alive() => true,
+        Ok(observed) if observed.needs_settling() => false,
+        // Without a record it is being started, or its start was interrupted.
+        _ => !matches!(Lock::try_take(&ground.dir(id)), Ok(Some(_))),
+    }
+}
+
+/// Removes the entry of a container that has stopped or fallen asleep. Best effort: an entry that stays is
+/// dropped by the next reader.
+pub(crate) fn leave(ground: &Ground, id: &ContainerId) {
+    if !path(ground).exists() {
+        return;
+    }
+    let _ = with_ledger(ground, |ledger| match ledger.granted.remove(id) {
+        Some(_) => balance_locked(ground, ledger),
+        None => balance_if_changed(ground, ledger, 0),
+    });
+}
+
+/// Writes the static weights after the cgroup of a container was made or changed.
+pub(crate) fn balance(ground: &Ground, limits: &Limits) -> Result<()> {
+    if !path(ground).exists() {
+        return Ok(());
+    }
+    let is_reserved = Grant::of(limits).is_some();
+    with_ledger(ground, |ledger| match is_reserved {
+        true => balance_locked(ground, ledger),
+        false => balance_if_changed(ground, ledger, Cpu::of(limits).weight),
+    })
+}
+
+/// Writes the static weights of all containers with a reservation, whatever they are.
+pub(crate) fn balance_all(ground: &Ground) -> Result<()> {
+    match path(ground).exists() {
+        true => with_ledger(ground, |ledger| balance_locked(ground, ledger)),
+        false => Ok(()),
+    }
+}
+
+/// The running containers with a reservation.
+pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
+    if !path(ground).exists() {
+        return Ok(Vec::new());
+    }
+    let ledger = read(ground)?;
+    Ok(ledger.granted.into_iter().map(|(id, grant)| (id, grant.cpu)).collect())
+}
+
+/// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.
+pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
+    let mark = governed(ground);
+    match governs {
+        true => disk::write(&mark, b"", Durable::No),
+        false => {
+            // ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
+            let balanced = balance_all(ground);
+            disk::remove(&mark)?;
+            balanced
+        }
+    }
+}
+
+/// Writes the static weights if a daemon was killed while it governed them.
+pub(crate) fn recover(ground: &Ground) -> Result<()> {
+    if !governed(ground).exists() {
+        return Ok(());
+    }
+    // The lock of a running daemon. A daemon that starts now waits for it.
+    match Lock::try_take(&ground.places.run.join("daemon.lock"))? {
+        Some(_no_daemon) => govern(ground, false),
+        None => Ok(()),
+    }
+}
+
+fn governed(ground: &Ground) -> PathBuf {
+    ground.places.run.join("governed")
+}
+
+fn path(ground: &Ground) -> PathBuf {
+    ground.places.run.join("contract.json")
+}
+
+fn lock(ground: &Ground) -> Result<Lock> {
+    Lock::take_new(&ground.places.run.join("contract.lock"))
+}
+
+/// Reads the ledger without the entries of containers that are gone.
+fn read(ground: &Ground) -> Result<Ledger> {
+    // A damaged ledger is lost with the boot; the entries come back as their containers start.
+    let mut ledger: Ledger = disk::read_json(&path(ground))?.unwrap_or_default();
+    ledger.granted.retain(|id, _| ground.run_dir(id).exists());
+    Ok(ledger)
+}
+
+fn write(ground: &Ground, ledger: &Ledger) -> Result<()> {
+    match ledger.granted.is_empty() {
+        true => disk::remove(&path(ground)),
+        false => disk::write_json(&path(ground), ledger, Durable::No),
+    }
+}
+
+/// Changes the ledger under its lock.
+fn with_ledger(ground: &Ground, change: impl FnOnce(&mut Ledger) -> Result<()>) -> Result<()> {
+    let _alone = lock(ground)?;
+    let mut ledger = read(ground)?;
+    let changed = change(&mut ledger);
+    write(ground, &ledger)?;
+    changed
+}
+
+/// Computes the weights again if the number of containers has changed much, or one with much weight came.
+fn balance_if_changed(ground: &Ground, ledger: &mut Ledger, weight: u32) -> Result<()> {
+    let started = count_started(ground);
+    let is_much = |change: u64, of: u64| change.saturating_mul(CHANGE) > of;
+    let same = !ledger.granted.is_empty()
+        && started != 0
+        && ledger.started != 0
+        && !is_much(started.abs_diff(ledger.started), ledger.started)
+        && !is_much(u64::from(weight) * 1024 / 100, ledger.others_shares);
+    if same {
+        return Ok(());
+    }
+    balance_locked(ground, ledger)
+}
+
+/// The number of entries in `RUN/c`, by its count of links; 0 where a file system does not count.
+fn count_started(ground: &Ground) -> u64 {
+    let links = fs::metadata(ground.places.running()).map_or(0, |meta| meta.nlink());
+    links.saturating_sub(2)
+}
+
+/// Writes the static weights of all containers with a reservation, and the weight of their parent.
+fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
+    let cgroups = ground.cgroups()?;
+    if ledger.granted.is_empty() {
+        return Ok(cgroups.set_parent_shares(None)?);
+    }
+    ledger.started = count_started(ground);
+    let mut others_shares = 0;
+    for id in ground.started()?.iter().filter(|id| !ledger.granted.contains_key(id)) {
+        others_shares += u64::from(cgroups.shares_of(id.as_str())?.unwrap_or(0));
+    }
+    ledger.others_shares = others_shares;
+    let all_milli = cgroup::online_cpus()?.saturating_mul(1000);
+    // Unreadable settings do not keep a container from its end.
+    let host_milli = host_milli(ground).map_or(all_milli / 20, |(host, _)| host);
+    cgroups.set_parent_shares(Some((host_milli, all_milli)))?;
+    let host = Host { cpus_milli: all_milli, shares_max: cgroups.shares_max() };
+    let all: Vec<(&ContainerId, Cpu)> =
+        ledger.granted.iter().map(|(id, grant)| (id, grant.cpu)).collect();
+    for Setting { id, shares } in statics(&host, &all, others_shares) {
+        cgroups.set_shares(id.as_str(), shares)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::place::Places;
+
+    fn id(number: u8) -> ContainerId {
+        ContainerId::from_bytes([number; 16])
+    }
+
+    fn limits(reserve_milli: u32, cpuset: Option<&str>) -> Limits {
+        Limits {
+            cpu_reserve_milli: Some(reserve_milli),
+            cpuset_cpus: cpuset.map(str::to_owned),
+            ..Limits::default()
+        }
+    }
+
+    fn config(number: u8) -> Config {
+        let config = serde_json::json!({
+            "version": 1, "id": id(number), "name": format!("c{number}"), "created_unix_s": 0,
+            "ids": { "base": 1 << 20, "wide": false }, "root": { "directory": "/srv" },
+            "process": { "args": [], "env": [], "cwd": "/", "user": "", "umask": null },
+            "security": { "capabilities": [], "no_new_privileges": false, "seccomp": "default",
+                "privileged": false, "rlimits": [], "oom_score_adj": null },
+            "hostname": "x", "mounts": [], "net": "none", "stop_signal": 15, "stop_timeout_s": 7,
+        });
+        serde_json::from_value(config).unwrap()
+    }
+
+    fn ledger(of: &[(u8, u32, Option<&str>)]) -> Ledger {
+        let one = |(number, reserve, cpuset): &(u8, u32, Option<&str>)| {
+            (id(*number), Grant::of(&limits(*reserve, *cpuset)).unwrap())
+        };
+        Ledger { granted: of.iter().map(one).collect(), ..Ledger::default() }
+    }
+
+    #[test]
+    fn refusal_has_the_numbers_of_the_ledger() {
+        let fits = ledger(&[(1, 1000, None), (2, 900, None)]);
+        assert!(refusal(&fits, &config(2), 100, 2000).is_none());
+        let over = ledger(&[(1, 1000, None), (2, 950, None)]);
+        let text = refusal(&over, &config(2), 100, 2000).unwrap().to_string();
+        for part in ["'c2'", "0.95 CPUs", "0.9 of 2 CPUs are free", "1 is reserved by 1", "0.1 is"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let alone = ledger(&[(1, 2000, None)]);
+        assert!(refusal(&alone, &config(1), 0, 2000).is_none());
+    }
+
+    #[test]
+    fn containers_of_one_cpu_set_are_admitted_by_its_size() {
+        let over = ledger(&[(1, 600, Some("0")), (2, 500, Some("0")), (3, 500, Some("1"))]);
+        let text = refusal(&over, &config(2), 100, 4000).unwrap().to_string();
+        assert!(text.contains("0.4 of 1 CPUs of the CPU set 0 are free"), "{text}");
+        assert!(refusal(&over, &config(3), 100, 4000).is_none());
+    }
+
+    #[test]
+    fn ledger_drops_containers_without_a_runtime_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let ground = Ground::new(Places::below(dir.path()));
+        fs::create_dir_all(ground.run_dir(&id(1))).unwrap();
+        write(&ground, &ledger(&[(1, 500, None), (2, 500, None)])).unwrap();
+        assert_eq!(read(&ground).unwrap().granted.into_keys().collect::<Vec<_>>(), [id(1)]);
+        assert_eq!(granted(&ground).unwrap().len(), 1);
+        write(&ground, &Ledger::default()).unwrap();
+        assert!(!path(&ground).exists(), "an empty ledger is no file");
+        assert!(granted(&ground).unwrap().is_empty());
+    }
+
+    #[test]
+    fn entry_counts_while_its_container_is_locked_or_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let ground = Ground::new(Places::below(dir.path()));
+        assert!(!lives(&ground, &id(1)), "removed");
+        fs::create_dir_all(ground.dir(&id(1))).unwrap();
+        ground.write_config(&ground.dir(&id(1)), &config(1)).unwrap();
+        assert!(!lives(&ground, &id(1)), "it has no process");
+        let _lock = ground.lock(&id(1)).unwrap();
+        assert!(lives(&ground, &id(1)), "a verb works on it");
+    }
+}
