@@ -2,6 +2,7 @@
 //! the subject of `bench contracts`.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -97,6 +98,32 @@ fn parent(host: &Host) -> u64 {
     match number(host, "", "cpu.shares", "cpu.weight") {
         (shares, true) => shares,
         (weight, false) => weight * 1024 / 100,
+    }
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    #[track_caller]
+    fn start(host: &Host) -> Self {
+        let mut command = host.dormouse(&["daemon", "--memory", "off"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let line = lines.next().expect("a line of output").expect("in UTF-8");
+        assert!(line.contains("daemon: ready"), "{line}");
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
+        Self(child)
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
 
@@ -263,6 +290,51 @@ fn vm_contract_changes_while_the_container_runs() {
     assert_eq!(parent(&host), 1024);
     host.dm(&["restart", "x"]).ok();
     assert_eq!(quota(&host, "x"), [10_000, 20_000, 0], "a restart keeps the contract");
+}
+
+#[test]
+fn vm_daemon_governs_only_beside_reservations_and_leaves_static_weights() {
+    let host = Host::with_busybox();
+    let mark = host.root().join("run/governed");
+    start(&host, "plain", &[]);
+    let mut daemon = Daemon::start(&host);
+    start(&host, "x", &["--cpu-reserve", "0.5"]);
+    // An idle container has a full bucket, so its weight is the largest.
+    let fixed = due(0.5, 0.5, 2.0);
+    let is_governed = || weight(&host, "x").0 > fixed * 1.25;
+    assert!(wait_until(soon(), is_governed), "{:?}", weight(&host, "x"));
+    assert!(mark.exists());
+    has_weight(&host, "plain", 1024.0);
+
+    daemon.kill();
+    let x = id(&host, "x"); // a command has run since
+    assert!(!mark.exists(), "the command after a killed daemon finds its mark");
+    has_weight(&host, "x", fixed);
+    host.dm(&["restart", "-t", "0", "x"]).ok();
+    has_weight(&host, "x", fixed);
+    assert_eq!(x, id(&host, "x"));
+
+    let _daemon = Daemon::start(&host);
+    assert!(wait_until(soon(), is_governed), "the next daemon goes on: {:?}", weight(&host, "x"));
+    host.dm(&["update", "--cpu-reserve", "0", "x"]).ok();
+    assert!(wait_until(soon(), || !mark.exists()), "no reservation is left");
+    has_weight(&host, "x", 1024.0);
+}
+
+#[test]
+fn stopped_daemon_writes_static_weights() {
+    let host = Host::with_busybox();
+    start(&host, "x", &["--cpu-reserve", "0.5"]);
+    let mut daemon = Daemon::start(&host);
+    let fixed = due(0.5, 0.5, 1.0);
+    assert!(wait_until(soon(), || weight(&host, "x").0 > fixed * 1.25), "{:?}", weight(&host, "x"));
+    let mark = host.root().join("run/governed");
+    assert!(mark.exists());
+    let pid = rustix::process::Pid::from_child(&daemon.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
+    assert!(daemon.0.wait().expect("our child").success());
+    assert!(!mark.exists(), "no command has run since");
+    has_weight(&host, "x", fixed);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The daemon: suspends idle containers and admits wakes as memory allows.
+//! The daemon: suspends idle containers, admits wakes as memory allows, and keeps CPU reservations.
 //!
 //! It is one more user of the engine, and no container depends on it. If it is killed, containers
 //! are not suspended until it runs again; sleeping ones are still woken by the keeper. It is not a
@@ -10,6 +10,7 @@
 //! RUN/gate.sock <---- client about to wake one ([`gate`]) ----> admitted when it fits
 //!                                                   ([`budget`]): workers suspend others
 //! the keeper exits ----> what it held is re-created ([`recovery`])
+//! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
 //! ```
 //!
 //! Each of these tasks is a *room* on one loop ([`room`]). `budget` and `watch` are the pure part
@@ -19,6 +20,8 @@
 //! **Cost.** A container without `--sleep-after` costs nothing. One with it that is active is read
 //! twice in its idle time, one file of some 300 bytes; an idle one twice in all; a sleeping one
 //! costs nothing. Active containers pay nothing, because the kernel counts their CPU time anyway.
+//! While a container with a CPU reservation runs, each of these is read ten times a second, and each other
+//! container once.
 //! For why no program at every task switch is used see docs/decisions/0010.
 //!
 //! **Shutdown.** On SIGTERM or SIGINT the daemon starts no new job, waits for the running ones, and
@@ -29,6 +32,7 @@
 mod budget;
 mod error;
 mod gate;
+mod govern;
 mod idle;
 mod notify;
 mod recovery;
@@ -52,6 +56,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use error::step;
 pub use error::{Error, Result};
 use gate::Gate;
+use govern::Governor;
 use idle::IdleRoom;
 use notify::say;
 use recovery::Recovery;
@@ -91,6 +96,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
     if let Some(gate) = gate {
         rooms.push(Box::new(gate));
     }
+    rooms.push(Box::new(Governor::begin(Rc::clone(&engine), Rc::clone(&cpu))));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)
 }

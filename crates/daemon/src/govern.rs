@@ -1,0 +1,218 @@
+//! CPU reservations: the room that reads CPU times and changes CPU weights.
+//!
+//! [`dormouse_governor::cpu`] decides, this room reads and writes. Each tenth of a second it reads the CPU time of
+//! the containers with a reservation through descriptors that stay open, and writes the weights that have changed
+//! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
+//! while a reservation gets too little.
+//!
+//! **Nothing to do.** Without a running container that has a reservation the room has no due time but the round
+//! every ten minutes, as the other rooms: an idle host does not tick.
+//!
+//! **Killed.** The weights in the kernel stay, and the first command afterwards, or the next daemon, writes the
+//! static ones (`RUN/governed` marks that they were changed). The next daemon begins with full buckets.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use dormouse_container::Engine;
+use dormouse_governor::cpu::{
+    self, Host, OTHERS_HUNGRY_MS, OTHERS_MS, Other, Readings, Reserved, State, TICK_MS,
+};
+use dormouse_kernel::cgroup::{self, CpuShare, CpuTime, Hierarchy};
+use dormouse_model::{ContainerId, Cpu};
+
+use crate::error::Result;
+use crate::notify::say;
+use crate::room::{Notice, Room};
+
+/// Time between decisions.
+const TICK: Duration = Duration::from_millis(TICK_MS);
+/// Interval of rounds, which make up for missed events.
+const ROUND_EVERY: Duration = Duration::from_secs(600);
+
+/// A running container with a reservation.
+#[derive(Debug)]
+struct Held {
+    cpu: Cpu,
+    share: CpuShare,
+}
+
+/// The room of CPU reservations.
+#[derive(Debug)]
+pub(crate) struct Governor {
+    engine: Rc<Engine>,
+    time: Rc<CpuTime>,
+    /// Opened with the first reservation.
+    cgroups: Option<Hierarchy>,
+    host: Host,
+    held: BTreeMap<ContainerId, Held>,
+    state: State<ContainerId>,
+    /// Containers may have come, changed or gone since the last round.
+    is_outdated: bool,
+    /// Time of the last round.
+    round: Instant,
+    /// Time of the last decision.
+    decided: Instant,
+    /// Time of the last reading of containers without a reservation; None before the first.
+    others_read: Option<Instant>,
+}
+
+impl Governor {
+    /// Begins with the containers that run.
+    pub(crate) fn begin(engine: Rc<Engine>, time: Rc<CpuTime>) -> Self {
+        let now = Instant::now();
+        Self {
+            engine,
+            time,
+            cgroups: None,
+            host: Host { cpus_milli: 1000, shares_max: 1 },
+            held: BTreeMap::new(),
+            state: State::default(),
+            is_outdated: true,
+            round: now,
+            decided: now,
+            others_read: None,
+        }
+    }
+
+    /// Finds the containers with a reservation, and opens those that are new.
+    fn find(&mut self, now: Instant) -> Result<()> {
+        self.round = now;
+        let reserved = self.engine.cpu_reservations()?;
+        self.is_outdated = false;
+        if reserved.is_empty() {
+            return self.rest();
+        }
+        let cgroups = match self.cgroups.take() {
+            Some(cgroups) => cgroups,
+            None => {
+                // ORDER: marked first: weights that a killed daemon has changed are always found.
+                self.engine.govern_cpu(true)?;
+                self.decided = now;
+                Hierarchy::open(&self.engine.places().cgroup)?
+            }
+        };
+        self.host = Host {
+            cpus_milli: cgroup::online_cpus()?.saturating_mul(1000),
+            shares_max: cgroups.shares_max(),
+        };
+        let mut before = std::mem::take(&mut self.held);
+        for (id, cpu) in reserved {
+            // The cgroup of a container that slept is a new one.
+            let kept =
+                before.remove(&id).filter(|held| matches!(held.share.used_ns(), Ok(Some(_))));
+            let share = match kept {
+                Some(held) => Some(held.share),
+                None => cgroups.cpu_share(id.as_str())?,
+            };
+            // A container that is just being started has no cgroup yet; its event comes later.
+            if let Some(share) = share {
+                self.held.insert(id, Held { cpu, share });
+            }
+        }
+        self.cgroups = Some(cgroups);
+        // A start or an end has written static weights.
+        self.state.forget_weights();
+        Ok(())
+    }
+
+    /// Leaves the weights alone, because no running container has a reservation.
+    fn rest(&mut self) -> Result<()> {
+        self.held.clear();
+        self.state = State::default();
+        self.others_read = None;
+        match self.cgroups.take() {
+            Some(_) => Ok(self.engine.govern_cpu(false)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads, decides and writes.
+    fn govern(&mut self, now: Instant) -> Result<()> {
+        let passed = now.duration_since(self.decided);
+        self.decided = now;
+        let mut reserved = Vec::with_capacity(self.held.len());
+        for (id, held) in &self.held {
+            match held.share.used_ns()? {
+                Some(used_ns) => reserved.push(Reserved { id: id.clone(), cpu: held.cpu, used_ns }),
+                None => self.is_outdated = true, // it has stopped, or sleeps
+            }
+        }
+        let others = self.others_are_due(now).then(|| self.read_others(now)).transpose()?;
+        let readings = Readings { passed_ns: passed.as_nanos() as u64, reserved, others };
+        let was = std::mem::take(&mut self.state);
+        let (state, settings) = cpu::decide(&self.host, &readings, was);
+        self.state = state;
+        for setting in settings {
+            if let Some(held) = self.held.get(&setting.id) {
+                held.share.set(setting.shares).inspect_err(|_| self.state.forget_weights())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn others_are_due(&self, now: Instant) -> bool {
+        let every = if self.state.is_hungry() { OTHERS_HUNGRY_MS } else { OTHERS_MS };
+        self.others_read.is_none_or(|read| read + Duration::from_millis(every) <= now)
+    }
+
+    /// Reads the containers without a reservation.
+    fn read_others(&mut self, now: Instant) -> Result<Vec<Other<ContainerId>>> {
+        self.others_read = Some(now);
+        let Some(cgroups) = &self.cgroups else { return Ok(Vec::new()) };
+        let mut others = Vec::new();
+        for id in self.engine.started()? {
+            if self.held.contains_key(&id) {
+                continue;
+            }
+            // A container that has ended since it was listed does not compete.
+            let used_ns = self.time.of(id.as_str()).ok().flatten();
+            let shares = cgroups.shares_of(id.as_str()).ok().flatten();
+            if let (Some(used_ns), Some(shares)) = (used_ns, shares) {
+                others.push(Other { id, shares, used_ns });
+            }
+        }
+        Ok(others)
+    }
+}
+
+impl Room for Governor {
+    fn name(&self) -> &'static str {
+        "CPU reservations"
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let next_tick = self.cgroups.is_some().then(|| self.decided + TICK);
+        let round = if self.is_outdated { self.round + TICK } else { self.round + ROUND_EVERY };
+        next_tick.into_iter().chain([round]).min()
+    }
+
+    fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
+        let round = if self.is_outdated { TICK } else { ROUND_EVERY };
+        if self.round + round <= now {
+            self.find(now)?;
+        }
+        if self.cgroups.is_some() && self.decided + TICK <= now {
+            self.govern(now)?;
+        }
+        Ok(Vec::new())
+    }
+
+    fn notice(&mut self, _now: Instant, notice: &Notice) {
+        if matches!(notice, Notice::Events | Notice::Ended(_)) {
+            self.is_outdated = true;
+        }
+    }
+
+    fn end(mut self: Box<Self>) {
+        if let Err(e) = self.rest() {
+            say(&format!("cannot write the static CPU weights: {e}"));
+        }
+    }
+}
