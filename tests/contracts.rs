@@ -284,6 +284,13 @@ fn vm_contract_changes_while_the_container_runs() {
     assert_eq!(host.inspect("x")["config"]["limits"], before, "a refused change changes nothing");
     assert_eq!(quota(&host, "x"), [10_000, 20_000, 0]);
 
+    let table = host.dm(&["inspect", "--format", "table", "x"]).ok();
+    assert!(table.contains("0.5 reserved, weight 200, at most 0.5"), "{table}");
+    assert!(table.contains("CPU time used"), "{table}");
+    let stats = host.dm(&["stats", "--no-stream", "x"]).ok();
+    let cells: Vec<&str> = stats.lines().nth(1).expect("a row").split_whitespace().collect();
+    assert_eq!(cells[3..5], ["50", "50"], "{stats}");
+
     host.dm(&["rm", "-f", "y"]).ok();
     update(&["--cpu-reserve", "0"]).ok();
     has_weight(&host, "x", 2048.0);

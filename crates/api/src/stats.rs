@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dormouse_kernel::cgroup;
+use dormouse_model::Cpu;
 use serde::Serialize;
 
 /// One container in `stats --json`.
@@ -42,14 +43,21 @@ pub struct Stats {
     pub io_write_bytes: u64,
     /// Number of processes killed because memory ran out.
     pub oom_kills: u64,
+    /// CPU time that is guaranteed, in thousandths of one CPU; 0 if none is.
+    pub cpu_reserve_milli: u32,
+    /// Share of the CPU time that is not reserved.
+    pub cpu_weight: u32,
+    /// The most CPU time, in thousandths of one CPU; null if there is no limit.
+    pub cpu_max_milli: Option<u32>,
 }
 
 impl Stats {
-    /// Returns the reading `now` of a container. `before` is an earlier reading and the time since
-    /// then; the CPU share is 0 without one.
+    /// Returns the reading `now` of a container with a contract. `before` is an earlier reading and the
+    /// time since then; the CPU share is 0 without one.
     pub fn of(
         id: String,
         name: String,
+        cpu: &Cpu,
         now: &cgroup::Stats,
         before: Option<(&cgroup::Stats, Duration)>,
     ) -> Self {
@@ -75,6 +83,9 @@ impl Stats {
             io_read_bytes: now.io_read_bytes,
             io_write_bytes: now.io_write_bytes,
             oom_kills: now.oom_kills,
+            cpu_reserve_milli: cpu.reserve_milli,
+            cpu_weight: cpu.weight,
+            cpu_max_milli: cpu.max_milli,
         }
     }
 }
@@ -104,16 +115,19 @@ mod tests {
             oom_kills: 14,
         };
         let passed = Duration::from_millis(1);
-        let stats = Stats::of("ab".into(), "web".into(), &now, Some((&before, passed)));
+        let cpu =
+            Cpu::of(&dormouse_model::Limits { cpu_reserve_milli: Some(500), ..Default::default() });
+        let stats = Stats::of("ab".into(), "web".into(), &cpu, &now, Some((&before, passed)));
         let json = concat!(
             r#"{"id":"ab","name":"web","cpu_percent":12.35,"cpu_usage_ns":124456,"#,
             r#""cpu_user_ns":2,"cpu_system_ns":3,"cpu_throttled_ns":5,"memory_bytes":6,"#,
             r#""memory_inactive_file_bytes":7,"memory_peak_bytes":8,"#,
             r#""memory_max_bytes":9,"swap_bytes":10,"pids":11,"pids_max":null,"#,
-            r#""io_read_bytes":12,"io_write_bytes":13,"oom_kills":14}"#,
+            r#""io_read_bytes":12,"io_write_bytes":13,"oom_kills":14,"#,
+            r#""cpu_reserve_milli":500,"cpu_weight":100,"cpu_max_milli":null}"#,
         );
         assert_eq!(serde_json::to_string(&stats).unwrap(), json);
-        let first = Stats::of("ab".into(), "web".into(), &now, None);
+        let first = Stats::of("ab".into(), "web".into(), &cpu, &now, None);
         assert_eq!(first.cpu_percent, 0.0);
     }
 }

@@ -1,9 +1,12 @@
 //! `dormouse inspect`
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use dormouse_api::{Inspect, compatible as objects};
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
+use dormouse_model::Cpu;
 use serde::Serialize;
 
 use crate::command::Global;
@@ -168,6 +171,16 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
     let (c, shown) = (&config, Listed::from(details));
     let logs = engine.logs(&c.id)?;
     let list = |v: &[String]| v.join(", ");
+    // A container that stops meanwhile has no row for it.
+    let stats = shown.pid.and_then(|_| engine.stats(&c.id).ok());
+    let used = stats.map_or_else(String::new, |stats| {
+        let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
+        let used = format!("{:.3} s", seconds(stats.cpu_usage_ns));
+        match stats.cpu_throttled_ns {
+            0 => used,
+            ns => format!("{used}, throttled for {:.3} s", seconds(ns)),
+        }
+    });
     let number = |n: u64| if n == 0 { String::new() } else { n.to_string() };
     let host = &object.host_config;
     let policy = match (host.restart_policy.name, host.restart_policy.maximum_retry_count) {
@@ -193,6 +206,8 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
         ("memory", c.spec.limits.memory_max_bytes.map_or_else(String::new, output::bytes)),
         ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
+        ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
+        ("CPU time used", used),
         ("tasks", number(host.pids_limit.into())),
         ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),

@@ -7,7 +7,7 @@ use anyhow::Result;
 use dormouse_api::Stats;
 use dormouse_container::Engine;
 use dormouse_kernel::cgroup;
-use dormouse_model::{ContainerId, State};
+use dormouse_model::{ContainerId, Cpu, State};
 
 use crate::command::Global;
 use crate::output::{self, Table, bytes};
@@ -15,7 +15,8 @@ use crate::terminal;
 
 /// Show the resource use of containers
 ///
-/// The CPU share is of one CPU, over the time between two readings.
+/// The CPU share is of one CPU, over the time between two readings. Beside it are the CPU time that is
+/// guaranteed (--cpu-reserve) and the most (--cpus), also of one CPU.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// One reading instead of one every second
@@ -35,6 +36,13 @@ pub(crate) struct Args {
 /// Readings of containers, with their times.
 type Readings = BTreeMap<ContainerId, (Instant, cgroup::Stats)>;
 
+/// A container that is shown.
+struct Shown {
+    id: ContainerId,
+    name: String,
+    cpu: Cpu,
+}
+
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let mut before = read(&engine, &args.names)?.0;
@@ -45,7 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         std::thread::sleep(pause);
         let (now, rows) = read(&engine, &args.names)?;
         let rows: Vec<Stats> =
-            rows.into_iter().map(|(id, name)| row(&id, name, before.get(&id), &now[&id])).collect();
+            rows.into_iter().map(|it| row(before.get(&it.id), &now[&it.id], it)).collect();
         show(&rows, args.json, screen)?;
         if args.no_stream {
             return Ok(0);
@@ -55,58 +63,71 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
 }
 
-fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId, String)>)> {
-    let mut list = Vec::new();
+fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<Shown>)> {
+    let mut ids = Vec::new();
     if names.is_empty() {
         let has_processes = |s: State| matches!(s, State::Running | State::Paused | State::Drowsy);
-        for d in engine.list()?.into_iter().filter(|d| has_processes(d.state)) {
-            list.push((d.id, d.name.to_string()));
-        }
+        ids.extend(engine.list()?.into_iter().filter(|d| has_processes(d.state)).map(|d| d.id));
     } else {
         for name in names {
-            let id = engine.find(name)?;
-            let name = engine.config(&id)?.name.to_string();
-            list.push((id, name));
+            ids.push(engine.find(name)?);
         }
     }
-    let mut readings = Readings::new();
-    for (id, _) in &list {
-        match engine.stats(id) {
-            Ok(stats) => drop(readings.insert(id.clone(), (Instant::now(), stats))),
+    let (mut readings, mut shown) = (Readings::new(), Vec::new());
+    for id in ids {
+        let read = engine.config(&id).and_then(|config| Ok((config, engine.stats(&id)?)));
+        match read {
+            Ok((config, stats)) => {
+                readings.insert(id.clone(), (Instant::now(), stats));
+                let cpu = Cpu::of(&config.spec.limits);
+                shown.push(Shown { id, name: config.name.to_string(), cpu });
+            }
             // The container stopped since it was listed.
             Err(_) if names.is_empty() => {}
             Err(e) => return Err(e.into()),
         }
     }
-    list.retain(|(id, _)| readings.contains_key(id));
-    Ok((readings, list))
+    Ok((readings, shown))
 }
 
 /// Returns what is shown of a container.
 fn row(
-    id: &ContainerId,
-    name: String,
     before: Option<&(Instant, cgroup::Stats)>,
     (at, now): &(Instant, cgroup::Stats),
+    it: Shown,
 ) -> Stats {
     let before = before.map(|(then, before)| (before, at.duration_since(*then)));
-    Stats::of(id.to_string(), name, now, before)
+    Stats::of(it.id.to_string(), it.name, &it.cpu, now, before)
 }
 
 fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
     if json {
         return output::json_line(rows);
     }
-    let mut table =
-        Table::new(["CONTAINER ID", "NAME", "CPU %", "MEMORY", "LIMIT", "PIDS", "READ", "WRITTEN"]);
+    let mut table = Table::new([
+        "CONTAINER ID",
+        "NAME",
+        "CPU %",
+        "RESERVED %",
+        "MOST %",
+        "MEMORY",
+        "LIMIT",
+        "PIDS",
+        "READ",
+        "WRITTEN",
+    ]);
+    let percent = |milli: u32| (f64::from(milli) / 10.0).to_string();
+    let none = || "-".to_owned();
     for r in rows {
         table.row([
             r.id[..12].to_owned(),
             r.name.clone(),
             format!("{:.2}", r.cpu_percent),
+            if r.cpu_reserve_milli == 0 { none() } else { percent(r.cpu_reserve_milli) },
+            r.cpu_max_milli.map_or_else(none, percent),
             // Memory that is reclaimed first does not count, as in podman.
             bytes(r.memory_bytes.saturating_sub(r.memory_inactive_file_bytes)),
-            r.memory_max_bytes.map_or_else(|| "-".to_owned(), bytes),
+            r.memory_max_bytes.map_or_else(none, bytes),
             r.pids.to_string(),
             bytes(r.io_read_bytes),
             bytes(r.io_write_bytes),
