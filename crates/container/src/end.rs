@@ -61,6 +61,10 @@ pub(crate) fn settle_found(
     finally: bool,
 ) -> Result<Option<Exit>> {
     if !observed.needs_settling() {
+        let gone = gone_dir(ground, &config.id);
+        if observed.state != State::Asleep && gone.exists() {
+            forget_sleep(ground, config)?; // its end was interrupted, and its sockets are still held
+        }
         if observed.init.is_none() && ground.run_dir(&config.id).exists() {
             // A start or an end was interrupted.
             match observed.state {
@@ -234,8 +238,17 @@ pub(crate) fn forget_sleep(ground: &Ground, config: &Config) -> Result<()> {
     end_asleep(ground, config, None, false)
 }
 
+/// The checkpoint of a sleep that is being ended.
+fn gone_dir(ground: &Ground, id: &ContainerId) -> std::path::PathBuf {
+    ground.asleep_dir(id).with_file_name(".asleep-gone")
+}
+
 /// Ends the sleep, over an existing connection to the keeper if there is one. The checkpoint
 /// may be kept.
+///
+/// ORDER: the checkpoint is renamed first. A full disk prevents that, and the container is asleep as
+/// before, with its held sockets. The renamed directory is removed, or set aside, last: after a kill in
+/// between it shows that the sockets are still to be released. A checkpoint under that name is never used.
 pub(crate) fn end_asleep(
     ground: &Ground,
     config: &Config,
@@ -243,7 +256,12 @@ pub(crate) fn end_asleep(
     is_kept: bool,
 ) -> Result<()> {
     let dir = ground.asleep_dir(&config.id);
-    if !dir.exists() {
+    let gone = gone_dir(ground, &config.id);
+    let is_asleep = dir.exists();
+    if is_asleep {
+        disk::remove_tree(&gone)?; // left by a killed removal
+        fs::rename(&dir, &gone).map_err(Error::file("cannot remove", &dir))?;
+    } else if !gone.exists() {
         return Ok(());
     }
     match keeper {
@@ -251,15 +269,11 @@ pub(crate) fn end_asleep(
         None => hold::release(ground, &config.id)?,
     }
     unwoken::forget(ground, config);
-    if is_kept {
+    if is_kept && is_asleep {
         let woken = ground.woken_dir(&config.id);
         disk::remove_tree(&woken)?; // left by a killed sleep
-        return fs::rename(&dir, &woken).map_err(Error::file("cannot put aside", &dir));
+        return fs::rename(&gone, &woken).map_err(Error::file("cannot put aside", &gone));
     }
-    // Renamed first, so that a partly removed checkpoint is never used.
-    let gone = dir.with_file_name(".asleep-gone");
-    disk::remove_tree(&gone)?; // left by a killed removal
-    fs::rename(&dir, &gone).map_err(Error::file("cannot remove", &dir))?;
     disk::remove_tree(&gone)
 }
 
