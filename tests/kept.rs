@@ -111,6 +111,8 @@ workloads! {
     vm_datagrams_received_as_one_keep_their_lengths: "gro";
     vm_settings_for_later_memory_stay: "future";
     vm_multicast_groups_of_sockets_stay: "groups";
+    vm_options_with_values_of_another_network_stay: "preset",
+        "--sysctl", "net.ipv6.bindv6only=1", "--sysctl", "net.ipv4.ip_default_ttl=77";
     vm_zombies_keep_their_ids_and_groups: "zombie";
     vm_daemon_with_a_zombie_in_the_group_of_its_ended_leader_is_restored: "orphan";
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";

@@ -146,9 +146,9 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
     let Look { tree, found, tables } = look(subject, ahead)?;
-    unless_refused(found).map(drop)?;
+    let fresh = unless_refused(found)?.fresh;
     let (blocks, host) = (Blocks::for_waiting(&tree), Host::look()?);
-    Ok((tree, Before { blocks, host, tables }))
+    Ok((tree, Before { blocks, host, tables, fresh }))
 }
 
 /// How long to wait for states that pass in a moment: connections that are being accepted or

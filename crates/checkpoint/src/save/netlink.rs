@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, RecvFlags, getpeername, getsockname, recv, sock
 use super::open::Open;
 use super::option;
 use super::refusal::Reason;
+use super::survey::Survey;
 
 const SOL_NETLINK: i32 = 270;
 
@@ -20,11 +21,19 @@ const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
 /// LIMIT: bytes of a list of groups. The kernel has a few dozen, and generic families their own.
 const GROUPS_BYTES_MAX: usize = 512;
 
-pub(super) fn save(open: &Open<'_>) -> Result<Thing, Reason> {
+pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a netlink socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     let protocol = sockopt::socket_protocol(&open.copy).map_err(failed)?;
-    let options = option::read(open.copy.as_fd(), AddressFamily::NETLINK, kind, protocol, false)?;
+    let socket = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain: AddressFamily::NETLINK,
+        kind,
+        protocol,
+        has_connection: false,
+    };
+    let options = option::read(&mut survey.fresh, &socket)?;
     let mut byte = [0];
     match recv(&open.copy, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Err(Errno::AGAIN) => {}

@@ -294,5 +294,6 @@ pub(super) fn finish(mut survey: Survey<'_>, tree: &[Seen]) -> Found {
     pipe::finish(&mut survey);
     user::finish(&mut survey);
     survey.found.terminals = survey.terminals.into_values().collect();
+    survey.found.fresh = survey.fresh.into_own();
     survey.found
 }

@@ -1,4 +1,9 @@
 //! Socket options: those that differ from their values on a new socket of the same kind.
+//!
+//! A new socket is made in the network namespace of the one that is read, whose settings give it some of
+//! its values, and once for all sockets of its kind ([`Fresh`]).
+
+use std::collections::HashMap;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,6 +14,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 
 use super::refusal::Reason;
 use crate::repair::BUFFER_LOCK;
+use crate::stack;
 
 /// Options with the number of a device, which another stack does not have.
 const DEVICES: [(i32, i32, &str); 3] = [
@@ -26,6 +32,59 @@ const HEADERS: [(i32, i32, &str); 5] = [
 ];
 /// Keys by which both sides sign segments (RFC 5925), KERNEL(6.7).
 const TCP_AO_INFO: i32 = 40;
+
+/// The options of new sockets, by kind and by the object of their network namespace, for the length of
+/// one survey.
+#[derive(Debug, Default)]
+pub(super) struct Fresh(HashMap<Kind, Vec<Option<Vec<u8>>>>);
+
+/// Family, type and protocol of a socket, and the object of its network namespace.
+type Kind = (u16, u32, u32, Option<usize>);
+
+impl Fresh {
+    /// Those of the container's own network namespace: the numbers of objects are of one survey alone.
+    pub(super) fn into_own(mut self) -> Self {
+        self.0.retain(|(.., net), _| net.is_none());
+        self
+    }
+
+    /// The values of all options of a new socket, in the order of [`OPTIONS`].
+    fn of(&mut self, socket: &Socket<'_>) -> Result<&[Option<Vec<u8>>], Errno> {
+        let Socket { copy, net, domain, kind, protocol, .. } = *socket;
+        let number = protocol.map_or(0, |protocol| protocol.as_raw().get());
+        let key = (domain.as_raw(), kind.as_raw(), number, net);
+        if !self.0.contains_key(&key) {
+            let look = || {
+                let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol)?;
+                Ok(OPTIONS.map(|(level, name, length)| {
+                    has_level(domain, kind, level)
+                        .then(|| one(new.as_fd(), level, name, length))
+                        .flatten()
+                }))
+            };
+            let values = match domain {
+                // None of its options depends on the network.
+                AddressFamily::UNIX => look()?,
+                _ => stack::inside_of(&call::network_of(copy)?, look)?,
+            };
+            self.0.insert(key, values.into());
+        }
+        Ok(self.0.get(&key).map_or(&[], Vec::as_slice))
+    }
+}
+
+/// A socket whose options are read.
+#[derive(Clone, Copy)]
+pub(super) struct Socket<'s> {
+    pub(super) copy: BorrowedFd<'s>,
+    /// The object of its network namespace.
+    pub(super) net: Option<usize>,
+    pub(super) domain: AddressFamily,
+    pub(super) kind: SocketType,
+    pub(super) protocol: Option<Protocol>,
+    /// It has a connection, or one that has ended.
+    pub(super) has_connection: bool,
+}
 
 /// Refuses options that cannot be saved.
 fn refuse(
@@ -62,17 +121,11 @@ fn refuse(
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be. A socket with a
 /// connection, or with one that has ended, has some of them as its state.
-pub(super) fn read(
-    socket: BorrowedFd<'_>,
-    domain: AddressFamily,
-    kind: SocketType,
-    protocol: Option<Protocol>,
-    has_connection: bool,
-) -> Result<Vec<SocketOption>, Reason> {
+pub(super) fn read(fresh: &mut Fresh, it: &Socket<'_>) -> Result<Vec<SocketOption>, Reason> {
+    let Socket { copy: socket, domain, kind, has_connection, .. } = *it;
     refuse(socket, domain, kind, has_connection)?;
     let failed = |e: Errno| format!("a socket with unreadable options: {e}");
-    let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
-    let new = new.map_err(failed)?;
+    let new = fresh.of(it).map_err(failed)?;
     let filter = match call::packet_filter(socket) {
         Err(Errno::ACCESS) => {
             return Err("a socket with a packet filter of eBPF, which is not saved yet".into());
@@ -89,10 +142,9 @@ pub(super) fn read(
     if !filter.is_empty() {
         options.push(SocketOption::filter(filter));
     }
-    for (level, name, length) in OPTIONS {
-        if !has_level(domain, kind, level) {
-            continue;
-        }
+    for ((level, name, length), was) in OPTIONS.into_iter().zip(new) {
+        // An option that this kind of socket does not have is not an error.
+        let Some(was) = was else { continue };
         let buffer = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(1),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(2),
@@ -114,13 +166,8 @@ pub(super) fn read(
         if has_connection && SocketOption::is_of_unconnected(level, name) {
             continue;
         }
-        // An option that this kind of socket does not have is not an error.
-        let (Some(is), Some(was)) =
-            (one(socket, level, name, length), one(new.as_fd(), level, name, length))
-        else {
-            continue;
-        };
-        if is == was && buffer.is_none() {
+        let Some(is) = one(socket, level, name, length) else { continue };
+        if is == *was && buffer.is_none() {
             continue;
         }
         let mut value = is;

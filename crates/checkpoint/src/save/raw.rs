@@ -15,14 +15,15 @@ use rustix::net::{
 
 use super::open::Open;
 use super::refusal::Reason;
+use super::survey::Survey;
 use super::{diag, option};
 use crate::stack;
 
 pub(super) fn save(
+    survey: &mut Survey<'_>,
     open: &Open<'_>,
     domain: AddressFamily,
-    kind: SocketType,
-    protocol: i32,
+    (kind, protocol): (SocketType, i32),
 ) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a raw socket: {e}");
     let of = match kind {
@@ -31,7 +32,15 @@ pub(super) fn save(
         // socket.
         _ => Some(ipproto::UDP),
     };
-    let options = option::read(open.copy.as_fd(), domain, kind, of, false)?;
+    let socket = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain,
+        kind,
+        protocol: of,
+        has_connection: false,
+    };
+    let options = option::read(&mut survey.fresh, &socket)?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let is_bound = match kind {
         SocketType::RAW => !address.ip().is_unspecified(), // the port field is the protocol
@@ -75,7 +84,7 @@ struct Entry {
     has_fanout: bool,
 }
 
-pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
+pub(super) fn packet(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a packet socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     if ![SocketType::RAW, SocketType::DGRAM].contains(&kind) {
@@ -110,6 +119,14 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
                     which is not saved yet"
             .into());
     }
+    let socket = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain: AddressFamily::PACKET,
+        kind,
+        protocol: None,
+        has_connection: false,
+    };
     Ok(Thing::PacketSocket(PacketSocket {
         socket_type: kind.as_raw() as i32,
         protocol: entry.protocol,
@@ -117,7 +134,7 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Reason> {
         flags: open.flags(),
         memberships,
         fanout,
-        options: option::read(open.copy.as_fd(), AddressFamily::PACKET, kind, None, false)?,
+        options: option::read(&mut survey.fresh, &socket)?,
     }))
 }
 

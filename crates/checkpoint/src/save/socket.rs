@@ -21,8 +21,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     match domain {
         AddressFamily::UNIX => unix::save(survey, open),
         AddressFamily::INET | AddressFamily::INET6 => inet(survey, open, domain),
-        AddressFamily::NETLINK => netlink::save(open),
-        AddressFamily::PACKET => raw::packet(open),
+        AddressFamily::NETLINK => netlink::save(survey, open),
+        AddressFamily::PACKET => raw::packet(survey, open),
         other => Err(format!("a socket of family {}, which is not saved yet", other.as_raw())),
     }
 }
@@ -36,7 +36,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         (SocketType::STREAM, libc::IPPROTO_TCP) => {}
         (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(survey, open, domain),
         (SocketType::RAW, _) | (SocketType::DGRAM, libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6) => {
-            return raw::save(open, domain, kind, protocol);
+            return raw::save(survey, open, domain, (kind, protocol));
         }
         _ => return Err(format!("a socket of protocol {protocol}, which is not saved yet")),
     }
@@ -61,7 +61,15 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     }
     let address = getsockname(&open.copy).map_err(failed)?;
     let address = std::net::SocketAddr::try_from(address).map_err(failed)?;
-    let options = option::read(open.copy.as_fd(), domain, kind, None, false)?;
+    let socket = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain,
+        kind,
+        protocol: None,
+        has_connection: false,
+    };
+    let options = option::read(&mut survey.fresh, &socket)?;
     Ok(Thing::Listener(Listener {
         address,
         v6: domain == AddressFamily::INET6,

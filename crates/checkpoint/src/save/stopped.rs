@@ -12,6 +12,7 @@ use super::ahead::Ahead;
 use super::held::HeldFile;
 use super::host::Host;
 use super::inspect::{unless_refused, without_process};
+use super::option::Fresh;
 use super::pages::Known;
 use super::seen::Seen;
 use super::stop::{Seized, stop_tree};
@@ -89,6 +90,8 @@ pub(super) struct Before {
     pub(super) host: Host,
     /// The tables of the container's own IPC namespace.
     pub(super) tables: Option<Tables>,
+    /// Options of new sockets.
+    pub(super) fresh: Fresh,
 }
 
 /// Checks that records can be restored, without making anything.
@@ -156,6 +159,7 @@ impl Stopped {
     ) -> Result<Draft> {
         let began = Instant::now();
         let mut survey = Survey::new(subject, ahead);
+        survey.fresh = std::mem::take(&mut self.before.fresh);
         without_process(&mut survey, self.processes(), self.before.tables.as_ref())?;
         self.thawed = Thawed::thaw(subject, self.processes().first())?;
         let blocks = self.take_blocks();

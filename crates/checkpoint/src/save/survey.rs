@@ -23,6 +23,7 @@ use super::known::net::NetNamespaces;
 use super::known::socket::{FoundConnection, FoundListener, UnixSockets};
 use super::known::stream::{PipeEnds, TerminalSides};
 use super::open::{Alike, Key, Open};
+use super::option::Fresh;
 use super::refusal::Reason;
 use super::subject::Subject;
 use crate::look::cgroup::Own;
@@ -106,6 +107,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) own_cgroup: Option<Own>,
     /// The namespaces and groups of the first process, read on first use.
     pub(crate) home: OnceCell<Option<Home>>,
+    /// Options of new sockets.
+    pub(super) fresh: Fresh,
     /// Devices of volumes, read on first use.
     volumes: OnceCell<Vec<u64>>,
     /// Copies of inspected in-flight files that no process has open. They live as long as the
@@ -141,6 +144,8 @@ pub(crate) struct Found {
     pub(crate) message_queues: Vec<(usize, OwnedFd)>,
     /// Terminals, through which data may be in transit.
     pub(crate) terminals: Vec<TerminalSides>,
+    /// Options of new sockets, for the next survey.
+    pub(super) fresh: Fresh,
 }
 
 impl<'s> Survey<'s> {
@@ -171,6 +176,7 @@ impl<'s> Survey<'s> {
             uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
+            fresh: Fresh::default(),
             volumes: OnceCell::new(),
             in_flight: Vec::new(),
         }

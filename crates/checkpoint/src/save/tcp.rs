@@ -145,7 +145,9 @@ pub(super) fn save(
         return Err("a TCP connection, which is saved with --tcp-established only".into());
     }
     let (kind, has_connection) = (SocketType::STREAM, state.is_some());
-    let options = option::read(socket, domain, kind, Some(ipproto::TCP), has_connection)?;
+    let protocol = Some(ipproto::TCP);
+    let it = option::Socket { copy: socket, net: open.net, domain, kind, protocol, has_connection };
+    let options = option::read(&mut survey.fresh, &it)?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let is_free = state.is_none() && address::is_bound(&address);
     let is_free = is_free && address::is_of_no_device(&open.copy, address, &options);
@@ -251,7 +253,14 @@ fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
                    read yet, not saved yet";
         return Err(survey.passing(why.into()));
     }
-    let socket = open.copy.as_fd();
+    let it = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain,
+        kind: SocketType::STREAM,
+        protocol: Some(ipproto::TCP),
+        has_connection: true,
+    };
     Ok(Thing::TcpSocket(TcpSocket {
         v6: domain == AddressFamily::INET6,
         flags: open.flags(),
@@ -259,7 +268,7 @@ fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         connection: None,
         held: false,
         over: true,
-        options: option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP), true)?,
+        options: option::read(&mut survey.fresh, &it)?,
         free: false,
     }))
 }

@@ -38,7 +38,17 @@ pub(super) fn save(
         Err(e) => return Err(failed(e)),
     };
     let (kind, has_peer) = (SocketType::DGRAM, peer.is_some());
-    let options = option::read(socket, domain, kind, Some(ipproto::UDP), has_peer)?;
+    let options = option::read(
+        &mut survey.fresh,
+        &option::Socket {
+            copy: socket,
+            net: open.net,
+            domain,
+            kind,
+            protocol: Some(ipproto::UDP),
+            has_connection: has_peer,
+        },
+    )?;
     if is_corked(socket, &options).map_err(failed)? {
         let why = "a UDP socket with a part of a datagram (UDP_CORK), not saved yet";
         return Err(survey.passing(why.into()));

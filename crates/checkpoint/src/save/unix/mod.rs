@@ -50,7 +50,15 @@ use crate::look::file;
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a unix socket: {e}");
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
-    let options = option::read(open.copy.as_fd(), AddressFamily::UNIX, kind, None, false)?;
+    let it = option::Socket {
+        copy: open.copy.as_fd(),
+        net: open.net,
+        domain: AddressFamily::UNIX,
+        kind,
+        protocol: None,
+        has_connection: false,
+    };
+    let options = option::read(&mut survey.fresh, &it)?;
     let directory = fs::read_link(format!("/proc/{}/cwd", open.process.pid)).unwrap_or_default();
     let socket = Socket {
         object: open.index,
