@@ -113,6 +113,10 @@ workloads! {
     vm_multicast_groups_of_sockets_stay: "groups";
     vm_options_with_values_of_another_network_stay: "preset",
         "--sysctl", "net.ipv6.bindv6only=1", "--sysctl", "net.ipv4.ip_default_ttl=77";
+    vm_changes_of_the_own_namespaces_stay: "names", "--cap-add", "SYS_ADMIN";
+    vm_changes_beside_configured_settings_stay: "names", "--cap-add", "SYS_ADMIN",
+        "--hostname", "first", "--sysctl", "kernel.domainname=its.domain",
+        "--sysctl", "kernel.shm_rmid_forced=1", "--sysctl", "kernel.msgmni=77";
     vm_zombies_keep_their_ids_and_groups: "zombie";
     vm_daemon_with_a_zombie_in_the_group_of_its_ended_leader_is_restored: "orphan";
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";
@@ -128,6 +132,7 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("directory", "'/tmp/gone/socket', whose directory is gone"),
         ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
+        ("loose", "which no process has attached"),
     ];
     for (what, why) in cases {
         let has = format!("HAS={what}");
@@ -178,4 +183,35 @@ fn vm_a_sleeper_wakes_with_a_damaged_record_of_its_first_process() {
     assert_eq!(host.state_of("a"), "running");
     let events = host.dm(&["events", "--no-stream"]).ok();
     assert!(events.contains("init.json"), "the damage is named: {events}");
+}
+
+/// Names that the configuration gives are no change by a process, and a name that the configuration does not
+/// permit is refused before anything stops.
+#[test]
+fn vm_configured_names_are_restored_without_a_capability() {
+    let host = host();
+    let names = ["--hostname", "box", "--sysctl", "kernel.domainname=its.domain"];
+    let run = ["run", "-d", "--name", "a", "--net", "none"];
+    let program = ["workloads", "sleep", "100000"];
+    host.dm(&[&run[..], &names, &program].concat()).ok();
+    let has_names = || {
+        let out = host.dm(&["exec", "a", "sh", "-c", "hostname; cat /proc/sys/kernel/domainname"]);
+        assert_eq!(out.ok().trim(), "box\nits.domain");
+    };
+    for _ in 0..2 {
+        host.dm(&["checkpoint", "a"]).ok();
+        host.dm(&["restore", "a"]).ok();
+        has_names();
+    }
+    host.dm(&["exec", "--privileged", "a", "hostname", "other"]).ok();
+    for verb in [&["explain", "a"][..], &["checkpoint", "a"], &["sleep", "a"]] {
+        let out = host.dm(verb);
+        let text = format!("{}{}", out.stdout, out.stderr);
+        assert!(out.status != 0 && text.contains("'other' in place of 'box'"), "{out}");
+        assert_eq!(host.state_of("a"), "running");
+    }
+    host.dm(&["exec", "--privileged", "a", "hostname", "box"]).ok();
+    host.dm(&["sleep", "a"]).ok();
+    host.dm(&["wake", "a"]).ok();
+    has_names();
 }

@@ -2,6 +2,7 @@
 #include "workload.h"
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -44,6 +45,11 @@ int main(void) {
 	if (!strcmp(what, "place")) {
 		must(close(open("/dev/own", O_CREAT | O_WRONLY, 0600)) == 0);
 		must(mount("/dev/null", "/dev/own", 0, MS_BIND, 0) == 0);
+	}
+	/* Memory that is removed with the end of its maker. */
+	if (!strcmp(what, "loose")) {
+		must(shmget(IPC_PRIVATE, 4096, 0600) >= 0);
+		write_text("/proc/sys/kernel/shm_rmid_forced", "1\n");
 	}
 	/* Of the first process itself it is there again. */
 	if (!strcmp(what, "own"))

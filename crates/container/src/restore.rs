@@ -239,6 +239,8 @@ pub(crate) fn plan(
         ids: if config.ids.wide { 65_536 } else { 32_767 },
         memory: root::memory(config),
         own_network: config.spec.net == NetMode::None,
+        own_names: true,
+        own_ipc: true,
         cgroups: config.spec.systemd,
         // The filter, of any kind, permits them.
         user_namespaces: true,

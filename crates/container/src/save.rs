@@ -12,9 +12,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::save::{Figures, Subject};
+use dormouse_checkpoint::save::{Figures, Names, Subject};
 use dormouse_checkpoint::{Refusal, save};
 use dormouse_kernel::capability::Capability;
+use dormouse_kernel::sysctl;
 use dormouse_model::{Config, ContainerId, Mount, MountKind, NetMode, State};
 use dormouse_parcel::{Base, Reader};
 
@@ -191,11 +192,26 @@ pub(crate) fn earlier(ground: &Ground, id: &ContainerId) -> Option<Base> {
 pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
     let (init, _) = state::alive(ground, config)?;
     let pids = state::pids(ground, &config.id)?;
+    let granted = process::granted(&config.spec.security)?;
+    let sysctls = config.spec.sysctls.iter();
+    let sysctls: Vec<(String, String)> =
+        sysctls.filter_map(|(name, value)| Some((sysctl::path(name)?, value.clone()))).collect();
+    // Set after the names of the configuration.
+    let by_sysctl =
+        |path| sysctls.iter().find(|(name, _)| name == path).map(|(_, value)| value.clone());
+    let hostname = by_sysctl("kernel/hostname").or_else(|| Some(config.spec.hostname.clone()));
+    let domainname = by_sysctl("kernel/domainname").or_else(|| config.spec.domainname.clone());
     Ok(Subject {
         id: config.id.to_string(),
         name: config.name.to_string(),
         init: init.pid,
         has_init: config.spec.init,
+        names: Some(Names {
+            hostname,
+            domainname,
+            can_be_set: granted.contains(Capability::SysAdmin),
+        }),
+        sysctls,
         pids,
         outside: Output::of(ground, config).streams()?,
         memory: root::memory(config),
@@ -203,8 +219,7 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
         mounts: Some(root::places(config)),
         volumes: volumes(config),
         own_ipc: true,
-        own_network: config.spec.net == NetMode::None
-            && process::granted(&config.spec.security)?.contains(Capability::NetAdmin),
+        own_network: config.spec.net == NetMode::None && granted.contains(Capability::NetAdmin),
         cgroups: config.spec.systemd,
         connections: true,
         filters: u32::from(process::is_filtered(&config.spec.security)),

@@ -17,10 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
+use dormouse_checkpoint::save::{self, Figures, Names, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_kernel::capability::{Capability, Set};
-use dormouse_kernel::{pidfd, proc, resolve};
+use dormouse_kernel::{pidfd, proc, resolve, sysctl};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, StatxFlags};
 
 use crate::error::{Error, Result};
@@ -99,11 +99,28 @@ impl Runtime {
             let number = Some(number);
             identity.map(|identity| Outside { name: name.into(), identity, number })
         });
+        let granted =
+            process::capabilities(spec.process.as_ref().and_then(|p| p.capabilities.as_ref()));
+        let granted = granted.bounding | granted.inheritable | granted.ambient;
+        let name = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+        let sysctls = linux.sysctl.iter();
+        let sysctls: Vec<(String, String)> = sysctls
+            .filter_map(|(name, value)| Some((sysctl::path(name)?, value.clone())))
+            .collect();
+        let by_sysctl = sysctls.iter().find(|(name, _)| name == "kernel/domainname");
+        let by_sysctl = by_sysctl.map(|(_, value)| value.clone());
+        let names = Names {
+            hostname: name(&spec.hostname),
+            domainname: by_sysctl.or_else(|| name(&spec.domainname)),
+            can_be_set: Set::from_bits(granted).contains(Capability::SysAdmin),
+        };
         Ok(Subject {
             id: record.id.clone(),
             name: record.id.clone(),
             init: record.pid,
             has_init: false,
+            names: namespaces.makes("uts").then_some(names),
+            sysctls,
             pids: self.tree(record)?.pids()?,
             outside: outside.collect(),
             memory: memory(&spec.mounts),

@@ -71,6 +71,7 @@ impl Comeback {
         let Confined { bundle, process, filter, ids } = confined;
         let user = &process.user;
         let granted = process::capabilities(process.capabilities.as_ref());
+        let namespaces = Namespaces::check(&bundle.linux().namespaces)?;
         let allowed = Allowed {
             has_init: false,
             // The capabilities that execve(2) could give a program of root, or keep.
@@ -83,6 +84,8 @@ impl Comeback {
             ids: ids.count_from_zero(),
             memory: memory(&bundle.spec.mounts),
             own_network: own_network(&bundle.spec),
+            own_names: namespaces.makes("uts"),
+            own_ipc: namespaces.makes("ipc"),
             cgroups: false,
             user_namespaces: filter.is_none_or(|filter| filter.user_namespaces),
             chroots: filter.is_none_or(|filter| filter.chroots),

@@ -46,6 +46,16 @@ pub struct About {
     /// The same for CLOCK_BOOTTIME.
     #[serde(default)]
     pub boottime_offset_ns: i64,
+    /// The host name, if processes have set another one than that of the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// The NIS domain name, if processes have set another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domainname: Option<String>,
+    /// Limits of the container's own IPC namespace that differ from those of a new one: the name below
+    /// `/proc/sys` ([`crate::IPC_LIMITS`]), and the text of the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ipc_limits: Vec<(String, String)>,
     /// Configuration of the container's own network stack, if it has a private one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Net>,

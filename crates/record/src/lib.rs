@@ -75,7 +75,7 @@ pub use fanotify::{Fanotify, Mark};
 pub use file::{Device, External, File};
 pub use generation::Made;
 pub use inotify::{Inotify, Watch};
-pub use ipc::Ipc;
+pub use ipc::{IPC_LIMITS, Ipc};
 pub use lock::{HeldLock, Lease, Lock, LockKind, Notice};
 pub use memfd::MemoryFile;
 pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};

@@ -27,6 +27,10 @@ pub struct Allowed {
     pub memory: Vec<String>,
     /// The network stack is private.
     pub own_network: bool,
+    /// The UTS namespace is private.
+    pub own_names: bool,
+    /// The IPC namespace is private.
+    pub own_ipc: bool,
     /// Processes may create control groups below the group of the container.
     pub cgroups: bool,
     /// Any process may create a user namespace (user_namespaces(7)).

@@ -16,7 +16,7 @@ use dormouse_record::{Error, Result};
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
-use super::{file, net, resume, stage, system_v, tmpfs, unix};
+use super::{file, ipc, net, resume, stage, system_v, tmpfs, unix};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -141,6 +141,8 @@ fn lead(
         let reached = wait_for_stage(tasks, restore)?;
         if reached == stage::DONE {
             removed.remove()?;
+            // ORDER: all memory is attached: a limit may remove the segments that are not.
+            ipc::set_limits(pid, restore, ipc::Limits::All)?;
             return Ok(connections);
         }
         if reached == stage::STACKS {
@@ -159,6 +161,7 @@ fn lead(
             // ORDER: files in a tmpfs may be mapped, and are checked afterwards.
             tmpfs::restore(pid, restore)?;
             set_clocks(pid, restore)?;
+            ipc::set_limits(pid, restore, ipc::Limits::Raised)?;
             begin(tasks, restore)?;
         }
         if reached == stage::BORN {

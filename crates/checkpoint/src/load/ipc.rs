@@ -1,11 +1,18 @@
 //! IPC namespaces: each is created by a helper process, with its message queues, and entered by its
 //! members. Objects of System V are created by the engine ([`super::system_v`]).
 
-use dormouse_record::{Process, Result, Thing};
+use std::fs;
+
+use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::{Errno, pidfd, proc};
+use dormouse_record::{Error, Ipc, Process, Result, Thing};
 
 use super::plan::Plan;
+use super::restore::Restore;
 use super::{helper, mqueue, open, user};
 use crate::inject::program::{Arg, Call, Sequence};
+use crate::look::ids::Maps;
+use crate::look::ipc::{errno, inside};
 
 /// Makes all namespaces. ORDER: before mounts, which may show their message queues.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -33,6 +40,56 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
+/// When the limits of the container's own namespace are set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limits {
+    /// Before its objects are made: only those that are larger than at the start. The removal of memory that
+    /// no process has attached is off.
+    Raised,
+    /// Afterwards: all.
+    All,
+}
+
+/// Sets the limits of the container's own namespace, by a thread that enters it with the user id of the
+/// container's root: the kernel permits the change to that id alone.
+pub(super) fn set_limits(pid: u32, restore: &Restore, which: Limits) -> Result<()> {
+    let limits = &restore.records.about.ipc_limits;
+    if limits.is_empty() {
+        return Ok(());
+    }
+    let namespace = pidfd::open(pid)
+        .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
+        .map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let root = Maps::read(pid).outside(0, 0);
+    let (root, _) = root.ok_or_else(|| Error::of("find the root user", pid)(Errno::SRCH))?;
+    let set = inside(&namespace, || {
+        call::set_effective_uid(root)?;
+        limits.iter().try_for_each(|(name, text)| {
+            let path = format!("/proc/sys/{name}");
+            let now = proc::whole_text(&path).map_err(errno)?;
+            let value = match (which, name.as_str()) {
+                (Limits::Raised, Ipc::REMOVES_LOOSE_MEMORY) => wanted(&now, "0", Limits::All),
+                _ => wanted(&now, text, which),
+            };
+            value.map_or(Ok(()), |value| fs::write(path, value).map_err(errno))
+        })
+    });
+    set.map_err(Error::of("set the ipc limits", pid))
+}
+
+/// The value to be set; `None` if it is set already.
+fn wanted(now: &str, text: &str, which: Limits) -> Option<String> {
+    let numbers = |text: &str| -> Vec<u64> {
+        text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    let (now, mut new) = (numbers(now), numbers(text));
+    if which == Limits::Raised {
+        new.iter_mut().zip(&now).for_each(|(new, now)| *new = (*new).max(*now));
+    }
+    let words: Vec<String> = new.iter().map(u64::to_string).collect();
+    (new != now && new.len() == now.len()).then(|| words.join(" "))
+}
+
 /// Makes a process enter its IPC namespace. ORDER: before it attaches memory.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(ipc) = record.ipc else { return Ok(()) };
@@ -40,4 +97,20 @@ pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) 
     let args = [plan.object(ipc)?.into(), Arg::from(libc::CLONE_NEWIPC)];
     sequence.call(what, Call::new(libc::SYS_setns, args));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_raised_first_and_set_afterwards() {
+        let sem = "100\t32000\t100\t10\n";
+        let now = "32000\t1024000000\t500\t32000\n";
+        assert_eq!(wanted(now, sem, Limits::Raised), None);
+        assert_eq!(wanted(now, sem, Limits::All), Some("100 32000 100 10".into()));
+        assert_eq!(wanted("8192\n", "10000\n", Limits::Raised), Some("10000".into()));
+        assert_eq!(wanted("8192\n", "8192\n", Limits::All), None);
+        assert_eq!(wanted("1 2\n", "3\n", Limits::All), None, "of another form");
+    }
 }

@@ -249,6 +249,8 @@ pub(crate) fn rehearse(records: &Records) -> Result<()> {
         has_init: records.has_init(),
         capabilities: u64::MAX,
         own_network: true,
+        own_names: true,
+        own_ipc: true,
         cgroups: true,
         console: restore::console(records).is_some(),
         ..Allowed::default()

@@ -46,6 +46,7 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
     if plan.moves_clocks {
         enter_time(plan, sequence)?;
     }
+    uts::set_own(plan, sequence);
     // Limits are as high as the configuration allows, until each process sets its own.
     let limits = &plan.records.processes[0].limits;
     for resource in [NOFILE, NICE, RTPRIO] {

@@ -28,6 +28,19 @@ pub(super) fn make(
     Ok(cell)
 }
 
+/// Sets the names that processes have set in the container's own namespace.
+pub(super) fn set_own(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    let about = &plan.records.about;
+    for (call, name) in
+        [(libc::SYS_sethostname, &about.hostname), (libc::SYS_setdomainname, &about.domainname)]
+    {
+        let Some(name) = name else { continue };
+        let at = plan.builder.data(name.as_bytes());
+        let call = Call::new(call, [at.into(), Arg::Number(name.len() as u64)]);
+        sequence.call("the host name", call);
+    }
+}
+
 /// Makes a process enter its UTS namespace. ORDER: before it has threads.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(uts) = record.uts else { return Ok(()) };

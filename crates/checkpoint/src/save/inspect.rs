@@ -8,8 +8,8 @@ use super::seen::Seen;
 use super::subject::Subject;
 use super::survey::{Found, Survey};
 use super::{
-    cgroup, cgroup_namespace, ipc, mount, mqueue, net, object, shared, system_v, terminal, time,
-    tmpfs, tree, user,
+    cgroup, cgroup_namespace, ipc, mount, mqueue, net, object, refusal, shared, system_v,
+    terminal, time, tmpfs, tree, user, uts,
 };
 use crate::look::ipc::Tables;
 
@@ -23,6 +23,16 @@ pub(super) struct Look {
     pub(super) found: Found,
     /// The tables of the container's own IPC namespace.
     pub(super) tables: Option<Tables>,
+    pub(super) settings: Settings,
+}
+
+/// Settings of the container's own namespaces that processes have changed. Each is read while all run.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// The host name and the NIS domain name.
+    pub(super) names: [Option<String>; 2],
+    /// Limits of IPC objects: the name below `/proc/sys`, and the text of the file.
+    pub(super) limits: Vec<(String, String)>,
 }
 
 /// Inspects a container until nothing is refused, or [`LOOKS`] times.
@@ -34,9 +44,15 @@ pub(super) fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
         if let (Some(first), true, true) = (tree.first(), subject.own_ipc, tables.is_none()) {
             tables = system_v::tables(first)?;
         }
-        let found = survey(subject, ahead, &tree, tables.as_ref())?;
+        let mut found = survey(subject, ahead, &tree, tables.as_ref())?;
         if found.refusals.is_empty() || looks == LOOKS {
-            return Ok(Look { tree, found, tables });
+            let mut settings = Settings::default();
+            match uts::own(subject)? {
+                Ok(names) => settings.names = names,
+                Err(why) => found.refusals.push(refusal::of_object(why)),
+            }
+            settings.limits = ipc::own_limits(subject, tables.as_ref())?;
+            return Ok(Look { tree, found, tables, settings });
         }
         looks += 1;
     }

@@ -1,15 +1,18 @@
 //! IPC namespaces: the contents of each are found as in the container's own, through the tables of
 //! one of its processes.
 
+use std::os::fd::OwnedFd;
+
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, proc, process};
-use dormouse_record::{Ipc, Result as Outcome, Thing};
+use dormouse_record::{Error, IPC_LIMITS, Ipc, Result as Outcome, Thing};
 
 use super::refusal::Reason;
 use super::seen::Seen;
+use super::subject::Subject;
 use super::survey::Survey;
 use super::{mqueue, system_v};
-use crate::look::ipc::{Tables, inside};
+use crate::look::ipc::{Tables, errno, inside};
 
 /// Finds all namespaces, with their contents.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
@@ -33,15 +36,16 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Reason>>> {
     let Some(tables) = system_v::tables(seen)? else { return Ok(None) };
     let failed = |e: Errno| format!("that cannot be inspected: {e}");
-    let known = limits(&tables).and_then(|changed| {
+    let known = limits(tables.namespace()).and_then(|changed| {
         let device = rustix::fs::fstat(tables.queues())?.st_dev;
         Ok((changed, device))
     });
-    let (changed, device) = match known {
+    let ((own, new), device) = match known {
         Ok(known) => known,
         Err(e) => return Ok(Some(Err(failed(e)))),
     };
-    if let Some(name) = changed {
+    let mut all = IPC_LIMITS.into_iter().zip(own.iter().zip(&new));
+    if let Some((name, _)) = all.find(|(_, (own, new))| own != new) {
         return Ok(Some(Err(format!("with a changed {name}, which is not saved yet"))));
     }
     let object = survey.add(Thing::Ipc(Ipc {}));
@@ -51,31 +55,16 @@ fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Rea
     Ok(Some(Ok(object)))
 }
 
-/// Limits of an ipc namespace, below `/proc/sys` (sysvipc(7), mq_overview(7)).
-const LIMITS: [&str; 13] = [
-    "kernel/shmmax",
-    "kernel/shmall",
-    "kernel/shmmni",
-    "kernel/shm_rmid_forced",
-    "kernel/msgmax",
-    "kernel/msgmnb",
-    "kernel/msgmni",
-    "kernel/sem",
-    "fs/mqueue/queues_max",
-    "fs/mqueue/msg_max",
-    "fs/mqueue/msgsize_max",
-    "fs/mqueue/msg_default",
-    "fs/mqueue/msgsize_default",
-];
+/// The values of all limits, in the order of [`IPC_LIMITS`].
+type Values = Vec<String>;
 
-/// A limit that differs from its value in a new namespace.
-fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
+/// The limits of a namespace, and those of a new one.
+fn limits(namespace: &OwnedFd) -> Result<(Values, Values), Errno> {
     let values = || {
         let value = |name| proc::whole_text(format!("/proc/sys/{name}"));
-        let read = LIMITS.iter().map(value).collect::<std::io::Result<Vec<String>>>();
-        read.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+        IPC_LIMITS.iter().map(value).collect::<std::io::Result<Values>>().map_err(errno)
     };
-    let own = inside(tables.namespace(), values)?;
+    let own = inside(namespace, values)?;
     // A separate thread creates a new namespace, which is removed when the thread ends.
     let new = std::thread::scope(|scope| {
         let new = scope.spawn(|| {
@@ -85,9 +74,25 @@ fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
         });
         new.join().unwrap_or(Err(Errno::IO))
     })?;
-    Ok(LIMITS
-        .into_iter()
-        .zip(own.iter().zip(&new))
-        .find(|(_, (a, b))| a != b)
-        .map(|(name, _)| name))
+    Ok((own, new))
+}
+
+/// The limits of the container's own namespace that differ from those at its start, given its tables; none
+/// if the namespace is shared.
+pub(super) fn own_limits(
+    subject: &Subject,
+    tables: Option<&Tables>,
+) -> Outcome<Vec<(String, String)>> {
+    let Some(tables) = tables else { return Ok(Vec::new()) };
+    let found = limits(tables.namespace());
+    let (own, new) = found.map_err(Error::call("read the ipc limits"))?;
+    let all = IPC_LIMITS.into_iter().zip(own.into_iter().zip(new));
+    let changed = all.filter(|(name, (own, new))| {
+        let configured = subject.sysctls.iter().find(|(configured, _)| configured == name);
+        let at_start = configured.map_or(new, |(_, value)| value);
+        // A restore switches this one off for a while.
+        let is_removal = *name == Ipc::REMOVES_LOOSE_MEMORY && own.trim() != "0";
+        is_removal || !own.split_ascii_whitespace().eq(at_start.split_ascii_whitespace())
+    });
+    Ok(changed.map(|(name, (own, _))| (name.to_owned(), own)).collect())
 }

@@ -120,7 +120,7 @@ use pages::Known;
 use seen::Seen;
 use stopped::Before;
 pub use stopped::{Figures, Stopped, Written};
-pub use subject::{Outside, Places, Subject};
+pub use subject::{Names, Outside, Places, Subject};
 use wait::Blocks;
 
 /// Lists everything that prevents this container from being saved. Nothing is stopped.
@@ -145,10 +145,10 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
 /// Inspects a container in which everything can be saved. ORDER: slow steps that can be done before
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
-    let Look { tree, found, tables } = look(subject, ahead)?;
+    let Look { tree, found, tables, settings } = look(subject, ahead)?;
     let fresh = unless_refused(found)?.fresh;
     let (blocks, host) = (Blocks::for_waiting(&tree), Host::look()?);
-    Ok((tree, Before { blocks, host, tables, fresh }))
+    Ok((tree, Before { blocks, host, tables, settings, fresh }))
 }
 
 /// How long to wait for states that pass in a moment: connections that are being accepted or

@@ -11,7 +11,7 @@ use dormouse_record::{Process, Records, Result, Thread, check};
 use super::ahead::Ahead;
 use super::held::HeldFile;
 use super::host::Host;
-use super::inspect::{unless_refused, without_process};
+use super::inspect::{Settings, unless_refused, without_process};
 use super::option::Fresh;
 use super::pages::Known;
 use super::seen::Seen;
@@ -90,6 +90,7 @@ pub(super) struct Before {
     pub(super) host: Host,
     /// The tables of the container's own IPC namespace.
     pub(super) tables: Option<Tables>,
+    pub(super) settings: Settings,
     /// Options of new sockets.
     pub(super) fresh: Fresh,
 }
@@ -200,6 +201,9 @@ impl Stopped {
         let host = std::mem::take(&mut self.before.host);
         let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();
+        let settings = std::mem::take(&mut self.before.settings);
+        [about.hostname, about.domainname] = settings.names;
+        about.ipc_limits = settings.limits;
         let (objects, held) = (found.objects, found.held);
         let records = Records { about, processes, memories, objects, ..Records::default() };
         let cgroups = records.cgroups();

@@ -24,6 +24,10 @@ pub struct Subject {
     pub init: u32,
     /// The first process is the house's init, which a start creates anew and which is not saved.
     pub has_init: bool,
+    /// The names that its configuration gives its UTS namespace; `None` if the namespace is shared.
+    pub names: Option<Names>,
+    /// The sysctls of its configuration: each path below `/proc/sys`, with its value.
+    pub sysctls: Vec<(String, String)>,
     /// All processes of its cgroup, by the host's ids.
     pub pids: Vec<u32>,
     /// Its standard streams and other files of the engine.
@@ -52,6 +56,17 @@ pub struct Subject {
     pub hold: bool,
     /// As far as is known, no task has run for this time: all have waited at least that long.
     pub quiet: Duration,
+}
+
+/// The names of a private UTS namespace at its start.
+#[derive(Debug, Clone)]
+pub struct Names {
+    /// The host name; `None` for that of the host.
+    pub hostname: Option<String>,
+    /// The NIS domain name; `None` for that of the host.
+    pub domainname: Option<String>,
+    /// Processes of the container may set both (CAP_SYS_ADMIN).
+    pub can_be_set: bool,
 }
 
 /// Places in the container's own namespace where the engine mounts something.

@@ -16,6 +16,7 @@ use dormouse_record::{
 };
 use rustix::io::Errno;
 
+use super::refusal;
 use super::seen::Seen;
 use super::survey::Survey;
 use crate::look::ids::Maps;
@@ -42,6 +43,15 @@ pub(super) fn find(
         return Ok(());
     }
     let maps = seen.maps();
+    // ORDER: before contents are read, which attaches the memory for a moment.
+    let loose = inside(tables.namespace(), loose).map_err(failed)?;
+    if let Some(id) = loose {
+        survey.found.refusals.push(refusal::of_object(format!(
+            "the shared memory of System V with id {id}, which no process has attached: under \
+             kernel.shm_rmid_forced = 1 the end of its maker removes it, which a restore cannot know"
+        )));
+        return Ok(());
+    }
     let found = inside(tables.namespace(), || {
         let mut all = memory(maps)?;
         all.extend(semaphores(maps)?.into_iter().map(|thing| (thing, None)));
@@ -64,6 +74,19 @@ pub(super) fn find(
         survey.found.contents.extend(file.map(|file| (index, file)));
     }
     Ok(())
+}
+
+/// A segment that no process has attached, where such segments are removed with their maker or with their
+/// last detach (`kernel.shm_rmid_forced`, proc(5)).
+fn loose() -> std::result::Result<Option<i64>, Errno> {
+    let forced = proc::whole_text("/proc/sys/kernel/shm_rmid_forced").map_err(errno)?;
+    if forced.trim() == "0" {
+        return Ok(None);
+    }
+    const ID: usize = 1;
+    const ATTACHED: usize = 6;
+    let loose = rows("shm")?.into_iter().find(|row| row.get(ATTACHED) == Some(&0));
+    Ok(loose.and_then(|row| row.get(ID).copied()))
 }
 
 /// The rows of a table, without the heading.

@@ -1,7 +1,9 @@
 //! The check of all records, above all others.
 
 use super::{Found, cgroup_namespace, ensure, memory, mount, net, process, thing, time, user};
-use crate::{About, CLOCK_MAX_NS, Error, PAGE_BYTES, Records, Result, VDSO_BYTES_MAX, vdso_hash};
+use crate::{
+    About, CLOCK_MAX_NS, Error, IPC_LIMITS, PAGE_BYTES, Records, Result, VDSO_BYTES_MAX, vdso_hash,
+};
 
 /// Checks all records.
 pub fn records(records: &Records) -> Result<()> {
@@ -44,6 +46,22 @@ fn about(about: &About) -> Found {
     let offset = |ns: i64| (-CLOCK_MAX_NS..=CLOCK_MAX_NS).contains(&ns);
     let offsets = offset(about.monotonic_offset_ns) && offset(about.boottime_offset_ns);
     ensure(offsets, || "the offsets of its clocks".into())?;
+    // LIMIT: bytes of a name (__NEW_UTS_LEN).
+    const NAME_MAX: usize = 64;
+    let mut names = about.hostname.iter().chain(&about.domainname);
+    ensure(names.all(|name| name.len() <= NAME_MAX && !name.contains('\0')), || {
+        "its host name".into()
+    })?;
+    let is_value = |text: &str| {
+        let is_number = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_whitespace();
+        text.len() <= 128 && text.bytes().all(is_number)
+    };
+    let is_limit =
+        |(name, text): &(String, String)| IPC_LIMITS.contains(&&**name) && is_value(text);
+    let limits = &about.ipc_limits;
+    ensure(limits.len() <= IPC_LIMITS.len() && limits.iter().all(is_limit), || {
+        "the limits of its IPC namespace".into()
+    })?;
     about
         .network
         .as_ref()

@@ -23,6 +23,18 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                     does not allow (a network of its own, and NET_ADMIN)";
         return Err(Error::Elsewhere(text.into()));
     }
+    let about = &records.about;
+    let has_names = about.hostname.is_some() || about.domainname.is_some();
+    if has_names && !(allowed.own_names && allowed.capabilities & SYS_ADMIN != 0) {
+        let text = "its processes have set the host name, which the container's configuration does \
+                    not allow (a host name of its own, and SYS_ADMIN)";
+        return Err(Error::Elsewhere(text.into()));
+    }
+    if let (Some((name, _)), false) = (about.ipc_limits.first(), allowed.own_ipc) {
+        return Err(Error::Elsewhere(format!(
+            "its processes have set {name}, and this container shares its IPC namespace"
+        )));
+    }
     for (n, object) in records.objects.iter().enumerate() {
         check_object(n, object, allowed)?;
         check_options(n, object, records, allowed)?;
@@ -204,6 +216,20 @@ mod tests {
         let cgroups = || of(Thing::CgroupNamespace(CgroupNamespace::default()));
         assert_eq!(refusal(&cgroups(), &allowed(SYS_ADMIN)), "");
         assert!(refusal(&cgroups(), &allowed(SYS_TIME)).contains("SYS_ADMIN"));
+    }
+
+    #[test]
+    fn settings_need_private_namespaces() {
+        let mut records = Records::default();
+        records.about.domainname = Some("other".into());
+        let own = |capabilities| Allowed { own_names: true, ..allowed(capabilities) };
+        assert_eq!(refusal(&records, &own(SYS_ADMIN)), "");
+        assert!(refusal(&records, &own(NET_ADMIN)).contains("SYS_ADMIN"));
+        assert!(refusal(&records, &allowed(SYS_ADMIN)).contains("a host name of its own"));
+        let mut records = Records::default();
+        records.about.ipc_limits.push(("kernel/msgmax".into(), "1\n".into()));
+        assert_eq!(refusal(&records, &Allowed { own_ipc: true, ..allowed(0) }), "");
+        assert!(refusal(&records, &allowed(SYS_ADMIN)).contains("kernel/msgmax"));
     }
 
     #[test]
