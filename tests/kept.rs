@@ -111,6 +111,10 @@ workloads! {
     vm_datagrams_received_as_one_keep_their_lengths: "gro";
     vm_settings_for_later_memory_stay: "future";
     vm_multicast_groups_of_sockets_stay: "groups";
+    vm_flags_and_locks_of_open_files_stay: "flags";
+    vm_owners_of_sockets_and_pipes_stay: "maker";
+    vm_choice_of_memory_in_core_dumps_stays: "dump";
+    vm_address_chosen_by_the_kernel_is_not_bound: "chosen";
     vm_options_with_values_of_another_network_stay: "preset",
         "--sysctl", "net.ipv6.bindv6only=1", "--sysctl", "net.ipv4.ip_default_ttl=77";
     vm_changes_of_the_own_namespaces_stay: "names", "--cap-add", "SYS_ADMIN";
@@ -214,4 +218,43 @@ fn vm_configured_names_are_restored_without_a_capability() {
     host.dm(&["sleep", "a"]).ok();
     host.dm(&["wake", "a"]).ok();
     has_names();
+}
+
+/// A file that another has replaced during the sleep is not opened in place of the first.
+#[test]
+fn vm_wake_refuses_a_file_of_another_type_by_its_path() {
+    let host = host();
+    let volume = host.dir().join("volume");
+    let (file, dir) = (volume.join("file"), volume.join("dir"));
+    fs::create_dir_all(&dir).expect("a scratch directory");
+    fs::write(&file, "text").expect("a scratch file");
+    let mount = format!("{}:/data", volume.display());
+    let script = "exec 3</data/file 4</data/dir; touch /dev/shm/up; sleep 100000";
+    let run = ["run", "-d", "--name", "a", "--net", "none", "-v", &mount, "workloads"];
+    host.dm(&[&run[..], &["sh", "-c", script]].concat()).ok();
+    host.wait_inside("a", "test -e /dev/shm/up");
+    host.dm(&["sleep", "a"]).ok();
+    let replaced = |place: &Path, with: &dyn Fn(), why: &str| {
+        let aside = volume.join("aside");
+        fs::rename(place, &aside).expect("it is there");
+        with();
+        let out = host.dm(&["wake", "a"]);
+        assert!(out.status != 0 && out.stderr.contains(why), "{out}");
+        assert_eq!(host.state_of("a"), "asleep");
+        let removed = if place.is_dir() { fs::remove_dir(place) } else { fs::remove_file(place) };
+        removed.expect("it was made");
+        fs::rename(&aside, place).expect("it is there");
+    };
+    let fifo = || {
+        let made = std::process::Command::new("mkfifo").arg(&file).status();
+        assert!(made.expect("coreutils are there").success());
+    };
+    let why = "'/data/file' was a regular file, and a fifo has taken its place";
+    replaced(&file, &fifo, why);
+    let why = "'/data/file' was a regular file, and a directory has taken its place";
+    replaced(&file, &|| fs::create_dir(&file).expect("a scratch directory"), why);
+    let why = "'/data/dir' was a directory, and a regular file has taken its place";
+    replaced(&dir, &|| fs::write(&dir, "text").expect("a scratch file"), why);
+    host.dm(&["wake", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
 }

@@ -42,6 +42,10 @@ int main(void) {
 	struct itimerspec never = {{0, 0}, {INT64_MAX, 0}}, later = {{60, 0}, {time(0) + 3600, 0}};
 	must(timerfd_settime(set, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, 0) == 0);
 	must(timerfd_settime(moment, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &later, 0) == 0);
+	/* Not armed, with the interval of its last setting. */
+	int idle = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	struct itimerspec off = {{7, 5}, {0, 0}};
+	must(timerfd_settime(idle, 0, &off, 0) == 0);
 	nap(5);
 	sigset_t mask;
 	sigemptyset(&mask);
@@ -66,6 +70,7 @@ int main(void) {
 		must(read(timer, &value, 8) == -1 && errno == EAGAIN);
 		must(read(set, &value, 8) == -1 && errno == EAGAIN && is_cancelled_at_set(set));
 		must(timerfd_gettime(set, &got) == 0 && got.it_value.tv_sec > 7000000000);
+		must(timerfd_gettime(idle, &got) == 0 && memcmp(&got, &off, sizeof got) == 0);
 		must(is_cancelled_at_set(moment) && timerfd_gettime(moment, &got) == 0);
 		double left = later.it_value.tv_sec - realtime();
 		double wrong = got.it_value.tv_sec + got.it_value.tv_nsec / 1e9 - left;

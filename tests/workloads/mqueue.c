@@ -36,6 +36,9 @@ int main(void) {
 	mqd_t one = made("/open", 10, 64), reader = mq_open("/open", O_RDONLY | O_NONBLOCK);
 	mqd_t gone = made("/gone", 3, 8192), full = made("/full", 2, 9), wait = made("/wait", 1, 8192);
 	must(reader >= 0 && mq_unlink("/gone") == 0);
+	/* Its file: a size that a process has set, and an offset behind what was read of its state. */
+	char state[10];
+	must(ftruncate(gone, 4097) == 0 && read(full, state, sizeof state) == sizeof state);
 	if (fork() == 0) {
 		for (int round = 0; round < ROUNDS; round++) {
 			char text[32];
@@ -58,6 +61,8 @@ int main(void) {
 		must(s.st_uid == 12 && s.st_gid == 34 && (s.st_mode & 07777) == 0606);
 		has(alone, 5, 100, 1, 0);
 		must(mq_close(alone) == 0);
+		must(fstat(gone, &s) == 0 && s.st_size == 4097 && fstat(one, &s) == 0 && s.st_size == 80);
+		must(lseek(full, 0, SEEK_CUR) == sizeof state && lseek(gone, 0, SEEK_CUR) == 0);
 		has(one, 10, 64, 5, 0), has(reader, 10, 64, 5, O_NONBLOCK);
 		struct pollfd p = {.fd = reader, .events = POLLIN};
 		must(poll(&p, 1, 0) == 1);

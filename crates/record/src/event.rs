@@ -9,7 +9,7 @@ pub struct Event {
     pub count: u64,
     /// EFD_SEMAPHORE.
     pub semaphore: bool,
-    /// `O_NONBLOCK`.
+    /// `O_*`.
     pub flags: u32,
 }
 
@@ -18,7 +18,7 @@ pub struct Event {
 pub struct SignalFd {
     /// The signals that it receives.
     pub mask: u64,
-    /// `O_NONBLOCK`.
+    /// `O_*`.
     pub flags: u32,
 }
 
@@ -27,6 +27,9 @@ pub struct SignalFd {
 pub struct Epoll {
     /// Its items.
     pub items: Vec<EpollItem>,
+    /// `O_*`; none in what older versions wrote.
+    #[serde(default)]
+    pub flags: u32,
 }
 
 /// One item of an epoll (epoll_ctl(2)).

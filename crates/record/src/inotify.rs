@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// inotify_init1(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inotify {
-    /// `O_NONBLOCK`.
+    /// `O_*`.
     pub flags: u32,
     /// Its watches.
     pub watches: Vec<Watch>,

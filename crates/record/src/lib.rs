@@ -83,7 +83,7 @@ pub use mount::{Mount, MountSource, Mounts, PROC_OPTIONS, TMPFS_OPTIONS};
 pub use mqueue::{MessageQueue, OpenQueue, QueuedMessage};
 pub use net::{Elsewhere, Link, LinkKind, Net, Said};
 pub use netlink::Netlink;
-pub use object::{Cause, Descriptor, Object, Thing};
+pub use object::{Cause, Descriptor, Inode, Object, Thing};
 pub use option::{OPTIONS, SocketOption};
 pub use owner::Of;
 pub use page::{CHUNK_BYTES, PAGE_BYTES, PARTS_MAX, Pages};

@@ -24,6 +24,9 @@ pub struct MessageQueue {
     /// The object of its IPC namespace; `None` for the container's own.
     #[serde(default)]
     pub namespace: Option<usize>,
+    /// The size of its file (fstat(2)), if a process has changed it (ftruncate(2)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_bytes: Option<u64>,
     /// Its messages, in the order in which they are received.
     #[serde(default)]
     pub messages: Vec<QueuedMessage>,
@@ -45,4 +48,7 @@ pub struct OpenQueue {
     pub queue: usize,
     /// `O_*`.
     pub flags: u32,
+    /// The file offset, which a read(2) of its state moves.
+    #[serde(default)]
+    pub offset: u64,
 }

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify,
-    Ipc, Listener, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket, PidFd,
-    Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SocketOption, SystemVMemory, SystemVQueue,
-    SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time, TimerFd, Tmpfs, UdpSocket,
-    UnixPeer, UnixSocket, User, Uts,
+    Ipc, Listener, Lock, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket,
+    PidFd, Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SocketOption, SystemVMemory,
+    SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time, TimerFd, Tmpfs,
+    UdpSocket, UnixPeer, UnixSocket, User, Uts,
 };
 
 /// An open descriptor of a process.
@@ -34,6 +34,24 @@ pub struct Object {
     /// The object of the owning user namespace of a namespace; `None` for the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<usize>,
+    /// Locks of its file description (flock(2), F_OFD_SETLK). A [`File`] has them in its own record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub file_locks: Vec<Lock>,
+    /// The inode of a socket or an unnamed pipe; `None` if it is as root makes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<Inode>,
+}
+
+/// Owner and permissions of the inode of a socket or an unnamed pipe. The owner of a socket is also the
+/// user by which filters and routing rules match its packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    /// Its user, by the ids inside.
+    pub uid: u32,
+    /// Its group, by the ids inside.
+    pub gid: u32,
+    /// Its permission bits.
+    pub mode: u32,
 }
 
 impl Object {
@@ -52,7 +70,7 @@ impl Object {
 
 impl From<Thing> for Object {
     fn from(thing: Thing) -> Self {
-        Self { thing, net: None, user: None }
+        Self { thing, net: None, user: None, file_locks: Vec::new(), inode: None }
     }
 }
 
@@ -229,6 +247,20 @@ impl Thing {
                 self,
                 Self::TerminalSide(_) | Self::Inotify(_) | Self::Fanotify(_) | Self::Epoll(_)
             )
+    }
+
+    /// Whether it is a socket.
+    pub fn is_socket(&self) -> bool {
+        matches!(
+            self,
+            Self::Listener(_)
+                | Self::TcpSocket(_)
+                | Self::UdpSocket(_)
+                | Self::RawSocket(_)
+                | Self::PacketSocket(_)
+                | Self::UnixSocket(_)
+                | Self::Netlink(_)
+        )
     }
 
     /// Options of a socket.

@@ -110,6 +110,9 @@ pub struct Process {
     /// `/proc/PID/oom_score_adj`.
     #[serde(default)]
     pub oom_score_adj: i32,
+    /// `/proc/PID/coredump_filter`: the kinds of memory that a core dump contains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core_dump_filter: Option<u32>,
     /// PR_GET_MDWE: memory that was writable never becomes executable.
     #[serde(default)]
     pub write_or_execute: u32,

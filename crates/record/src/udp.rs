@@ -19,6 +19,9 @@ pub struct UdpSocket {
     /// No device has its address, and the option that permitted the bind (IP_FREEBIND) was taken back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub free: bool,
+    /// Its local IP address is the kernel's choice for the peer, made by connect(2) and not by bind(2).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub chosen: bool,
     /// The address that it is connected to.
     #[serde(default)]
     pub peer: Option<SocketAddr>,

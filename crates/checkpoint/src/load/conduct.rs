@@ -153,7 +153,7 @@ fn lead(
         }
         if reached == stage::BORN {
             file::check_unchanged_apart(restore, pid)?;
-            file::check_mounts(restore, pid)?;
+            file::check_opened(restore, pid)?;
             removed = system_v::restore(pid, restore)?;
             connections = connection::restore(pid, restore)?;
         }

@@ -1,7 +1,7 @@
 //! Files and directories without a name: created where they were, a file with O_TMPFILE, a
 //! directory under a temporary name; then opened once for each file description.
 
-use dormouse_record::{Deleted, PAGE_BYTES, Result, Run, Thing};
+use dormouse_record::{Deleted, File, PAGE_BYTES, Result, Run, Thing};
 
 use super::plan::Plan;
 use super::{file, open};
@@ -19,10 +19,11 @@ pub(super) fn make(
 ) -> Result<()> {
     let what = format!("{what}, once in '{}'", deleted.place);
     let is_directory = deleted.mode & libc::S_IFMT == libc::S_IFDIR;
+    let first = unnamed(plan, index);
     let made = if is_directory {
         directory(plan, sequence, &what, index, deleted)?
     } else {
-        regular(plan, sequence, &what, deleted)?
+        regular(plan, sequence, &what, deleted, first.map_or(0, |(_, open)| open.flags))
     };
     let owner = [made.into(), deleted.uid.into(), deleted.gid.into()];
     sequence.call(what.clone(), Call::new(libc::SYS_fchown, owner));
@@ -35,7 +36,28 @@ pub(super) fn make(
     let times = plan.builder.numbers(&times);
     let args = [made.into(), Arg::Number(0), times.into(), Arg::Number(0)];
     sequence.call(what.clone(), Call::new(libc::SYS_utimensat, args));
-    open_all(plan, sequence, &what, index, made)
+    open_all(plan, sequence, &what, index, made)?;
+    if let Some((n, open)) = first {
+        // Filling the file has moved its offset.
+        let args = [made.into(), Arg::Number(open.offset), Arg::from(libc::SEEK_SET)];
+        sequence.call(&*what, Call::new(libc::SYS_lseek, args).returns(open.offset));
+        file::settle(plan, sequence, &what, made, open);
+        open::set_flags(sequence, &what, made, open.flags);
+        plan.cells[n] = Some(plan.lift(sequence, &what, made));
+    }
+    Ok(())
+}
+
+/// The file description that was made with the file (O_TMPFILE), which its flags show for ever.
+fn unnamed<'r>(plan: &Plan<'r>, index: usize) -> Option<(usize, &'r File)> {
+    const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+    let mut objects = plan.records.objects.iter().enumerate();
+    objects.find_map(|(n, object)| match &object.thing {
+        Thing::File(open) if open.deleted == Some(index) => {
+            (open.flags & TMPFILE as u32 != 0).then_some((n, open))
+        }
+        _ => None,
+    })
 }
 
 /// Opens a file without a name once for each file description.
@@ -49,7 +71,8 @@ pub(super) fn open_all(
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
         let Thing::File(open) = &object.thing else { continue };
-        if open.deleted == Some(index) {
+        let is_first = unnamed(plan, index).is_some_and(|(first, _)| first == n);
+        if open.deleted == Some(index) && !is_first {
             let cell = open::again(plan, sequence, what, made, open.flags)?;
             file::settle(plan, sequence, what, cell, open);
             plan.cells[n] = Some(plan.lift(sequence, what, cell));
@@ -92,8 +115,12 @@ fn regular(
     sequence: &mut Sequence,
     what: &str,
     deleted: &Deleted,
-) -> Result<Cell> {
-    let flags = (libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC) as u32;
+    flags: u32,
+) -> Cell {
+    // Of the flags of its first file description those that cannot be set later.
+    const FIRST: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC;
+    let access = if flags == 0 { libc::O_RDWR as u32 } else { flags & FIRST as u32 };
+    let flags = (libc::O_TMPFILE | libc::O_CLOEXEC) as u32 | access;
     let cell = open::path_with(plan, sequence, what, &deleted.place, (flags, 0o600));
     fill(plan, sequence, what, cell, deleted.bytes, &deleted.runs);
     for (name, value) in &deleted.attributes {
@@ -102,7 +129,7 @@ fn regular(
         let args = [cell.into(), name.into(), at.into(), length.into(), Arg::Number(0)];
         sequence.call(what, Call::new(libc::SYS_fsetxattr, args));
     }
-    Ok(cell)
+    cell
 }
 
 fn directory(

@@ -1,7 +1,8 @@
 //! eventfd, signalfd, epoll.
 
-use dormouse_record::{Event, Process, Result, SignalFd, Thing};
+use dormouse_record::{Epoll, Event, Process, Result, SignalFd, Thing};
 
+use super::open;
 use super::plan::Plan;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
@@ -12,13 +13,14 @@ pub(super) fn event(
     event: &Event,
 ) -> Result<Cell> {
     let cell = plan.cell();
-    let mut flags = event.flags & libc::O_NONBLOCK as u32;
+    let mut flags = event.flags & open::AT_CREATION;
     if event.semaphore {
         flags |= libc::EFD_SEMAPHORE as u32;
     }
     let first = event.count.min(u64::from(u32::MAX));
     let args = [Arg::Number(first), flags.into()];
     sequence.call_into(what, cell, Call::new(libc::SYS_eventfd2, args));
+    open::set_later(sequence, what, cell, event.flags);
     if event.count > first {
         // eventfd2(2) takes an initial value of 32 bits; the rest is added by a write.
         let rest = plan.builder.numbers(&[event.count - first]);
@@ -36,15 +38,26 @@ pub(super) fn signal(
 ) -> Result<Cell> {
     let cell = plan.cell();
     let mask = plan.builder.numbers(&[signal.mask]);
-    let flags = signal.flags & libc::O_NONBLOCK as u32;
+    let flags = signal.flags & open::AT_CREATION;
     let args = [Arg::from(-1), mask.into(), Arg::Number(8), flags.into()];
     sequence.call_into(what, cell, Call::new(libc::SYS_signalfd4, args));
+    open::set_later(sequence, what, cell, signal.flags);
     Ok(cell)
 }
 
-pub(super) fn epoll(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<Cell> {
+pub(super) fn epoll(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    epoll: &Epoll,
+) -> Result<Cell> {
     let cell = plan.cell();
-    sequence.call_into(what, cell, Call::new(libc::SYS_epoll_create1, [Arg::Number(0)]));
+    // Of the flags epoll_create1(2) takes this one alone.
+    let flags = epoll.flags & libc::O_CLOEXEC as u32;
+    sequence.call_into(what, cell, Call::new(libc::SYS_epoll_create1, [flags.into()]));
+    if epoll.flags & open::SETTABLE as u32 != 0 {
+        open::set_flags(sequence, what, cell, epoll.flags);
+    }
     Ok(cell)
 }
 

@@ -1,8 +1,8 @@
 //! Files with a name, devices, and descriptors from the engine.
 //!
 //! [`make`], [`device`] and [`external`] add the calls of the first process. The engine's half
-//! checks that mapped files are unchanged, and that each open file is in a file system of the
-//! container.
+//! checks that mapped files are unchanged, and that each open file is of its recorded type and in a file
+//! system of the container.
 
 use std::collections::HashSet;
 
@@ -115,24 +115,33 @@ pub(super) fn check_unchanged_apart(restore: &Restore, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an open file of the first process that is in no file system mounted there, such as a
-/// file of the host or a descriptor of the restore.
-pub(super) fn check_mounts(restore: &Restore, pid: u32) -> Result<()> {
+/// Refuses an open file of the first process that is of another type than its record, or in no file
+/// system mounted there, such as a file of the host or a descriptor of the restore.
+pub(super) fn check_opened(restore: &Restore, pid: u32) -> Result<()> {
     let mounts = dormouse_kernel::proc::whole_text(format!("/proc/{pid}/mountinfo"));
     let mounts = mounts.map_err(Error::file("cannot read", format!("/proc/{pid}/mountinfo")))?;
     let id = |line: &str| line.split_ascii_whitespace().next()?.parse().ok();
     let mounts: HashSet<u64> = mounts.lines().filter_map(id).collect();
     for (n, (object, cell)) in restore.records.objects.iter().zip(&restore.cells).enumerate() {
         let (Thing::File(file), Some(cell)) = (&object.thing, cell) else { continue };
-        if file.deleted.is_some() || file.namespace.is_some() {
+        if file.deleted.is_some() {
             continue;
         }
         let number = restore.program.value(*cell).map_err(Error::call("read a number"))?;
         let place = format!("/proc/{pid}/fd/{number}");
-        let (here, wanted) = (rustix::fs::CWD, StatxFlags::MNT_ID);
+        let (here, wanted) = (rustix::fs::CWD, StatxFlags::MNT_ID | StatxFlags::TYPE);
         let found = rustix::fs::statx(here, &place, AtFlags::empty(), wanted)
             .map_err(Error::of("look at a file", pid))?;
-        if !mounts.contains(&found.stx_mnt_id) {
+        let (was, is) = (file.file_type, u32::from(found.stx_mode) & libc::S_IFMT);
+        if is != was {
+            return Err(Error::Elsewhere(format!(
+                "object {n} (file) '{}' was {}, and {} has taken its place since: put it back",
+                file.path,
+                type_name(was),
+                type_name(is)
+            )));
+        }
+        if file.namespace.is_none() && !mounts.contains(&found.stx_mnt_id) {
             return Err(Error::Elsewhere(format!(
                 "object {n} (file) '{}' is in no file system that is mounted in the container",
                 file.path
@@ -140,6 +149,18 @@ pub(super) fn check_mounts(restore: &Restore, pid: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The name of a file type (inode(7)).
+fn type_name(file_type: u32) -> &'static str {
+    match file_type {
+        libc::S_IFREG => "a regular file",
+        libc::S_IFDIR => "a directory",
+        libc::S_IFLNK => "a symbolic link",
+        libc::S_IFIFO => "a fifo",
+        libc::S_IFSOCK => "a socket",
+        _ => "a device",
+    }
 }
 
 fn is_unchanged(file: &File, found: rustix::io::Result<Stat>) -> Result<()> {

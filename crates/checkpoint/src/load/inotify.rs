@@ -18,8 +18,9 @@ pub(super) fn make(
     inotify: &Inotify,
 ) -> Result<Cell> {
     let cell = plan.cell();
-    let flags = inotify.flags & libc::O_NONBLOCK as u32;
+    let flags = inotify.flags & open::AT_CREATION;
     sequence.call_into(what, cell, Call::new(libc::SYS_inotify_init1, [flags.into()]));
+    open::set_later(sequence, what, cell, inotify.flags);
     Ok(cell)
 }
 

@@ -29,6 +29,10 @@ pub(super) fn make(
         let args = [made.into(), data.into(), length, message.priority.into()];
         sequence.call(what.clone(), Call::new(libc::SYS_mq_timedsend, args));
     }
+    if let Some(bytes) = queue.file_bytes {
+        let args = [made.into(), Arg::Number(bytes)];
+        sequence.call(what.clone(), Call::new(libc::SYS_ftruncate, args));
+    }
     let records = plan.records;
     for (n, other) in records.objects.iter().enumerate() {
         let Thing::OpenQueue(open) = &other.thing else { continue };
@@ -36,8 +40,13 @@ pub(super) fn make(
             continue;
         }
         let cell = plan.cell();
-        let args = [name, Arg::from(open.flags | libc::O_CLOEXEC as u32)];
+        let args = [name, Arg::from(open.flags)];
         sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
+        if open.offset != 0 {
+            let args = [cell.into(), Arg::Number(open.offset), Arg::from(libc::SEEK_SET)];
+            let seek = Call::new(libc::SYS_lseek, args).returns(open.offset);
+            sequence.call(what.clone(), seek);
+        }
         plan.cells[n] = Some(plan.lift(sequence, &what, cell));
     }
     // ORDER: last, since the mode for the owner may exclude others.

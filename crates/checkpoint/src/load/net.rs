@@ -87,7 +87,8 @@ pub(super) fn inside(
     Ok(())
 }
 
-/// socket(2) for the object that is being made, in its network namespace.
+/// socket(2) for the object that is being made, in its network namespace, and by its owner: filters of packets
+/// match the user that has opened a socket, which fchown(2) does not change.
 pub(super) fn socket(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -95,9 +96,19 @@ pub(super) fn socket(
     cell: Cell,
     args: [Arg; 3],
 ) -> Result<()> {
-    let net = plan.net;
+    let (net, inode) = (plan.net, plan.inode);
     inside(plan, sequence, what, net, |part| {
+        let act_as = |part: &mut Sequence, uid: u32, gid: u32| {
+            part.call(what, Call::new(libc::SYS_setfsgid, [gid.into()]));
+            part.call(what, Call::new(libc::SYS_setfsuid, [uid.into()]));
+        };
+        if let Some(inode) = inode {
+            act_as(part, inode.uid, inode.gid);
+        }
         part.call_into(what, cell, Call::new(libc::SYS_socket, args));
+        if inode.is_some() {
+            act_as(part, 0, 0);
+        }
     })
 }
 

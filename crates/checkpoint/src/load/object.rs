@@ -7,8 +7,8 @@ use dormouse_record::{Object, Result, Thing};
 
 use super::plan::Plan;
 use super::{
-    deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink, pipe,
-    raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
+    deleted, event, fanotify, file, inotify, ipc, lock, memfd, memory, mount, mqueue, net, netlink,
+    pipe, raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
 };
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
@@ -27,14 +27,33 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             continue;
         }
         plan.net = object.net;
+        plan.inode = object.inode;
         let what = format!("object {index} ({})", object.thing.name());
         if let Some(made) = make(plan, sequence, &what, index, object)? {
             plan.cells[index] = Some(plan.lift(sequence, &what, made));
         }
     }
     unix::make_all(plan, sequence)?;
+    finish(plan, sequence);
     close_below(plan, sequence);
     Ok(())
+}
+
+/// Gives the objects what several kinds have: an inode, and locks. A held file has both.
+fn finish(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    for (index, object) in plan.records.objects.iter().enumerate() {
+        let Some(cell) = plan.cells[index].filter(|_| !plan.held.contains_key(&index)) else {
+            continue;
+        };
+        let what = || format!("object {index} ({})", object.thing.name());
+        if let Some(inode) = &object.inode {
+            let owner = [cell.into(), inode.uid.into(), inode.gid.into()];
+            sequence.call(what(), Call::new(libc::SYS_fchown, owner));
+            let mode = [cell.into(), inode.mode.into()];
+            sequence.call(what(), Call::new(libc::SYS_fchmod, mode));
+        }
+        lock::of_file(plan, sequence, &what(), cell.into(), &object.file_locks);
+    }
 }
 
 /// Makes one object. Returns its descriptor, unless the object has none, or was or will be made
@@ -97,7 +116,7 @@ fn make(
         Thing::PidFd(_) => None,
         Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
         Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
-        Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
+        Thing::Epoll(it) => Some(event::epoll(plan, sequence, what, it)?),
         Thing::Uts(it) => Some(uts::make(plan, sequence, what, it, object.user)?),
         Thing::Time(it) => time::make(plan, sequence, what, index, it)?,
         Thing::SharedMemory(it) => {

@@ -29,13 +29,16 @@ const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_DSYNC
     | libc::O_ASYNC
     | libc::O_DIRECT
-    | 0o100_000 // O_LARGEFILE, which is 0 in libc
+    | O_LARGEFILE
     | libc::O_DIRECTORY
     | libc::O_NOFOLLOW
     | libc::O_NOATIME;
 const KNOWN_OF_PLACE: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 
-/// Opens a path of a record.
+/// The flag that open(2) adds and other calls that open a file do not. It is 0 in libc.
+pub(super) const O_LARGEFILE: i32 = 0o100_000;
+
+/// Opens a path of a record. The flags of the file do not keep O_CLOEXEC, as those of other calls do.
 pub(super) fn path(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -111,6 +114,16 @@ pub(super) fn set_flags(sequence: &mut Sequence, what: &str, cell: Cell, flags: 
     sequence.call(what, Call::new(libc::SYS_fcntl, args));
 }
 
+/// Flags that calls such as eventfd2(2) and timerfd_create(2) take.
+pub(super) const AT_CREATION: u32 = (libc::O_NONBLOCK | libc::O_CLOEXEC) as u32;
+
+/// Sets the settable flags that such a call does not take, if there are any.
+pub(super) fn set_later(sequence: &mut Sequence, what: &str, cell: Cell, flags: u32) {
+    if flags & SETTABLE as u32 & !AT_CREATION != 0 {
+        set_flags(sequence, what, cell, flags);
+    }
+}
+
 /// Opens the file of a descriptor again, as another file description. The path needs a number that
 /// is known now, so the descriptor is duplicated to one that no process uses.
 pub(super) fn again(
@@ -123,7 +136,10 @@ pub(super) fn again(
     let number = plan.above - 1;
     let args = [from.into(), number.into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call(what, Call::new(libc::SYS_dup3, args));
-    // The path is a magic link, which always leads to the same file.
-    let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
+    // The path is a magic link, which always leads to the same file. An unnamed file has O_DIRECTORY from
+    // O_TMPFILE.
+    let is_unnamed = flags & (REFUSED & libc::O_TMPFILE) as u32 != 0;
+    let lacks = if is_unnamed { libc::O_NOFOLLOW | libc::O_DIRECTORY } else { libc::O_NOFOLLOW };
+    let flags = flags & !lacks as u32;
     own_path(plan, sequence, what, &format!("/proc/self/fd/{number}"), flags)
 }

@@ -1,7 +1,7 @@
 //! Pipes: both ends are created or opened, the content is written, and each end that was open gets
 //! a file description.
 
-use dormouse_record::{DeletedFifo, Pipe, Result, Thing};
+use dormouse_record::{DeletedFifo, Pipe, PipeEnd, Result, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -35,13 +35,8 @@ pub(super) fn make(
     let size = [writer.into(), Arg::from(libc::F_SETPIPE_SZ), pipe.capacity_bytes.into()];
     sequence.call(what, Call::new(libc::SYS_fcntl, size));
     fill(plan, sequence, what, writer, pipe);
-    let records = plan.records;
     let mut taken = [false; 2];
-    for (n, object) in records.objects.iter().enumerate() {
-        let Thing::PipeEnd(end) = &object.thing else { continue };
-        if end.pipe != index {
-            continue;
-        }
+    for (n, end) in ends(plan, index) {
         let mine = if end.writes { writer } else { reader };
         let taken = &mut taken[usize::from(end.writes)];
         // An end of a fifo, and one that was opened again through /proc/self/fd, is a separate file
@@ -56,6 +51,19 @@ pub(super) fn make(
         plan.cells[n] = Some(cell);
     }
     Ok(())
+}
+
+/// The ends of a pipe, with the numbers of their objects. Ends that pipe(2) has made come first: open(2)
+/// adds O_LARGEFILE, and pipe(2) does not.
+fn ends<'r>(plan: &Plan<'r>, index: usize) -> Vec<(usize, &'r PipeEnd)> {
+    let objects = plan.records.objects.iter().enumerate();
+    let ends = objects.filter_map(|(n, object)| match &object.thing {
+        Thing::PipeEnd(end) if end.pipe == index => Some((n, end)),
+        _ => None,
+    });
+    let mut ends: Vec<_> = ends.collect();
+    ends.sort_by_key(|(_, end)| end.flags & open::O_LARGEFILE as u32);
+    ends
 }
 
 /// Creates a deleted fifo, with a temporary name.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use dormouse_record::{Error, Made, PAGE_BYTES, Records, Result};
+use dormouse_record::{Error, Inode, Made, PAGE_BYTES, Records, Result};
 
 use super::allowed::Allowed;
 use super::lazy::Userfaults;
@@ -46,6 +46,8 @@ pub(super) struct Plan<'r> {
     pub(super) cells: Vec<Option<Cell>>,
     /// The network namespace of the object that is being made; `None` for the container's own.
     pub(super) net: Option<usize>,
+    /// The inode of that object, if it is not as root makes one.
+    pub(super) inode: Option<Inode>,
     /// Open control groups, by path.
     pub(super) cgroups: HashMap<String, Cell>,
     /// Cells of each tmpfs in mount namespaces inside, by object.
@@ -145,6 +147,7 @@ impl<'r> Plan<'r> {
             held,
             cells: vec![None; records.objects.len()],
             net: None,
+            inode: None,
             cgroups: HashMap::new(),
             memories: HashMap::new(),
             terminals: HashMap::new(),

@@ -242,3 +242,14 @@ pub(super) fn oom_score(pid: u32, wanted: i32) -> Result<()> {
     };
     step().map_err(Error::file("cannot set", &path))
 }
+
+/// Sets which memory a core dump of a process contains (core(5)). ORDER: its memory is its own.
+pub(super) fn core_dump_filter(pid: u32, filter: Option<u32>) -> Result<()> {
+    let Some(filter) = filter else { return Ok(()) };
+    let path = format!("/proc/{pid}/coredump_filter");
+    match std::fs::write(&path, format!("{filter:#x}")) {
+        // A kernel without core dumps.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        set => set.map_err(Error::file("cannot set", &path)),
+    }
+}

@@ -17,6 +17,7 @@ const TIOCEXCL: u64 = 0x540c;
 const TIOCSWINSZ: u64 = 0x5414;
 const TIOCSCTTY: u64 = 0x540e;
 const TIOCSPGRP: u64 = 0x5410;
+const TIOCGPTPEER: u64 = 0x5441;
 const TCSETS2: u64 = 0x402c_542b;
 
 fn ioctl(cell: Cell, request: u64, argument: impl Into<Arg>) -> Call {
@@ -145,6 +146,13 @@ fn open_side(
         (true, None) => {
             let text = format!("{what} has a master inside, and is the console");
             Err(Error::damaged("section 'object'", text))
+        }
+        // Opened by its master, as openpty(3) does: only open(2) adds O_LARGEFILE.
+        (false, Some(master)) if side.flags & open::O_LARGEFILE as u32 == 0 => {
+            let flags = side.flags | libc::O_NOCTTY as u32;
+            let made = plan.cell();
+            sequence.call_into(what, made, ioctl(master, TIOCGPTPEER, flags));
+            Ok(plan.lift(sequence, what, made))
         }
         (false, _) => {
             let path = match side.as_console {

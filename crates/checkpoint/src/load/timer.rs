@@ -2,6 +2,7 @@
 
 use dormouse_record::{PosixTimer, Process, Result, TimerFd};
 
+use super::open;
 use super::plan::Plan;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
@@ -24,18 +25,21 @@ pub(super) fn make(
     timer: &TimerFd,
 ) -> Result<Cell> {
     let cell = plan.cell();
-    let flags = timer.flags & libc::O_NONBLOCK as u32;
+    let flags = timer.flags & open::AT_CREATION;
     let create = Call::new(libc::SYS_timerfd_create, [Arg::from(timer.clock), flags.into()]);
     sequence.call_into(what, cell, create);
+    open::set_later(sequence, what, cell, timer.flags);
     let (how, value_ns) = match timer.cancelled_at_set_ns {
         Some(moment_ns) => (ABSOLUTE | TimerFd::CANCEL_ON_SET, moment_ns),
         None => (0, timer.value_ns),
     };
-    // An expired periodic timer that was not read has no time left: it expires at once.
+    // An expired periodic timer that was not read has no time left: it expires at once. One that is not
+    // armed keeps the interval of its last setting.
     let is_armed = timer.value_ns != 0 || timer.interval_ns != 0 && timer.ticks != 0;
-    let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns.max(1)));
+    let value_ns = if is_armed { value_ns.max(1) } else { 0 };
+    let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns));
     let args = [cell.into(), how.into(), at.into(), Arg::Number(0)];
-    if is_armed {
+    if is_armed || timer.interval_ns != 0 {
         sequence.call(what, Call::new(libc::SYS_timerfd_settime, args));
     }
     if timer.ticks != 0 {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
-use dormouse_record::{Result, UdpSocket};
+use dormouse_record::{Result, Thing, UdpSocket};
 
 use super::plan::Plan;
 use super::{net, open, socket};
@@ -31,7 +31,12 @@ pub(super) fn make(
     for option in &udp.options {
         socket::option(plan, sequence, &what, cell, option);
     }
-    if let Some(address) = &udp.address {
+    let bound = udp.address.map(|address| match udp.chosen && !shares_port(plan, udp, address) {
+        // connect(2) chooses it again.
+        true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
+        false => address,
+    });
+    if let Some(address) = &bound {
         socket::bind(plan, sequence, &what, cell, (address, udp.free, &udp.options));
     }
     if let Some(peer) = &udp.peer {
@@ -45,6 +50,15 @@ pub(super) fn make(
     }
     open::set_flags(sequence, &what, cell, udp.flags);
     Ok(cell)
+}
+
+/// Whether another socket has the port, which a bind to all addresses would then refuse.
+fn shares_port(plan: &Plan<'_>, udp: &UdpSocket, address: SocketAddr) -> bool {
+    let is_another = |other: &UdpSocket| {
+        !std::ptr::eq(other, udp) && other.address.is_some_and(|it| it.port() == address.port())
+    };
+    let mut sockets = plan.records.objects.iter().filter(|object| object.net == plan.net);
+    sockets.any(|object| matches!(&object.thing, Thing::UdpSocket(other) if is_another(other)))
 }
 
 /// Joins the groups of a socket, fills its queue, and restores its pending error. `copy` is a descriptor of it in

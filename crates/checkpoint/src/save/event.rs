@@ -58,7 +58,7 @@ pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason
         }
         items.push(item);
     }
-    Ok(Thing::Epoll(Epoll { items }))
+    Ok(Thing::Epoll(Epoll { items, flags: open.flags() }))
 }
 
 /// Reads `tfd: 5 events: 19 data: 5 pos:0 ino:2 sdev:c`.

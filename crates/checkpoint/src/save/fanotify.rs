@@ -65,7 +65,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     // The kernel lists the latest mark first.
     let marks = found.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Reason>>()?;
     let waits = if open.flags() & libc::O_NONBLOCK as u32 == 0 { 0 } else { libc::FAN_NONBLOCK };
-    let flags = flags as u32 & !(libc::FAN_NONBLOCK | libc::FAN_CLOEXEC) | waits;
+    // FAN_CLOEXEC stays: it is also a flag of the file description.
+    let flags = flags as u32 & !libc::FAN_NONBLOCK | waits;
     Ok(Thing::Fanotify(Fanotify { flags, event_flags: event_flags as u32, marks }))
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     };
     let held = !found.is_empty() && found.iter().all(|found| survey.is_volume(found.of.0));
     let watches = found.into_iter().map(watch).collect::<Result<Vec<Watch>, Reason>>()?;
-    Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches, held }))
+    Ok(Thing::Inotify(Inotify { flags: open.flags(), watches, held }))
 }
 
 /// Reads `wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 ...`.

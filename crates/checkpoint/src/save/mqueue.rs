@@ -22,6 +22,9 @@ use super::seen::Seen;
 use super::survey::{Found, Survey};
 use crate::look::ipc::Tables;
 
+/// The size of the file of a queue, whatever is in the queue (FILENT_SIZE in the kernel).
+const FILE_BYTES: u64 = 80;
+
 /// Finds the queues that have a name.
 pub(super) fn find(
     survey: &mut Survey<'_>,
@@ -66,7 +69,7 @@ pub(super) fn is_queue(open: &Open<'_>) -> bool {
 
 pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a message queue: {e}");
-    let flags = open.flags() & (libc::O_ACCMODE | libc::O_NONBLOCK) as u32;
+    let flags = open.flags() & (libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_CLOEXEC) as u32;
     let identity = (open.stat.st_dev, open.stat.st_ino);
     let queue = match survey.message_queues.get(&identity) {
         Some(queue) => *queue,
@@ -82,7 +85,7 @@ pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
             add(survey, open.process, None, (queue, namespace))?
         }
     };
-    Ok(Thing::OpenQueue(OpenQueue { queue, flags }))
+    Ok(Thing::OpenQueue(OpenQueue { queue, flags, offset: open.offset() }))
 }
 
 fn add(
@@ -110,6 +113,7 @@ fn add(
         messages_max: attributes.messages_max,
         message_bytes: attributes.message_bytes,
         namespace,
+        file_bytes: Some(stat.st_size as u64).filter(|bytes| *bytes != FILE_BYTES),
         messages: Vec::new(),
     }));
     survey.message_queues.insert((stat.st_dev, stat.st_ino), index);

@@ -6,11 +6,11 @@
 use std::fs;
 
 use dormouse_kernel::proc;
-use dormouse_record::{Descriptor, HeldLock, LockKind, Object, Result, Thing};
+use dormouse_record::{Descriptor, HeldLock, Inode, LockKind, Object, Result, Thing};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 use super::held::{HeldFile, Wakes};
-use super::open::Open;
+use super::open::{Look, Open};
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Found, Survey, Surveyed};
@@ -153,7 +153,9 @@ fn descriptor(
     // The first process that has it open acquires it again.
     surveyed.leases.extend(lock::lease(&open)?);
     if let Some(external) = file::external(survey.subject, &open) {
-        let index = survey.add(external);
+        let external = object(&open, external)?;
+        let index = survey.found.objects.len();
+        survey.found.objects.push(external);
         survey.open_files.entry(key).or_default().add(seen.pid, number, index);
         return found(index);
     }
@@ -174,10 +176,39 @@ fn descriptor(
         let cause = thing.cause();
         survey.found.held.push(HeldFile { object: index as u32, file, wakes, cause });
     }
-    survey.found.objects[index] = Object { thing, net: open.net, user: None };
+    survey.found.objects[index] = object(&open, thing)?;
     surveyed.notices.extend(notice);
     survey.open_files.entry(key).or_default().add(seen.pid, number, index);
     found(index)
+}
+
+/// The object of an open file, with what files of several kinds have: locks, and an inode.
+fn object(open: &Open<'_>, thing: Thing) -> std::result::Result<Object, Reason> {
+    let mut file_locks = Vec::new();
+    if !matches!(thing, Thing::File(_)) {
+        file_locks = lock::of(&open.info)?;
+        file_locks.retain(|lock| lock.kind != LockKind::Process);
+    }
+    if !file_locks.is_empty() && matches!(thing, Thing::PidFd(_)) {
+        return Err("a pidfd with a lock (flock), which is not saved yet".into());
+    }
+    let is_unnamed = open.link.starts_with("socket:[") || open.link.starts_with("pipe:[");
+    let is_external = matches!(thing, Thing::External(_));
+    let inode = if is_unnamed && !is_external { inode(open) } else { None };
+    Ok(Object { net: open.net, file_locks, inode, ..thing.into() })
+}
+
+/// The inode of a socket or an unnamed pipe, unless it is as root makes one.
+fn inode(open: &Open<'_>) -> Option<Inode> {
+    const OF_PIPE: u32 = 0o600;
+    const OF_SOCKET: u32 = 0o777;
+    let stat = &open.stat;
+    let (uid, gid) = open.process.maps().owner(stat.st_uid, stat.st_gid);
+    let mode = stat.st_mode & 0o777;
+    let usual = if open.link.starts_with("pipe:[") { OF_PIPE } else { OF_SOCKET };
+    // A file from outside may have an owner that the container does not have.
+    let has_ids = uid != u32::MAX && gid != u32::MAX;
+    (has_ids && (uid, gid, mode) != (0, 0, usual)).then_some(Inode { uid, gid, mode })
 }
 
 /// Copies a descriptor and inspects it; `None` if it was closed meanwhile.
@@ -196,10 +227,10 @@ fn open<'p>(
         Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => return Ok(None),
         Err(e) => return Err(format!("it cannot be inspected: {e}")),
     };
-    let stat = rustix::fs::fstat(&copy).map_err(|e| format!("it cannot be inspected: {e}"))?;
     let link = link.to_string_lossy().into_owned();
     let (index, net) = (survey.found.objects.len(), net_of(survey, &link, &copy)?);
-    Ok(Some(Open { process, number, link, info, stat, copy, index, net }))
+    let open = Open::of(Look { process, number, link, info, copy }, index, net);
+    open.map(Some).map_err(|e| format!("it cannot be inspected: {e}"))
 }
 
 /// The object of an in-flight file (SCM_RIGHTS). `copy` is the same file description.
@@ -212,11 +243,11 @@ fn in_flight(
     let number = copy.as_raw_fd();
     let link = fs::read_link(format!("/proc/self/fd/{number}")).map_err(|e| failed(&e))?;
     let info = proc::whole_text(format!("/proc/self/fdinfo/{number}")).map_err(|e| failed(&e))?;
-    let stat = rustix::fs::fstat(&copy).map_err(|e| failed(&e))?;
     let link = link.to_string_lossy().into_owned();
     let (number, index) = (number as u32, survey.found.objects.len());
     let net = net_of(survey, &link, &copy)?;
-    let open = Open { process, number, link, info, stat, copy, index, net };
+    let look = Look { process, number, link, info, copy };
+    let open = Open::of(look, index, net).map_err(|e| failed(&e))?;
     let (own, key) = (std::process::id(), open.key());
     let alike = survey.open_files.get(&key);
     if let Some(Ok(index)) = alike.map(|alike| alike.find(own, number)) {
@@ -240,9 +271,10 @@ fn in_flight(
     if is_sealed || lock::lease(&open)?.is_some() || !thing.needs_no_owner() {
         return Err(format!("{}, which is in flight and not open in any process", thing.name()));
     }
+    let made = object(&open, thing)?;
     match survey.found.objects.get_mut(index) {
-        Some(place) => *place = Object { thing, net, user: None },
-        None => survey.found.objects.push(Object { thing, net, user: None }),
+        Some(place) => *place = made,
+        None => survey.found.objects.push(made),
     }
     survey.open_files.entry(key).or_default().add(own, number, index);
     survey.in_flight.push(open.copy);

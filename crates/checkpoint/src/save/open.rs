@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use dormouse_kernel::call;
 use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
+use rustix::io::Errno;
 
 use super::seen::Seen;
 
@@ -26,9 +27,28 @@ pub(crate) struct Open<'p> {
     pub(crate) index: usize,
     /// The network namespace of a socket, an object; `None` for the container's own.
     pub(crate) net: Option<usize>,
+    /// `O_*` of the file description (F_GETFL).
+    status: u32,
 }
 
-impl Open<'_> {
+/// An open file before its object is known: the fields of [`Open`] that its opener has found.
+pub(super) struct Look<'p> {
+    pub(super) process: &'p Seen,
+    pub(super) number: u32,
+    pub(super) link: String,
+    pub(super) info: String,
+    pub(super) copy: OwnedFd,
+}
+
+impl<'p> Open<'p> {
+    /// Inspects a copied descriptor. `index` and `net` as in the fields.
+    pub(super) fn of(look: Look<'p>, index: usize, net: Option<usize>) -> Result<Self, Errno> {
+        let Look { process, number, link, info, copy } = look;
+        let stat = rustix::fs::fstat(&copy)?;
+        let status = rustix::fs::fcntl_getfl(&copy)?.bits();
+        Ok(Self { process, number, link, info, stat, copy, index, net, status })
+    }
+
     /// A field of fdinfo.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let value = |line: &'_ str| -> Option<usize> {
@@ -42,9 +62,10 @@ impl Open<'_> {
         self.field(name).and_then(|f| u32::from_str_radix(f, 8).ok()).unwrap_or(0)
     }
 
-    /// `O_*` without O_CLOEXEC, which belongs to the descriptor.
+    /// `O_*` of the file description. O_CLOEXEC there is not the flag of the descriptor (FD_CLOEXEC): it
+    /// shows that the file was opened with it, and never changes.
     pub(crate) fn flags(&self) -> u32 {
-        self.octal("flags") & !(libc::O_CLOEXEC as u32)
+        self.status
     }
 
     pub(crate) fn offset(&self) -> u64 {

@@ -107,6 +107,9 @@ pub(crate) fn record(
     record.limits = seen.limits()?.to_vec();
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    // LIMIT: a kernel without core dumps has no such file.
+    let filter = proc::whole_text(format!("/proc/{}/coredump_filter", seen.pid)).ok();
+    record.core_dump_filter = filter.and_then(|t| u32::from_str_radix(t.trim(), 16).ok());
     for tid in &seen.tids {
         let place = surveyed.places.get(tid).cloned();
         record.threads.push(Thread { place, ..thread::record(subject, seen, *tid, blocks)? });

@@ -9,7 +9,7 @@ use dormouse_record::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, getpeername, getsockname, ipproto};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, getpeername, getsockname, ipproto};
 
 use super::open::Open;
 use super::refusal::Reason;
@@ -69,12 +69,17 @@ pub(super) fn save(
         let copy = open.copy.try_clone().map_err(|e| format!("a UDP socket: {e}"))?;
         survey.found.in_error.push((open.index, copy));
     }
+    let chosen = match (peer, domain) {
+        (Some(peer), AddressFamily::INET6) => is_chosen(&open.copy, address, peer),
+        _ => Ok(false),
+    };
     Ok(Thing::UdpSocket(UdpSocket {
         v6: domain == AddressFamily::INET6,
         flags: open.flags(),
         address: Some(address).filter(address::is_bound),
         free: address::is_bound(&address)
             && address::is_of_no_device(&open.copy, address, &options),
+        chosen: chosen.map_err(failed)?,
         peer,
         received: received.ok_or(UNKNOWN)?,
         error: None,
@@ -83,6 +88,26 @@ pub(super) fn save(
         shut: if peer.is_some() { shut(open, domain).unwrap_or(0) } else { 0 },
         options,
     }))
+}
+
+/// Whether the kernel has chosen the local address of an IPv6 socket for its peer, and would again:
+/// bind(2) to an IPv6 address sets IPV6_V6ONLY, which no call can take back, and connect(2) does not.
+///
+/// LIMIT: of an IPv4 socket the kernel does not report which of the two has set its address.
+fn is_chosen(socket: &OwnedFd, own: SocketAddr, peer: SocketAddr) -> Result<bool, Errno> {
+    let SocketAddr::V6(v6) = own else { return Ok(false) };
+    let is_plain = !v6.ip().is_unspecified() && v6.ip().to_ipv4_mapped().is_none();
+    let only = call::int_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)?;
+    if !is_plain || only != 0 {
+        return Ok(false);
+    }
+    let choice = stack::inside_of(&stack::of_socket(socket)?, || {
+        let (family, kind) = (AddressFamily::INET6, SocketType::DGRAM);
+        let new = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::net::connect(&new, &peer)?;
+        SocketAddr::try_from(getsockname(&new)?)
+    });
+    Ok(choice.is_ok_and(|choice| choice.ip() == own.ip()))
 }
 
 /// Whether a part of a datagram waits for the rest: with UDP_CORK, no packet of the socket is in a device for

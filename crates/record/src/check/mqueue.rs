@@ -1,6 +1,6 @@
 //! Checks of POSIX message queues.
 
-use super::{CONTENT_MAX, Found, ensure, in_ipc};
+use super::{CONTENT_MAX, FILE_BYTES_MAX, Found, ensure, in_ipc};
 use crate::{MessageQueue, QueuedMessage, Records};
 
 /// The kernel's limits on the messages of a queue, the bytes of a message, and priorities.
@@ -19,6 +19,8 @@ pub(super) fn queue(queue: &MessageQueue, records: &Records) -> Found {
     let most = (1..=MESSAGES_MAX).contains(&queue.messages_max);
     let bytes = (1..=MESSAGE_BYTES_MAX).contains(&queue.message_bytes);
     ensure(most && bytes, || "its size".into())?;
+    let is_length = |bytes: u64| bytes <= FILE_BYTES_MAX;
+    ensure(queue.file_bytes.is_none_or(is_length), || "the length of its file".into())?;
     let fits = |one: &QueuedMessage| {
         one.data.0.len() as u64 <= queue.message_bytes && one.priority < PRIORITIES
     };
@@ -45,19 +47,21 @@ mod tests {
                 messages_max: 1,
                 message_bytes: 8,
                 namespace: None,
+                file_bytes: None,
                 messages: vec![message],
             };
             change(&mut it);
             queue(&it, &small()).err().unwrap_or_default()
         };
         type Case = (fn(&mut MessageQueue), &'static str);
-        let cases: [Case; 9] = [
+        let cases: [Case; 10] = [
             (|_| {}, ""),
             (|q| q.name = None, ""),
             (|q| q.name = Some("../a".into()), "its name"),
             (|q| q.mode = 0o4600, "its mode"),
             (|q| q.namespace = Some(0), "in no IPC namespace"),
             (|q| q.messages_max = 0, "its size"),
+            (|q| q.file_bytes = Some(u64::MAX), "the length of its file"),
             (|q| q.message_bytes = 7, "its messages"),
             (|q| q.messages[0].priority = 1 << 15, "its messages"),
             (|q| q.messages.push(q.messages[0].clone()), "its messages"),

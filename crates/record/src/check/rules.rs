@@ -25,7 +25,7 @@ pub fn records(records: &Records) -> Result<()> {
     }
     process::all(records).map_err(|what| Error::damaged(part("process"), what))?;
     for (n, object) in records.objects.iter().enumerate() {
-        let sound = thing::thing(n, &object.thing, records);
+        let sound = thing::common(object).and_then(|()| thing::thing(n, &object.thing, records));
         let sound = sound.and_then(|()| net::place(object, records));
         sound.and_then(|()| user::owner(object, records)).map_err(|what| {
             let name = object.thing.name();

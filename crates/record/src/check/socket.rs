@@ -28,6 +28,8 @@ pub(super) fn udp(udp: &UdpSocket) -> Found {
     ensure(has_one && udp.error.is_none_or(|error| (1..4096).contains(&error)), || {
         "its error".into()
     })?;
+    let has_both = udp.v6 && udp.address.is_some() && udp.peer.is_some();
+    ensure(!udp.chosen || has_both, || "its address".into())?;
     let is_group = |one: &JoinedGroup| is_device(&one.device) && one.address.is_multicast();
     ensure(udp.groups.len() <= MEMBERSHIPS_MAX && udp.groups.iter().all(is_group), || {
         "its groups".into()
@@ -424,6 +426,7 @@ mod tests {
                 flags,
                 address,
                 free,
+                chosen: false,
                 peer,
                 received,
                 error,

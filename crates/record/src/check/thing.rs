@@ -8,12 +8,25 @@ use super::{
     mount, mqueue, net, object, path, socket, system_v, time, tmpfs, user,
 };
 use crate::{
-    Bytes, DeletedFifo, Mark, Object, PAGE_BYTES, Pipe, Process, Records, Terminal, Thing,
-    TmpfsKind, Watch,
+    Bytes, DeletedFifo, Lock, LockKind, Mark, Object, PAGE_BYTES, Pipe, Process, Records, Terminal,
+    Thing, TmpfsKind, Watch,
 };
 
+/// LIMIT: locks of a file description.
+const LOCKS_MAX: usize = 1 << 20;
 /// LIMIT: numbers of terminals, which are made one after the other.
 const TERMINALS_MAX: u32 = 1024;
+
+/// Checks what objects of several kinds have: locks, and an inode.
+pub(super) fn common(object: &Object) -> Found {
+    ensure(object.file_locks.len() <= LOCKS_MAX, || "its locks".into())?;
+    object.file_locks.iter().try_for_each(file::lock)?;
+    let is_of_a_process = |lock: &Lock| lock.kind == LockKind::Process;
+    ensure(!object.file_locks.iter().any(is_of_a_process), || "its locks".into())?;
+    let Some(inode) = &object.inode else { return Ok(()) };
+    let has_one = matches!(object.thing, Thing::PipeEnd(_)) || object.thing.is_socket();
+    ensure(has_one && inode.mode <= 0o777, || "its inode".into())
+}
 
 /// Checks an object, which has the number `n`.
 pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
@@ -58,7 +71,7 @@ pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
         Thing::OpenQueue(open) => {
             let is_queue = matches!(object(open.queue, records)?, Thing::MessageQueue(_));
             ensure(is_queue, || "of no queue".into())?;
-            let known = (libc::O_ACCMODE | libc::O_NONBLOCK) as u32;
+            let known = (libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_CLOEXEC) as u32;
             ensure(open.flags & !known == 0, || "its flags".into())
         }
         Thing::TcpSocket(tcp) => socket::tcp(tcp),

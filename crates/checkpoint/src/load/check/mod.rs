@@ -242,6 +242,7 @@ mod tests {
                 flags: 0,
                 address: None,
                 free: false,
+                chosen: false,
                 peer: None,
                 received: Vec::new(),
                 error: None,
