@@ -137,12 +137,17 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
         ("loose", "which no process has attached"),
+        ("aio", "a queue of asynchronous I/O (io_setup)"),
+        ("key", "the key 'secret of mine' (keyrings(7), type user) of user 0"),
     ];
     for (what, why) in cases {
         let has = format!("HAS={what}");
         let mut more = vec!["--net", "none", "--env", &has];
         if what == "place" {
             more.extend(["--cap-add", "SYS_ADMIN"]);
+        }
+        if what == "key" {
+            more.push("--privileged");
         }
         start(&host, "lost", &more);
         wait_for_line(&host, "lost", "ready 0");

@@ -8,7 +8,7 @@ use super::seen::Seen;
 use super::subject::Subject;
 use super::survey::{Found, Survey};
 use super::{
-    cgroup, cgroup_namespace, ipc, mount, mqueue, net, object, refusal, shared, system_v,
+    cgroup, cgroup_namespace, ipc, keyring, mount, mqueue, net, object, refusal, shared, system_v,
     terminal, time, tmpfs, tree, user, uts,
 };
 use crate::look::ipc::Tables;
@@ -51,6 +51,8 @@ pub(super) fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
                 Ok(names) => settings.names = names,
                 Err(why) => found.refusals.push(refusal::of_object(why)),
             }
+            let key = tree.first().and_then(|first| keyring::find(first.maps()));
+            found.refusals.extend(key.map(refusal::of_object));
             settings.limits = ipc::own_limits(subject, tables.as_ref())?;
             return Ok(Look { tree, found, tables, settings });
         }

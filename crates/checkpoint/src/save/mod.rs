@@ -24,7 +24,7 @@
 //! ```text
 //! subject held refusal restart diag option          words: plain data and registers
 //! seen tree limit wait stop thaw calls due          tasks: found, waiting, stopped
-//! credentials landlock vfork host schedule signal thread    parts of a process that need no survey
+//! credentials landlock keyring vfork host schedule signal thread    parts of a process that need no survey
 //! mapping pages ahead                               memory, without its objects
 //! known open survey                                 everything that was found so far: data
 //! lock deleted file tmpfs pipe memory               kinds: files and memory
@@ -58,6 +58,7 @@ mod host;
 mod inotify;
 mod inspect;
 mod ipc;
+mod keyring;
 mod known;
 mod landlock;
 mod limit;
