@@ -621,7 +621,11 @@ impl Tree {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let master = rustix::fs::openat(&devpts, c"ptmx", flags, Mode::empty())?;
         rustix::pty::unlockpt(&master)?;
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        // As open(2) would, with O_LARGEFILE: a restore opens it by its path. Nothing is executed before
+        // the descriptor is closed.
+        const O_LARGEFILE: u32 = 0o100_000;
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let flags = flags | OpenptFlags::from_bits_retain(O_LARGEFILE);
         let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
         rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(op.fd)), None)?;
         let (rows, columns) = ((op.a >> 16) as u16, op.a as u16);
