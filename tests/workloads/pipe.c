@@ -17,7 +17,10 @@ int main(void) {
 		filled += n;
 	must(filled == 1 << 17);
 	must(write(eof[1], "end", 3) == 3 && close(eof[1]) == 0);
-	must(close(gone[0]) == 0);
+	/* Data without a reader, which is read through the write end. */
+	char left_at[32];
+	snprintf(left_at, sizeof left_at, "/proc/self/fd/%d", gone[1]);
+	must(write(gone[1], "left", 4) == 4 && close(gone[0]) == 0);
 	/* The same end once more, as a separate open file. */
 	char name[32];
 	snprintf(name, sizeof name, "/proc/self/fd/%d", p[1]);
@@ -31,6 +34,10 @@ int main(void) {
 		must(fcntl(big[1], F_GETPIPE_SZ) == 1 << 17);
 		must(write(big[1], chunk, 1) == -1 && errno == EAGAIN);
 		must(write(gone[1], "x", 1) == -1 && errno == EPIPE);
+		int late = open(left_at, O_RDONLY | O_NONBLOCK);
+		must(late >= 0 && read(late, text, sizeof text) == 4 && memcmp(text, "left", 4) == 0);
+		must(write(gone[1], "left", 4) == 4 && close(late) == 0);
+		memset(text, 0, sizeof text);
 		must(fcntl(again, F_GETFL) & O_NONBLOCK && !(fcntl(p[1], F_GETFL) & O_NONBLOCK));
 		must(write(again, "a", 1) == 1 && read(p[0], text, 5) == 5 && read(p[0], text, 1) == 1);
 		must(write(p[1], "hello", 5) == 5);

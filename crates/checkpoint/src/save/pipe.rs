@@ -102,14 +102,14 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
                 let open_elsewhere = maybe_elsewhere && !is_hung_up(reader, PollFlags::HUP);
                 if open_elsewhere { Err(outside("writes")) } else { content(reader) }
             }
-            // A reader may still open it by name.
-            (None, Some(_)) if ends.has_name => {
+            (None, Some(writer)) if !ends.has_name && !is_hung_up(writer, PollFlags::ERR) => {
+                Err(outside("reads"))
+            }
+            // A reader may still open it, by its name or through the write end in procfs.
+            (None, _) => {
                 survey.found.fifos.extend(ends.writer.map(|writer| (ends.pipe, writer)));
                 continue;
             }
-            (None, Some(writer)) if !is_hung_up(writer, PollFlags::ERR) => Err(outside("reads")),
-            // No process can ever read it.
-            (None, _) => Ok(Content::default()),
         };
         match content {
             Ok((content, packets)) => {
@@ -125,7 +125,7 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
     }
 }
 
-/// Reads fifos without an open read end. Everything is stopped: otherwise a process that waits for
+/// Reads pipes and fifos without an open read end. Everything is stopped: otherwise a process that waits for
 /// a reader would take this program for one.
 pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     for (index, writer) in &found.fifos {

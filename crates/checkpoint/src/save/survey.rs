@@ -135,7 +135,7 @@ pub(crate) struct Found {
     pub(crate) memories: Vec<(usize, OwnedFd)>,
     /// Objects whose contents are to be read, each with the file to read from.
     pub(crate) contents: Vec<(usize, fs::File)>,
-    /// Fifos without an open read end, to be read once everything is stopped, each with a write
+    /// Pipes without an open read end, to be read once everything is stopped, each with a write
     /// end.
     pub(crate) fifos: Vec<(usize, OwnedFd)>,
     /// UDP sockets with a pending error, to be read then.
