@@ -1,6 +1,7 @@
 /* Pairs of unix sockets: stream, datagram and seqpacket, with data in flight, shared with a
  * child. */
 #include "workload.h"
+#include <poll.h>
 #include <sys/socket.h>
 
 int main(void) {
@@ -20,6 +21,11 @@ int main(void) {
 	must(write(stream[0], "to one", 6) == 6 && write(stream[1], "to zero", 7) == 7);
 	must(write(dgram[0], "a", 1) == 1 && write(dgram[0], "bcd", 3) == 3);
 	must(write(seq[1], "packet", 6) == 6 && write(seq[1], "next", 4) == 4);
+	/* An error for the next call: the peer has closed and not read everything. */
+	int reset[2], told[2];
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, reset) == 0 && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, told) == 0);
+	must(write(reset[0], "unread", 6) == 6 && write(reset[1], "read", 4) == 4 && close(reset[1]) == 0);
+	must(write(told[0], "unread", 6) == 6 && close(told[1]) == 0);
 	char text[64], c;
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
@@ -32,7 +38,12 @@ int main(void) {
 		must(recv(seq[0], text, 64, 0) == 6 && recv(seq[0], text, 64, 0) == 4);
 		must(write(seq[1], "packet", 6) == 6 && write(seq[1], "next", 4) == 4);
 		must(fcntl(seq[0], F_GETFD) == FD_CLOEXEC && fcntl(dgram[0], F_GETFL) & O_NONBLOCK);
+		struct pollfd polled[] = {{reset[0], 0, 0}, {told[0], 0, 0}};
+		must(poll(polled, 2, 0) == 2 && polled[0].revents & POLLERR && polled[1].revents & POLLERR);
 		must(write(child[0], "x", 1) == 1 && read(child[0], &c, 1) == 1 && c == 'x');
 	}
+	must(read(reset[0], text, 64) == 4 && memcmp(text, "read", 4) == 0);
+	must(read(reset[0], text, 64) == -1 && errno == ECONNRESET && read(reset[0], text, 64) == 0);
+	must(read(told[0], text, 64) == -1 && errno == ECONNRESET && read(told[0], text, 64) == 0);
 	ok();
 }

@@ -33,6 +33,9 @@ pub struct UnixSocket {
     /// Shutdown: 1 for reading, 2 for writing.
     #[serde(default)]
     pub shut: u8,
+    /// Its peer has closed without reading everything, which the next call reports (ECONNRESET).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reset: bool,
     /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,

@@ -783,6 +783,12 @@ impl<'r> Work<'_, 'r> {
             for message in &self.all[&index].received {
                 self.send(index, from, message, None)?;
             }
+            if self.all[&index].reset {
+                // A byte that the closed peer has not read.
+                let byte = self.plan.builder.data(&[0]);
+                let own = self.plan.object(index)?;
+                self.call(index, libc::SYS_write, [own.into(), byte.into(), Arg::Number(1)]);
+            }
             self.call(index, libc::SYS_close, [from.into()]);
         }
         for (index, from, left) in std::mem::take(&mut self.closed_clients) {

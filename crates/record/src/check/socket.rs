@@ -242,6 +242,7 @@ mod tests {
             received: Vec::new(),
             peer_credentials: None,
             shut: 0,
+            reset: false,
             options: Vec::new(),
             held: false,
         };

@@ -29,7 +29,7 @@ use dormouse_record::{
 };
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use self::name::name;
 use self::pending::{Refused, left, written};
@@ -80,6 +80,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         received: Vec::new(),
         peer_credentials: None,
         shut: 0,
+        reset: kind != SocketType::DGRAM
+            && ready(&open.copy).is_ok_and(|ready| ready.contains(PollFlags::ERR)),
         options,
         held: false,
     }))
@@ -264,7 +266,13 @@ fn read_queue(
         return Ok(Vec::new());
     };
     let failed = |e: Errno| format!("a unix socket with an unreadable queue: {e}");
-    let queue = queue(&socket.copy, record.socket_type, translator).map_err(failed)?.ok_or(
+    let kind = (record.socket_type, record.reset);
+    let is_packets = kind == (SocketType::SEQPACKET.as_raw() as i32, true);
+    if is_packets && rustix::io::ioctl_fionread(&socket.copy).map_err(failed)? != 0 {
+        // A read takes the error before the first packet.
+        return Err("a unix socket with packets that its peer has reset, not saved yet".into());
+    }
+    let queue = queue(&socket.copy, kind, translator).map_err(failed)?.ok_or(
         "a unix socket with an item in flight that is neither data nor a descriptor (a pidfd, a \
          label), which is not saved yet",
     )?;

@@ -61,20 +61,24 @@ impl Translator<'_> {
 pub(super) type Received = (UnixMessage, Vec<OwnedFd>);
 
 /// Reads the receive queue without consuming it. `None` if a message carries anything but data and
-/// descriptors.
+/// descriptors. A socket that is reset has an error that a read behind its data would take.
 pub(super) fn queue(
     socket: &OwnedFd,
-    socket_type: i32,
+    (socket_type, is_reset): (i32, bool),
     translator: &Translator<'_>,
 ) -> Result<Option<Vec<Received>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let peek_at =
         |offset| call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
+    let waiting = if is_reset { Some(rustix::io::ioctl_fionread(socket)?) } else { None };
     peek_at(0)?;
     let mut all: Vec<Received> = Vec::new();
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     let result = loop {
+        if waiting == Some(offset as u64) {
+            break Ok(Some(all));
+        }
         match message(socket.as_fd(), &mut buffer) {
             // A stream that was never connected, or a socket without a peer.
             Err(Errno::AGAIN | Errno::INVAL | Errno::NOTCONN) => break Ok(Some(all)),
