@@ -19,6 +19,8 @@ use dormouse_parcel::{DirSink, Reader, Sink};
 use dormouse_record::{Records, Thing, Time};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
+#[path = "fixpoint.rs"]
+mod fixpoint;
 #[path = "increment.rs"]
 mod increment;
 #[path = "lazy.rs"]
@@ -29,6 +31,8 @@ mod relay;
 mod seal;
 #[path = "share.rs"]
 mod share;
+#[path = "state.rs"]
+mod state;
 #[path = "widen.rs"]
 mod widen;
 

@@ -108,6 +108,19 @@ pub fn probe() -> PathBuf {
     compiled("probe")
 }
 
+/// [`busybox()`] with the program that builds kernel state (`tests/inside/state.c`) in `/bin`.
+pub fn state() -> PathBuf {
+    let program = compiled("state");
+    let base = busybox();
+    let name = program.file_name().expect("a file name").to_string_lossy().into_owned();
+    cached(&format!("image-{name}"), |dir| {
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(base).arg(dir);
+        run(copy, b"", Duration::from_secs(60)).ok();
+        fs::copy(&program, dir.join("bin/state")).expect("copy the file");
+    })
+}
+
 /// A program of `tests/inside`, statically linked so that it runs in any image.
 fn compiled(name: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
@@ -116,7 +129,8 @@ fn compiled(name: &str) -> PathBuf {
     let text = fs::read(&source).expect("a file of the repository");
     cached(&format!("{name}-{:016x}", crate::leftover::fnv(&text)), |path| {
         let mut compile = Command::new("gcc");
-        compile.args(["-O1", "-static", "-Wall", "-o"]).arg(path).arg(&source);
+        compile.args(["-O1", "-static", "-Wall", "-Wno-unused-result", "-o"]);
+        compile.arg(path).arg(&source);
         run(compile, b"", Duration::from_secs(60)).ok();
     })
 }

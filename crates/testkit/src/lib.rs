@@ -8,18 +8,21 @@
 //!
 //! [`image`] makes root filesystems from Debian's archive, once, below `target/testkit`.
 //! [`Terminal`] is a person at a keyboard, [`Led`] a program that is traced from step to step.
+//! [`seen`] reads the state of a container from procfs as [`fact`]s that tests compare.
 //!
 //! Fixtures panic on errors: they are called by tests, which can only report an error.
 #![forbid(unsafe_code)]
 
 mod cache;
 pub mod debian;
+pub mod fact;
 mod host;
 pub mod image;
 mod led;
 pub mod leftover;
 mod process;
 mod registry;
+pub mod seen;
 pub mod ssh;
 mod terminal;
 

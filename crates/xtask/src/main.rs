@@ -1,7 +1,8 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
 //! The rules of the house ([`tidy`]), the tests ([`suite`], [`queue`]), the programs without protections for
-//! the control arms ([`weak`]), the second kernel ([`guest`]), the fuzzers ([`fuzz`]), the list of what a
+//! the control arms ([`weak`]), the second kernel ([`guest`]), the fuzzers
+//! ([`fuzz`], [`fuzz_state`]), the list of what a
 //! checkpoint holds ([`state`]). The verbs that a person types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ mod circle;
 mod duration;
 mod floor;
 mod fuzz;
+mod fuzz_state;
 mod guest;
 mod language;
 mod queue;
@@ -49,6 +51,8 @@ enum Task {
     Guest(guest::GuestArgs),
     /// Runs the fuzzers over every reader of outside data.
     Fuzz(fuzz::FuzzArgs),
+    /// Runs the fuzzer of kernel state: random programs are saved, restored and compared.
+    FuzzState(fuzz_state::FuzzStateArgs),
     /// Writes docs/state.md: what a checkpoint holds, from the results of its tests.
     State(state::StateArgs),
 }
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Task::Queue(args) => queue::run_list(&args),
         Task::Guest(args) => guest::run(&top(), &args),
         Task::Fuzz(args) => fuzz::run(&top(), &args),
+        Task::FuzzState(args) => fuzz_state::run(&top(), &args),
         Task::State(args) => state::run(&top(), &args),
     };
     match result {
