@@ -1247,10 +1247,10 @@ static void wait_otherwise(int kind, int fd, long id)
 			poll(&ask, 1, -1);
 			break;
 		case 4:
-			nanosleep(&long_time, &long_time);
+			nanosleep(&long_time, NULL);
 			break;
 		case 5:
-			clock_nanosleep(CLOCK_MONOTONIC, 0, &long_time, &long_time);
+			clock_nanosleep(CLOCK_MONOTONIC, 0, &long_time, NULL);
 			break;
 		case 6:
 			ppoll(&ask, 1, &long_time, NULL);

@@ -162,15 +162,17 @@ static void report_socket(struct out *o, int fd)
 	ioctl(fd, TIOCOUTQ, &unsent);
 	put(o, "fd/%d/queued %d\n", fd, queued);
 	size = sizeof peek;
-	if (getsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &peek, &size) == 0 && peek < 0) {
+	struct pollfd ask = {fd, POLLIN | POLLOUT | POLLPRI | POLLRDHUP, 0};
+	poll(&ask, 1, 0);
+	put(o, "fd/%d/poll %x\n", fd, ask.revents);
+	/* The call would take a pending error. */
+	int is_known = getsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &peek, &size) == 0 && peek < 0;
+	if (is_known && !(ask.revents & POLLERR)) {
 		char text[512];
 		ssize_t length = recv(fd, text, sizeof text, MSG_PEEK | MSG_DONTWAIT);
 		put(o, "fd/%d/received %zd %d %lx\n", fd, length, length < 0 ? errno : 0,
 		    length > 0 ? hash(7, text, length) : 0ul);
 	}
-	struct pollfd ask = {fd, POLLIN | POLLOUT | POLLPRI | POLLRDHUP, 0};
-	poll(&ask, 1, 0);
-	put(o, "fd/%d/poll %x\n", fd, ask.revents);
 }
 
 static void report_descriptors(struct out *o)

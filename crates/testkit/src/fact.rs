@@ -45,6 +45,8 @@ pub enum Rule {
     Rises,
     /// A number that becomes larger or smaller by at most so much.
     Near(i128),
+    /// A value that begins with this text.
+    To(&'static str),
     /// The fact is absent afterwards.
     Ends,
     /// The fact is absent before.
@@ -59,6 +61,7 @@ impl Rule {
             Self::Falls(_) => "smaller",
             Self::Rises => "larger",
             Self::Near(_) => "a little",
+            Self::To(_) => "one value",
             Self::Ends => "absent afterwards",
             Self::Begins => "absent before",
         }
@@ -75,6 +78,9 @@ impl Rule {
             Self::Rises => numbers.is_some_and(|(before, after)| after > before),
             Self::Near(most) => {
                 numbers.is_some_and(|(before, after)| (after - before).abs() <= most)
+            }
+            Self::To(value) => {
+                difference.after.as_ref().is_some_and(|after| after.starts_with(value))
             }
             Self::Ends => difference.after.is_none(),
             Self::Begins => difference.before.is_none(),

@@ -95,8 +95,6 @@ const OF_PROCESS: &[&str] = &[
     "autogroup",
     "ksm_stat",
 ];
-/// Flags of an open file that mean something to open(2) alone: O_LARGEFILE, O_DIRECTORY, O_TMPFILE.
-const OF_OPEN: u32 = 0o20_300_000;
 const NAMESPACES: &[&str] = &[
     "cgroup",
     "ipc",
@@ -327,6 +325,8 @@ impl Reader {
             let (Some(target), Ok(file)) = (link(&path), fs::metadata(&path)) else { continue };
             let place = place(name);
             let known = self.file(file.dev(), file.ino(), &place);
+            // A restored directory without a name had another one for a moment.
+            let target = if target.ends_with(" (deleted)") { "(deleted)" } else { &target };
             self.add(place, format!("{target} {known}"));
         }
         // The number of the call and its arguments, the stack and the instruction.
@@ -408,6 +408,7 @@ impl Reader {
 
     /// One file of `fdinfo`.
     fn info(&mut self, info: &str, mounts: &HashMap<String, String>, place: &str) {
+        let mut left_ns = 0;
         for line in info.lines() {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             let (name, value) = line.split_once(':').unwrap_or((line, ""));
@@ -415,8 +416,7 @@ impl Reader {
             match name {
                 "ino" | "eventfd-id" => {}
                 "flags" => {
-                    let flags = u32::from_str_radix(value, 8).unwrap_or(u32::MAX);
-                    self.add(format!("{place}/flags"), format!("{:o}", flags & !OF_OPEN));
+                    self.add(format!("{place}/flags"), value);
                 }
                 "mnt_id" => {
                     let at = mounts.get(value).map_or("kernel", String::as_str).to_owned();
@@ -449,16 +449,21 @@ impl Reader {
                         self.facts.add_one_of(format!("{place}/lock"), line);
                         continue;
                     };
-                    let pid = self.id(pid);
+                    // A lock of an open file belongs to no process: the id is that of its maker.
+                    let pid = if kind == "FLOCK" { "-".to_owned() } else { self.id(pid) };
                     let lock = format!("{kind} {mode} {access} {pid} {from} {to}");
                     self.facts.add_one_of(format!("{place}/lock"), lock);
                 }
-                "it_value" | "it_interval" => {
-                    let ns: String = value.chars().filter(|c| !"() ".contains(*c)).collect();
-                    let (seconds, rest) = ns.split_once(',').unwrap_or(("0", "0"));
-                    let parse = |text: &str| text.parse::<i64>().unwrap_or(-1);
-                    let ns = parse(seconds) * 1_000_000_000 + parse(rest);
-                    self.add(format!("{place}/{name}_ns"), ns);
+                "it_value" => left_ns = time_ns(value),
+                "it_interval" => {
+                    let interval_ns = time_ns(value);
+                    self.add(format!("{place}/{name}_ns"), interval_ns);
+                    // Zero is an expiry that was not taken yet: the next one is known after a query.
+                    let is_periodic = interval_ns > 0 && left_ns <= interval_ns;
+                    match is_periodic {
+                        true => self.add(format!("{place}/it_value_ns"), "periodic"),
+                        false => self.add(format!("{place}/it_value_ns"), left_ns),
+                    }
                 }
                 _ => self.add(format!("{place}/{name}"), value),
             }
@@ -642,4 +647,11 @@ fn socket(name: &str, words: &[&str]) -> Option<(String, String)> {
         "packet" => (*words.first()? != "sk").then_some(("all".into(), pick(&[2, 3, 5, 6])?)),
         _ => Some(("all".into(), words.join(" "))),
     }
+}
+/// Reads `(SECONDS, NANOSECONDS)`.
+fn time_ns(text: &str) -> i64 {
+    let text: String = text.chars().filter(|c| !"() ".contains(*c)).collect();
+    let (seconds, rest) = text.split_once(',').unwrap_or(("0", "0"));
+    let parse = |text: &str| text.parse::<i64>().unwrap_or(-1);
+    parse(seconds) * 1_000_000_000 + parse(rest)
 }
