@@ -56,9 +56,15 @@ fn vm_keeper_lingers_after_last_container_as_configured() {
     let stack = || host.dm(&["run", "--rm", "busybox", "readlink", "/proc/self/ns/net"]).ok();
     let first = stack();
     let keeper = host.keeper().expect("the keeper stays for ten minutes");
-    let shared = counts(&host);
+    let mounts = || {
+        let own = host.root().join("run").display().to_string();
+        host.mounts().into_iter().filter(|at| at.starts_with(&own)).collect::<Vec<_>>()
+    };
+    let (shared, (_, cgroups, processes)) = (mounts(), counts(&host));
+    assert!(shared.iter().any(|at| at.ends_with("/net")), "{shared:?}");
     std::thread::sleep(Duration::from_secs(2)); // longer than with 'linger = "0s"'
-    assert_eq!(counts(&host), shared);
+    assert_eq!(mounts(), shared);
+    assert_eq!((counts(&host).1, counts(&host).2), (cgroups, processes));
     assert_eq!((stack(), host.keeper()), (first, Some(keeper)));
     host.dm(&["internal", "reset"]).ok();
     assert_eq!(host.keeper(), None);
