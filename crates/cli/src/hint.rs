@@ -9,7 +9,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
         &["--cgroup-parent", "--cgroupns", "--cgroups", "--cgroup-conf"],
         "each container has a cgroup of its own",
     ),
-    (&["--cpu-period", "--cpu-quota"], "use --cpus, such as --cpus 0.5"),
+    (&["--cpu-quota"], "use --cpus, such as --cpus 0.5"),
     (&["--device", "--device-cgroup-rule", "--gpus"], "containers get no devices of the host"),
     (
         &["--dns-option", "--dns-opt", "--dns-search"],
