@@ -289,9 +289,10 @@ fn fuzz(seed: u64, first: usize, programs: usize, seconds: Option<u64>) {
     assert!(found.is_empty(), "{} kinds of differences, see above", found.len());
 }
 
-/// Programs of a fixed seed, or those of the variables.
+/// Programs of a fixed seed, or those of the variables. Nightly only: the moment of the checkpoint is random,
+/// and so is what a run finds.
 #[test]
-fn restored_random_state_is_as_saved() {
+fn big_restored_random_state_is_as_saved() {
     if let Ok(path) = std::env::var("DORMOUSE_STATE_PROGRAM") {
         let text = fs::read_to_string(path).expect("a program in a file");
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 
 /// The test with the generator.
-const TEST: &str = "system::checkpoint::state::restored_random_state_is_as_saved";
+const TEST: &str = "system::checkpoint::state::big_restored_random_state_is_as_saved";
 /// LIMIT: seconds beyond the time for programs: the build of the image, and a program made small.
 const MORE_SECONDS: u64 = 3600;
 
