@@ -82,7 +82,8 @@ struct report {
 	uint32_t second;    /* reports of phase 2 */
 	uint32_t complete[SLOTS * 4];
 	uint32_t blocks;    /* blocks begun: numbers of `complete` */
-	char pad[4096 - 4 * (6 + SLOTS * 4)];
+	uint32_t umask_lock; /* held while a task reads its umask */
+	char pad[4096 - 4 * (7 + SLOTS * 4)];
 	struct slot slots[SLOTS];
 };
 

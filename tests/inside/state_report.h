@@ -265,8 +265,12 @@ static void report_rest(struct out *o)
 		getrlimit(n, &limit);
 		put(o, "limit/%d %lx %lx\n", n, limit.rlim_cur, limit.rlim_max);
 	}
+	/* umask(2) cannot only read, and tasks that share a umask report at the same time. */
+	while (__atomic_exchange_n(&report->umask_lock, 1, __ATOMIC_ACQUIRE))
+		sched_yield();
 	mode_t mask = umask(0);
 	umask(mask);
+	__atomic_store_n(&report->umask_lock, 0, __ATOMIC_RELEASE);
 	char path[256] = "";
 	syscall(SYS_getcwd, path, sizeof path);
 	put(o, "umask %o\ndirectory %s\n", mask, path);
