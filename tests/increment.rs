@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use dormouse_testkit::{Host, slowness};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 
 use super::{flip, host, rounds, wait_for_line};
 
@@ -98,7 +98,8 @@ fn vm_second_sleep_writes_only_changes() {
         next(&host, round, round + 1 == rounds);
     }
     host.wait_for_state(NAME, "stopped");
-    assert!(!place(&host, "woken").exists(), "the container has ended");
+    let woken = place(&host, "woken");
+    assert!(wait_until(soon(), || !woken.exists()), "the container has ended");
 }
 
 /// A parent and a child share most memory. Each checkpoint is restored without the others.

@@ -176,11 +176,13 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     remove_run_dir(ground, id)
 }
 
-/// Removes `RUN/c/ID`, and releases the reservation of the container.
+/// Releases the reservation of the container, and removes `RUN/c/ID`.
+///
+/// ORDER: an entry of the ledger without a record of the process is a start under way, which keeps its
+/// reservation. The entry goes first, while the record shows that the process has exited.
 fn remove_run_dir(ground: &Ground, id: &ContainerId) -> Result<()> {
-    disk::remove_tree(&ground.run_dir(id))?;
     contract::leave(ground, id);
-    Ok(())
+    disk::remove_tree(&ground.run_dir(id))
 }
 
 /// Ends an asleep container, which is stopped then.
