@@ -318,7 +318,7 @@ pub(crate) fn hidden() -> &'static [&'static str] {
 /// Limits of a container's user namespace on kernel objects that only memory bounds otherwise, for
 /// each user inside. `--sysctl` changes them. The host's limits bound all users inside together,
 /// because the keeper creates each user namespace as a different user (keeper/owner.rs).
-fn namespace_limits() -> &'static [(&'static str, &'static str)] {
+pub(crate) fn namespace_limits() -> &'static [(&'static str, &'static str)] {
     const LIMITS: [(&str, &str); 12] = [
         ("user.max_user_namespaces", "256"),
         ("user.max_pid_namespaces", "256"),

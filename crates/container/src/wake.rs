@@ -178,6 +178,6 @@ fn wake_with(
 /// for a job. No part has to succeed now.
 pub(crate) fn get_ready(ground: &Ground) {
     let _ = (ground.cgroups(), ground.images(), ground.network());
-    let _ = (root::hidden(), dormouse_kernel::capability::all());
+    let _ = (root::hidden(), root::namespace_limits(), dormouse_kernel::capability::all());
     dormouse_kernel::process::map_own_program();
 }

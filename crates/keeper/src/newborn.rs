@@ -14,7 +14,7 @@
 //! the newborn exits with 125 without a message.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use dormouse_kernel::call::{self as kernel, CapabilityMasks, CloneFlags, Instruction};
 use dormouse_kernel::weakened;
@@ -87,6 +87,7 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         preserved: 0,
         root: None,
         hook_dir: None,
+        sys: None,
         output: None,
         hook_filter: None,
         listener: None,
@@ -125,6 +126,8 @@ struct Newborn {
     root: Option<BorrowedFd<'static>>,
     /// The working directory of hooks, while the root is attached below the host's.
     hook_dir: Option<BorrowedFd<'static>>,
+    /// `/proc/sys` of the cloning process, while operations that write there follow each other.
+    sys: Option<OwnedFd>,
     /// Where the programs of hooks write to.
     output: Option<BorrowedFd<'static>>,
     /// The operation that has their filter.
@@ -277,7 +280,28 @@ impl Newborn {
         }
     }
 
+    /// Writes a sysctl of this process's namespaces through the procfs of the cloning process. The
+    /// kernel takes the namespace from the writer, and the image has no influence on that procfs.
+    fn sysctl(&mut self, key: &CStr, value: &CStr) -> Outcome {
+        let dir = match &self.sys {
+            Some(dir) => dir,
+            None => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = rustix::fs::openat(borrowed(PROC), c"sys", flags, Mode::empty())?;
+                tree::is_of(&dir, PROC_MAGIC)?;
+                self.sys.insert(dir)
+            }
+        };
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat2(dir, key, flags, Mode::empty(), how)?;
+        rustix::io::write(&file, value.to_bytes()).map(drop)
+    }
+
     fn step(&mut self, plan: &Flat<'_>, op: &Record) -> Outcome {
+        if Code::from_number(op.code) != Some(Code::Sysctl) {
+            self.sys = None;
+        }
         let text = || plan.text(op).map_err(damaged);
         let fd = || self.descriptor(u64::from(op.fd));
         let Some(code) = Code::from_number(op.code) else { return Err(Errno::NOSYS) };
@@ -362,7 +386,7 @@ impl Newborn {
             }
             Code::Mask => self.tree()?.mask(text()?, fd()?, self.descriptor(op.a)?),
             Code::ReadOnly => self.tree()?.read_only(text()?),
-            Code::Sysctl => sysctl(text()?, plan.text_at(op.b).map_err(damaged)?),
+            Code::Sysctl => self.sysctl(text()?, plan.text_at(op.b).map_err(damaged)?),
             Code::Hostname => call::set_uts_name(text()?, false),
             Code::Domainname => call::set_uts_name(text()?, true),
             // ORDER: with a small limit nothing could be opened any more, so it comes last.
@@ -691,18 +715,6 @@ impl Newborn {
         }
         error
     }
-}
-
-/// Writes a sysctl of this process's namespaces through the procfs of the cloning process. The
-/// kernel takes the namespace from the writer, and the image has no influence on that procfs.
-fn sysctl(key: &CStr, value: &CStr) -> Outcome {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(borrowed(PROC), c"sys", flags, Mode::empty())?;
-    tree::is_of(&dir, PROC_MAGIC)?;
-    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(&dir, key, flags, Mode::empty(), how)?;
-    rustix::io::write(&file, value.to_bytes()).map(drop)
 }
 
 /// Requests a label of the host's security module at execve (proc_pid_attr(5)): AppArmor's own file
