@@ -5,16 +5,11 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, soon, wait_until};
 
 /// A server, which can be put to sleep.
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
-
-fn soon() -> Duration {
-    Duration::from_secs(20) * slowness()
-}
 
 fn cpus() -> u32 {
     std::thread::available_parallelism().expect("a number of CPUs").get() as u32

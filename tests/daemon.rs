@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, dormouse, image, run, slowness, wait_until};
+use dormouse_testkit::{Host, dormouse, image, run, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -19,10 +19,6 @@ fn pace() -> u32 {
 /// Idle time after which a container of these tests falls asleep.
 fn after() -> String {
     format!("{}s", pace())
-}
-
-fn soon() -> Duration {
-    Duration::from_secs(20) * slowness()
 }
 
 /// A daemon that ends with its test.

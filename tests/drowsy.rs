@@ -8,17 +8,13 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Terminal, image, run, slowness, wait_until};
+use dormouse_testkit::{Host, Terminal, image, run, slowness, soon, wait_until};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A server that numbers its connections.
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
-
-fn soon() -> Duration {
-    Duration::from_secs(20) * slowness()
-}
 
 #[track_caller]
 fn counting(options: &[&str]) -> Host {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The number of containers, how many of them fit, and the private memory of each.
@@ -20,10 +20,6 @@ const KIB: usize = 8192;
 /// Suffices for four with the kernel's memory for them; five exceed it with their private memory
 /// alone.
 const MEMORY: &str = "39m";
-
-fn soon() -> Duration {
-    Duration::from_secs(20) * slowness()
-}
 
 /// A daemon that is killed with its test.
 struct Daemon(Child);

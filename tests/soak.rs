@@ -13,12 +13,8 @@ use std::net::TcpStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use dormouse_testkit::{Host, image, run, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
-
-fn soon() -> Duration {
-    Duration::from_secs(30) * slowness()
-}
 
 /// The first of the numbers of a step that kill the keeper.
 const KILL_KEEPER: u64 = 95;

@@ -3,16 +3,11 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Duration;
 
-use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use dormouse_testkit::{Host, image, run, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MEGABYTES: u64 = 48;
-
-fn soon() -> Duration {
-    Duration::from_secs(30) * slowness()
-}
 
 /// A host with two small disks, and the path of a future swap file on each.
 struct Disks {

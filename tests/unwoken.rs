@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, Output, image, slowness, wait_until};
+use dormouse_testkit::{Host, Output, image, soon, wait_until};
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, send,
     socket_with,
@@ -19,10 +19,6 @@ use rustix::net::{
 use serde_json::Value;
 
 use crate::checkpoint::rewrite;
-
-fn soon() -> Duration {
-    Duration::from_secs(90) * slowness()
-}
 
 /// A client of `x`, which waits for its answer as long as the test does.
 fn client(host: &Host) -> JoinHandle<Output> {

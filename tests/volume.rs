@@ -5,15 +5,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-
-fn soon() -> Duration {
-    Duration::from_secs(20) * slowness()
-}
 
 /// A container `x` (`probe local`) with a volume, and the accepted side of its outgoing connection.
 struct Local {

@@ -28,6 +28,6 @@ mod terminal;
 
 pub use host::Host;
 pub use led::Led;
-pub use process::{Output, dormouse, program, run, slowness, wait_until, weak_dormouse};
+pub use process::{Output, dormouse, program, run, slowness, soon, wait_until, weak_dormouse};
 pub use registry::Registry;
 pub use terminal::Terminal;

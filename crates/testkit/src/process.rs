@@ -66,6 +66,11 @@ pub fn slowness() -> u32 {
     text.parse().unwrap_or(1).max(1)
 }
 
+/// The time in which a condition comes true, also on a busy machine: a limit for [`wait_until`](crate::wait_until).
+pub fn soon() -> Duration {
+    Duration::from_secs(90) * slowness()
+}
+
 /// The `dormouse` program that was built beside the running test, or the path in `DORMOUSE_BIN`.
 #[track_caller]
 pub fn dormouse() -> PathBuf {
