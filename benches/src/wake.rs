@@ -226,10 +226,13 @@ fn measure(
     };
     let addresses: Vec<SocketAddr> = benches.iter().map(start).collect::<Result<_>>()?;
     let mut all: Vec<Vec<Vec<Duration>>> = vec![vec![Vec::new(); arms.len()]; benches.len()];
-    for _ in 0..rounds {
+    for number in 0..rounds {
         for (n, arm) in arms.iter().enumerate() {
-            for ((bench, address), times) in benches.iter().zip(&addresses).zip(&mut all) {
-                times[n].push(round(bench, server, NAME, *address, *arm)?);
+            // The builds change places from round to round.
+            for build in 0..benches.len() {
+                let build = (build + number) % benches.len();
+                let took = round(&benches[build], server, NAME, addresses[build], *arm)?;
+                all[build][n].push(took);
             }
         }
     }

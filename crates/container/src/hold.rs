@@ -42,7 +42,7 @@ impl Custodian {
     /// The identity of a keeper.
     pub(crate) fn of(keeper: &mut Keeper) -> Result<Self> {
         let pid = keeper.status()?.pid;
-        let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?;
+        let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?.to_owned();
         let start_time = proc::start_time(pid);
         let start_time = start_time.map_err(Error::call("cannot read the keeper's start time"))?;
         Ok(Self { boot, pid, start_time })

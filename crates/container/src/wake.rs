@@ -179,5 +179,6 @@ fn wake_with(
 pub(crate) fn get_ready(ground: &Ground) {
     let _ = (ground.cgroups(), ground.images(), ground.network());
     let _ = (root::hidden(), root::namespace_limits(), dormouse_kernel::capability::all());
+    let _ = (dormouse_kernel::proc::boot_id(), dormouse_kernel::process::touch_memory());
     dormouse_kernel::process::map_own_program();
 }

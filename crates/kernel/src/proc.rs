@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::error::{CallError, Explain, Result};
 
@@ -42,9 +43,14 @@ pub fn read_text(path: impl AsRef<Path>, max_bytes: usize) -> Result<String> {
         .map_err(|_| CallError::new("read", path.display().to_string(), libc::EILSEQ))
 }
 
-/// A number that is new with every boot of the host (random(4)), 36 characters.
-pub fn boot_id() -> Result<String> {
-    Ok(read_text("/proc/sys/kernel/random/boot_id", 64)?.trim().to_owned())
+/// A number that is new with every boot of the host (random(4)), 36 characters. It is read once.
+pub fn boot_id() -> Result<&'static str> {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = BOOT_ID.get() {
+        return Ok(id);
+    }
+    let id = read_text("/proc/sys/kernel/random/boot_id", 64)?;
+    Ok(BOOT_ID.get_or_init(|| id.trim().to_owned()))
 }
 
 /// The CPUs that are online, in the kernel's list format (Documentation/admin-guide/cputopology.rst).

@@ -82,6 +82,24 @@ pub fn map_own_program() {
     }
 }
 
+/// Bytes of the heap that [`touch_memory`] writes to: less than malloc(3) maps apart (M_MMAP_THRESHOLD of
+/// mallopt(3)), and little enough that free(3) keeps it (M_TRIM_THRESHOLD).
+const HEAP_BYTES: usize = 100 << 10;
+
+/// Bytes of the stack that [`touch_memory`] writes to.
+const STACK_BYTES: usize = 32 << 10;
+
+/// Makes pages of the heap and of the stack present, so that later steps cause fewer page faults.
+pub fn touch_memory() {
+    std::hint::black_box(vec![1_u8; HEAP_BYTES]);
+    touch_stack();
+}
+
+#[inline(never)]
+fn touch_stack() {
+    std::hint::black_box([1_u8; STACK_BYTES]);
+}
+
 /// The lowest address that a process may map which has no CAP_SYS_RAWIO over the host
 /// (`vm.mmap_min_addr`, proc_sys_vm(5)); where it cannot be read, what x86 has by default.
 pub fn lowest_address() -> u64 {

@@ -26,11 +26,12 @@ impl Reader {
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join("records");
         let file = open(&path)?;
-        let mut bytes = Vec::new();
         // LIMIT: five sections at their largest.
-        file.take(SECTION_BYTES_MAX * 5)
-            .read_to_end(&mut bytes)
-            .map_err(Error::file("cannot read", &path))?;
+        let bytes_max = SECTION_BYTES_MAX * 5;
+        // The length is a hint: `take` alone would read into buffers that grow from 32 bytes.
+        let length = file.metadata().map_or(0, |meta| meta.len().min(bytes_max));
+        let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0) + 1);
+        file.take(bytes_max).read_to_end(&mut bytes).map_err(Error::file("cannot read", &path))?;
         let records = decode(&bytes)?;
         let mut files = Vec::new();
         for (number, part) in records.pages.parts().into_iter().enumerate() {

@@ -22,7 +22,7 @@ impl Host {
         };
         Ok(Self(About {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            boot_id,
+            boot_id: boot_id.to_owned(),
             vdso: object.as_ref().map(Object::hash).unwrap_or_default(),
             vdso_image: Bytes(object.map(|object| object.image).unwrap_or_default()),
             cpu: cpu::features().iter().map(|name| (*name).to_owned()).collect(),
