@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod farm;
+pub mod podman;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -343,12 +344,12 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls", "serve", "tick"] {
+        for program in ["floor", "calls", "serve", "tick", "hog"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        for program in ["calls", "serve", "tick"] {
+        for program in ["calls", "serve", "tick", "hog"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
         }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;

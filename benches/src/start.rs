@@ -12,6 +12,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use clap::Parser;
+use dormouse_benches::podman::Podman;
 use dormouse_benches::{
     Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, ok, promise,
 };
@@ -124,27 +125,11 @@ fn floor(bench: &Bench) -> Result<Arm> {
 }
 
 fn podman(bench: &Bench) -> Result<Vec<Arm>> {
-    let storage = bench.path("podman");
-    // Podman limits the path to 50 bytes. The mount namespace is ours.
-    let run = "/run/bench-podman";
-    fs::create_dir_all(run)?;
-    ok(Command::new("mount").args(["-t", "tmpfs", "bench", run]))?;
-    let options = move |c: &mut Command| {
-        c.arg("--root").arg(storage.join("root")).args(["--runroot", run]);
-        c.args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"]);
-    };
-    let mut tar = Command::new("tar");
-    let archive = bench.path("rootfs.tar");
-    ok(tar.arg("-C").arg(bench.path("rootfs")).arg("-cf").arg(&archive).arg("."))?;
-    let mut import = Command::new("podman");
-    options(&mut import);
-    ok(import.arg("import").arg(&archive).arg("bench"))?;
+    let podman = Podman::new(bench)?;
     let arm = Arm::new("podman", move |_| {
-        let mut c = Command::new("podman");
-        options(&mut c);
-        c.args(["run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024"]);
-        c.args(["--ulimit", "nproc=1000:1000", "bench", "/bin/true"]);
-        c
+        let mut command = podman.run();
+        command.args(["--rm", "bench", "/bin/true"]);
+        command
     });
     Ok(vec![ours("dormouse", bench, true), arm])
 }

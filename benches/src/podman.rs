@@ -1,0 +1,50 @@
+//! Podman with directories of its own, as a peer.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::{Bench, ok};
+
+/// Podman's directory of running containers. Podman limits the path to 50 bytes; the mount namespace is the
+/// benchmark's.
+const RUN: &str = "/run/bench-podman";
+
+/// Podman with the image `bench`.
+#[derive(Debug, Clone)]
+pub struct Podman {
+    root: PathBuf,
+}
+
+impl Podman {
+    /// Imports the benchmark's root file system.
+    pub fn new(bench: &Bench) -> Result<Self> {
+        fs::create_dir_all(RUN)?;
+        ok(Command::new("mount").args(["-t", "tmpfs", "bench", RUN]))?;
+        let archive = bench.path("rootfs.tar");
+        let mut tar = Command::new("tar");
+        ok(tar.arg("-C").arg(bench.path("rootfs")).arg("-cf").arg(&archive).arg("."))?;
+        let podman = Self { root: bench.path("podman/root") };
+        ok(podman.command().arg("import").arg(&archive).arg("bench"))?;
+        Ok(podman)
+    }
+
+    /// The command, without a verb.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("podman");
+        command.arg("--root").arg(&self.root).args(["--runroot", RUN]);
+        command.args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"]);
+        command
+    }
+
+    /// The start of a `run` without a network, with options before the image. Its default limits would
+    /// exceed the hard limits of this process.
+    pub fn run(&self) -> Command {
+        let mut command = self.command();
+        command.args(["run", "--network", "none", "--ulimit", "nofile=1024:1024"]);
+        command.args(["--ulimit", "nproc=1000:1000"]);
+        command
+    }
+}
