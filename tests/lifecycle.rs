@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, run, wait_until};
+use dormouse_testkit::{Host, run, soon, wait_until};
 
 #[test]
 fn vm_run_passes_output_and_returns_exit_status() {
@@ -262,6 +262,34 @@ fn vm_running_containers_need_one_keeper_only() {
     let others: Vec<_> = all.iter().filter(|(_, line)| !line.starts_with("sleep")).collect();
     assert_eq!(all.len() - others.len(), 3, "{all:?}");
     assert!(others.len() <= 1, "one keeper for all of them: {others:?}");
+}
+
+/// The processes of a killed keeper are children of this test, which does not reap them in time. Their exit
+/// status is unknown until then, and a removal does not store it.
+#[test]
+fn vm_forced_removal_does_not_wait_for_a_process_to_be_reaped() {
+    use rustix::process::{Pid, Signal, WaitOptions};
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("a subreaper");
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "1000"]).ok();
+    let pid = host.inspect("x")["pid"].as_i64().expect("the container runs") as i32;
+    let first = host.keeper().expect("a keeper");
+    let as_pid = |pid: i32| Pid::from_raw(pid).expect("a pid");
+    rustix::process::kill_process(as_pid(first as i32), Signal::KILL).expect("it exists");
+    let is_gone = || host.processes().iter().all(|(pid, _)| *pid != first);
+    assert!(wait_until(soon(), is_gone));
+    host.dm(&["ps"]).ok(); // starts the next keeper
+    assert_eq!(host.state_of("x"), "running");
+    host.dm(&["rm", "--force", "x"]).ok();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("not reaped yet");
+    assert!(stat.contains(") Z "), "{stat}");
+    let events = host.dm(&["events", "--no-stream", "--json"]).ok();
+    let dies: Vec<_> = events.lines().filter(|line| line.contains("\"die\"")).collect();
+    assert!(matches!(dies[..], [one] if one.contains("\"exit_code\":\"137\"")), "{events}");
+    for pid in [pid, first as i32] {
+        rustix::process::waitpid(Some(as_pid(pid)), WaitOptions::empty()).expect("our child");
+    }
+    rustix::process::set_child_subreaper(None).expect("no subreaper");
 }
 
 #[test]

@@ -60,6 +60,21 @@ pub(crate) fn settle_found(
     observed: Observed,
     finally: bool,
 ) -> Result<Option<Exit>> {
+    settle_with(ground, config, observed, finally, exit::of)
+}
+
+/// Settles a container that is about to be removed: its exit status is not awaited.
+pub(crate) fn settle_to_remove(ground: &Ground, config: &Config, observed: Observed) -> Result<()> {
+    settle_with(ground, config, observed, false, exit::at_removal).map(drop)
+}
+
+fn settle_with(
+    ground: &Ground,
+    config: &Config,
+    observed: Observed,
+    finally: bool,
+    find: exit::Find,
+) -> Result<Option<Exit>> {
     if !observed.needs_settling() {
         let gone = gone_dir(ground, &config.id);
         if observed.state != State::Asleep && gone.exists() {
@@ -75,7 +90,7 @@ pub(crate) fn settle_found(
         return Ok(observed.exit.filter(|_| observed.state != State::Asleep));
     }
     let Some(init) = observed.init else { return Ok(observed.exit) };
-    let mut exit = exit::of(ground, &config.id, &init)?;
+    let mut exit = find(ground, &config.id, &init)?;
     if fell_asleep(ground, config, &init, &exit) {
         release_objects(ground, config)?;
         return Ok(None);
@@ -121,6 +136,20 @@ pub(crate) fn settle_locked(
 
 /// Kills every process, waits until the first one has exited and settles.
 pub(crate) fn kill_locked(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
+    kill_with(ground, config, observed, exit::of)
+}
+
+/// The same for a container that is about to be removed: its exit status is not awaited.
+pub(crate) fn kill_to_remove(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
+    kill_with(ground, config, observed, exit::at_forced_removal)
+}
+
+fn kill_with(
+    ground: &Ground,
+    config: &Config,
+    observed: &Observed,
+    find: exit::Find,
+) -> Result<()> {
     let Some(init) = &observed.init else { return Ok(()) };
     let mut init = init.clone();
     init.stopping = true;
@@ -133,7 +162,7 @@ pub(crate) fn kill_locked(ground: &Ground, config: &Config, observed: &Observed)
         let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already
         wait_killed(config, init.pid, fd.as_fd())?;
     }
-    settle_locked(ground, config, false).map(|_| ())
+    settle_with(ground, config, state::observe(ground, config)?, false, find).map(drop)
 }
 
 /// LIMIT: how long a killed process may take to end. The kernel writes its core dump and closes its files

@@ -31,8 +31,35 @@ const ADOPTED_WITHIN: Duration = Duration::from_secs(10);
 /// How long the kernel may take to hand a killed keeper's child to another process that reaps it.
 const REAP_WAIT: Duration = Duration::from_millis(500);
 
+/// A way to find the exit of a recorded process.
+pub(crate) type Find = fn(&Ground, &ContainerId, &InitRecord) -> Result<Exit>;
+
 /// Returns the exit of a recorded process, from the keeper's record.
 pub(crate) fn of(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<Exit> {
+    find(ground, id, init, true)
+}
+
+/// Returns the exit of a process whose container is being removed. Only an event shows it, so there is no
+/// wait until the host's init has reaped an adopted process: the status is unknown then.
+pub(crate) fn at_removal(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<Exit> {
+    find(ground, id, init, false)
+}
+
+/// Like [`at_removal`], for a process that was just killed: an unknown status is that of SIGKILL.
+pub(crate) fn at_forced_removal(
+    ground: &Ground,
+    id: &ContainerId,
+    init: &InitRecord,
+) -> Result<Exit> {
+    let exit = find(ground, id, init, false)?;
+    Ok(match exit.code {
+        Some(_) => exit,
+        None => Exit { code: Some(128 + SIGKILL), signal: Some(SIGKILL), ..exit },
+    })
+}
+
+/// `waits`: until the host's init has reaped an adopted process, and its status is known.
+fn find(ground: &Ground, id: &ContainerId, init: &InitRecord, waits: bool) -> Result<Exit> {
     for _ in 0..QUERIES_MAX {
         if let Some(exit) = written(ground, id, init)? {
             return Ok(exit);
@@ -46,7 +73,10 @@ pub(crate) fn of(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result
             // died meanwhile has written it too, or never will. A keeper of an older program
             // adopts no process.
             let until = Instant::now() + ADOPTED_WITHIN;
-            while keeper.has_adopted(id.as_str()).unwrap_or(false) && Instant::now() < until {
+            while waits
+                && keeper.has_adopted(id.as_str()).unwrap_or(false)
+                && Instant::now() < until
+            {
                 std::thread::sleep(ADOPTED_WAIT);
             }
             break;

@@ -28,7 +28,7 @@ pub(crate) fn remove(ground: &Ground, id: &ContainerId, force: bool, volumes: bo
                     hint: "stop it first, or remove it with --force",
                 });
             }
-            end::kill_locked(ground, config, &observed)?;
+            end::kill_to_remove(ground, config, &observed)?;
         } else if observed.state == State::Asleep {
             if !force {
                 return Err(Error::state(
@@ -39,7 +39,7 @@ pub(crate) fn remove(ground: &Ground, id: &ContainerId, force: bool, volumes: bo
             }
             end::forget_sleep(ground, config)?;
         } else {
-            end::settle_found(ground, config, observed, false)?;
+            end::settle_to_remove(ground, config, observed)?;
         }
     }
     if let Some(config) = &config {
