@@ -37,10 +37,10 @@ pub(crate) fn are_silent(ground: &Ground, config: &Config) -> Result<bool> {
             return Ok(false);
         }
         let socket = keeper.take(id, number)?;
-        let silent = stack::is_silent(&socket, &config.addresses);
-        if !silent
-            .map_err(|e| Error::file("cannot look at the queue of", "a held socket")(e.into()))?
-        {
+        let queue = stack::queue(&socket, &config.addresses);
+        let queue = queue
+            .map_err(|e| Error::file("cannot look at the queue of", "a held socket")(e.into()))?;
+        if !queue.is_silent() {
             return Ok(false);
         }
         has_silent = true;

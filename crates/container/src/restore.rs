@@ -20,6 +20,8 @@ use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
 use dormouse_parcel::Reader;
+use dormouse_record::{Records, Thing};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::{Error, Result};
 use crate::exit::SIGKILL;
@@ -274,6 +276,7 @@ pub(crate) fn plan(
         Wanted::Held(number) => {
             let held = from.held.iter().find(|(one, _)| one == number);
             let (_, socket) = held.expect("only held sockets are wanted");
+            set_recorded_mode(from.reader.records(), *number, socket)?;
             io::clone_fd(socket.as_fd())
         }
     })?;
@@ -292,6 +295,26 @@ pub(crate) fn plan(
     }
     plan.follow(follow);
     Ok(restore)
+}
+
+/// Gives a held listening socket the mode of its record, blocking or not. A process that reset clients of the
+/// container ([`dormouse_stacks::stack::reset_clients`]) may have been killed before it did.
+fn set_recorded_mode(records: &Records, number: u32, socket: &OwnedFd) -> Result<()> {
+    let recorded = match records.objects.get(number as usize).map(|object| &object.thing) {
+        Some(Thing::Listener(listener)) => listener.flags,
+        Some(Thing::UnixSocket(socket)) if socket.backlog.is_some() => socket.flags,
+        _ => return Ok(()),
+    };
+    let is_nonblocking = OFlags::from_bits_retain(recorded).contains(OFlags::NONBLOCK);
+    let set = || {
+        let mut flags = fcntl_getfl(socket)?;
+        if flags.contains(OFlags::NONBLOCK) != is_nonblocking {
+            flags.set(OFlags::NONBLOCK, is_nonblocking);
+            fcntl_setfl(socket, flags)?;
+        }
+        Ok::<_, rustix::io::Errno>(())
+    };
+    set().map_err(|e| Error::file("cannot set the mode of", "a held socket")(e.into()))
 }
 
 /// Returns a standard stream by the name under which it was saved.

@@ -20,8 +20,8 @@ use dormouse_api::EventKind;
 use dormouse_launch::Keeper;
 use dormouse_model::{Config, ContainerId};
 use dormouse_parcel::Reader;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SocketFlags, sockopt};
+use dormouse_stacks::stack;
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Durable};
@@ -38,7 +38,7 @@ const CAUSE_CHARS_MAX: usize = 1000;
 
 /// LIMIT: connections of one listening socket that are reset at a time; the kernel's largest queue
 /// (`net.core.somaxconn`) is seldom longer.
-const RESETS_MAX: usize = 1 << 16;
+const RESETS_MAX: u32 = 1 << 16;
 
 /// Failed wakes of a sleeping container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,26 +141,14 @@ pub(crate) fn reset_clients(
     Ok(keeper.park(config.id.as_str())?)
 }
 
-/// Accepts and resets all connections in the queue of a listening socket; leaves other sockets alone.
-///
-/// ORDER: the lock of the container is held and the container has no process. No other process accepts
-/// meanwhile, and accept(2) does not block.
+/// Resets all connections in the queue of a listening socket; leaves other sockets alone. The container may
+/// have passed the socket to a process elsewhere, which may accept at the same time.
 fn reset_at(socket: BorrowedFd<'_>) -> Result<()> {
     if !sockopt::socket_acceptconn(socket).unwrap_or(false) {
         return Ok(());
     }
-    let failed =
-        |e: rustix::io::Errno| Error::file("cannot reset clients of", "a held socket")(e.into());
-    for _ in 0..RESETS_MAX {
-        let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        if poll(&mut fds, Some(&Timespec::default())).map_err(failed)? == 0 {
-            break;
-        }
-        let client = rustix::net::accept_with(socket, SocketFlags::CLOEXEC).map_err(failed)?;
-        // The close then sends a reset; a unix socket has no such option and needs none.
-        let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
-    }
-    Ok(())
+    stack::reset_clients(socket, RESETS_MAX)
+        .map_err(|e| Error::file("cannot reset clients of", "a held socket")(e.into()))
 }
 
 /// Writes an event. Returns false if the disk has no space for it.

@@ -2,12 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::netlink::{self, Message, Protocol, u32_at};
 use dormouse_kernel::{pidfd, proc};
 use dormouse_record::{Error, Result as Outcome};
+use rustix::fs::OFlags;
+use rustix::net::{SocketFlags, sockopt};
 use rustix::thread::LinkNameSpaceType;
 
 /// The address of this side, and that of the peer.
@@ -94,10 +98,47 @@ pub fn received_here(ends: &Ends) -> Option<u32> {
     lines("tcp").into_iter().find(is).map(|line| line.received)
 }
 
-/// Returns whether all connections in the queue of a listening TCP socket are silent: they have sent no byte.
-/// A queue without room for another one is not silent. `own` are the addresses that belong to the
-/// listener's owner within the stack; if empty, all do.
-pub fn is_silent(listener: &OwnedFd, own: &[IpAddr]) -> Result<bool, Errno> {
+/// The queue of a listening TCP socket: connections that no process has accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queue {
+    /// The number of connections in it, with those that their peers have reset since.
+    pub length: u32,
+    /// The length from which it has no room for another connection.
+    pub limit: u32,
+    /// Those that still exist, in no order. The kernel lists them after `length` was read.
+    pub clients: Vec<Client>,
+}
+
+impl Queue {
+    /// It has no room for another connection.
+    pub fn is_full(&self) -> bool {
+        self.length >= self.limit
+    }
+
+    /// At most half of it is free.
+    pub fn is_half_full(&self) -> bool {
+        self.length >= self.limit.div_ceil(2)
+    }
+
+    /// Returns whether all connections are silent: they have sent no byte. A queue without room for another one
+    /// is not silent.
+    pub fn is_silent(&self) -> bool {
+        !self.is_full() && self.clients.iter().all(|client| !client.has_sent)
+    }
+}
+
+/// The peer of a connection in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    /// Its address. An IPv4 address that is mapped into IPv6 is an IPv4 address here.
+    pub address: IpAddr,
+    /// At least one byte of it has arrived. The end of its data is none.
+    pub has_sent: bool,
+}
+
+/// Reads the queue of a listening TCP socket. `own` are the addresses that belong to the listener's owner
+/// within the stack; if empty, all do.
+pub fn queue(listener: &OwnedFd, own: &[IpAddr]) -> Result<Queue, Errno> {
     let address: SocketAddr = rustix::net::getsockname(listener)?.try_into()?;
     // struct tcp_info: for a listener, tcpi_unacked is the length of its queue, tcpi_sacked the limit.
     let mut info = [0; 32];
@@ -105,29 +146,106 @@ pub fn is_silent(listener: &OwnedFd, own: &[IpAddr]) -> Result<bool, Errno> {
         call::socket_option(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
     let number =
         |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
-    if filled < info.len() || number(24) >= number(28) {
-        return Ok(false);
+    if filled < info.len() {
+        return Err(Errno::BADMSG);
     }
+    let (length, limit) = (number(24), number(28));
     let is_own = |ip: IpAddr| own.is_empty() || own.contains(&ip) || ip.is_loopback();
     let is_it = |line: &Line| {
         let [at, _] = line.ends;
         let fits = address.ip().is_unspecified() || address.ip().to_canonical() == at.ip();
         line.inode == 0 && at.port() == address.port() && fits && is_own(at.ip())
     };
-    inside_of(&of_socket(listener)?, || {
-        let mut waiting = lines("tcp").into_iter().filter(is_it);
-        Ok(waiting.all(|line| match line.state {
-            ESTABLISHED => line.received == 0,
+    let client = |line: Line| {
+        let has_sent = match line.state {
+            ESTABLISHED => line.received > 0,
             // The end of the peer's data counts as a byte.
-            CLOSE_WAIT => line.received <= 1,
-            _ => true,
-        }))
+            CLOSE_WAIT => line.received > 1,
+            _ => return None,
+        };
+        Some(Client { address: line.ends[1].ip(), has_sent })
+    };
+    inside_of(&of_socket(listener)?, || {
+        let all = at_port(&address).unwrap_or_else(|_| lines("tcp"));
+        let clients = all.into_iter().filter(is_it).filter_map(client).collect();
+        Ok(Queue { length, limit, clients })
     })
 }
 
-/// States of a connection in `/proc/net/tcp` (`tcp_states.h`).
+/// Accepts the first `count` connections of a listening socket, and closes them: each peer receives a reset.
+/// Other processes may accept at the same time, and a listener in blocking mode blocks nothing.
+///
+/// ORDER: the open file is in non-blocking mode meanwhile, and stays so if this process is killed. A restore
+/// gives it the recorded mode.
+pub fn reset_clients(listener: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
+    let before = rustix::fs::fcntl_getfl(listener)?;
+    rustix::fs::fcntl_setfl(listener, before | OFlags::NONBLOCK)?;
+    let reset = || {
+        for _ in 0..count {
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+                // The close then sends a reset; a unix socket has no such option and needs none.
+                Ok(client) => {
+                    let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    };
+    let done = reset();
+    rustix::fs::fcntl_setfl(listener, before)?;
+    done
+}
+
+/// States of a connection (`tcp_states.h`).
 const ESTABLISHED: u8 = 1;
 const CLOSE_WAIT: u8 = 8;
+
+/// The kind of requests of sock_diag(7) for one family of sockets (`SOCK_DIAG_BY_FAMILY`).
+const BY_FAMILY: u16 = 20;
+
+/// Lists the open connections at the port of an address, in the stack of the calling thread. The kernel
+/// selects them: the size of its table costs time, and no text.
+///
+/// KERNEL(3.3): sock_diag(7) for TCP; the module `tcp_diag` may be absent.
+fn at_port(address: &SocketAddr) -> Result<Vec<Line>, ()> {
+    let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    // struct inet_diag_req_v2: family, protocol, extensions, padding; states; struct inet_diag_sockid.
+    let mut request = [0; 56];
+    (request[0], request[1]) = (family as u8, libc::IPPROTO_TCP as u8);
+    let states = 1_u32 << ESTABLISHED | 1 << CLOSE_WAIT;
+    request[4..8].copy_from_slice(&states.to_ne_bytes());
+    request[8..10].copy_from_slice(&address.port().to_be_bytes());
+    let mut socket = netlink::Socket::open(Protocol::SocketDiagnosis).map_err(drop)?;
+    let mut all = Vec::new();
+    let listed = socket.dump(BY_FAMILY, &Message::new(&request), |entry| {
+        all.push(diagnosed(entry)?);
+        Some(())
+    });
+    listed.map(|()| all).map_err(drop)
+}
+
+/// Parses `struct inet_diag_msg`: family, state, timer, retransmits; struct inet_diag_sockid (both ports, both
+/// addresses of 16 bytes, device, cookie); expiry, bytes to read, bytes to send, user, inode.
+fn diagnosed(entry: &[u8]) -> Option<Line> {
+    let port = |at: usize| Some(u16::from_be_bytes(*entry.get(at..)?.first_chunk()?));
+    let ip = |at: usize| -> Option<IpAddr> {
+        let bytes: [u8; 16] = *entry.get(at..)?.first_chunk()?;
+        match i32::from(*entry.first()?) {
+            libc::AF_INET => {
+                let [a, b, c, d, ..] = bytes;
+                Some(Ipv4Addr::new(a, b, c, d).into())
+            }
+            libc::AF_INET6 => Some(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()),
+            _ => None,
+        }
+    };
+    let ends = [SocketAddr::new(ip(8)?, port(4)?), SocketAddr::new(ip(24)?, port(6)?)];
+    let (received, inode) = (u32_at(entry, 56)?, u32_at(entry, 68)?);
+    Some(Line { ends, state: *entry.get(1)?, received, inode: inode.into() })
+}
 
 /// Reads `/proc/net/PROTOCOL` and its counterpart for IPv6 in the namespace of the calling thread.
 fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
@@ -225,27 +343,92 @@ fn parse(text: &str) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn queue_is_silent_until_a_client_sends_or_it_is_full() {
-        use std::io::Write;
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    /// A listener with room for a few connections, and its address.
+    fn listening(address: &str) -> (OwnedFd, SocketAddr) {
+        let listener = std::net::TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
         let listener = OwnedFd::from(listener);
         rustix::net::listen(&listener, 4).unwrap();
-        let silent = || is_silent(&listener, &[]).unwrap();
-        assert!(silent(), "no client");
+        (listener, address)
+    }
+
+    #[test]
+    fn queue_has_its_clients_and_their_first_bytes() {
+        use std::io::Write;
+        let (listener, address) = listening("127.0.0.1:0");
+        let (other, elsewhere) = listening("127.0.0.1:0");
+        let read = || queue(&listener, &[]).unwrap();
+        let sent = || read().clients.iter().filter(|client| client.has_sent).count();
+        assert_eq!(read(), Queue { length: 0, limit: 4, clients: Vec::new() });
+        assert!(read().is_silent() && !read().is_half_full(), "no client");
         let connect = || std::net::TcpStream::connect(address).unwrap();
         let mut first = connect();
         let closed = connect();
         closed.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(silent());
+        let not_here = std::net::TcpStream::connect(elsewhere).unwrap();
+        let silent = Client { address: Ipv4Addr::LOCALHOST.into(), has_sent: false };
+        assert_eq!(read(), Queue { length: 2, limit: 4, clients: vec![silent; 2] });
+        assert!(read().is_silent() && read().is_half_full());
         first.write_all(b"x").unwrap();
-        assert!(!silent(), "a byte has arrived");
+        assert_eq!((read().clients.len(), sent()), (2, 1), "a byte has arrived");
+        assert!(!read().is_silent());
         drop(rustix::net::accept(&listener).unwrap());
-        assert!(silent(), "the other client has sent its end only");
+        assert_eq!((read().length, sent()), (1, 0), "the other client has sent its end only");
         let more = [connect(), connect(), connect()];
-        assert!(!silent(), "the queue is full");
-        drop((more, closed));
+        assert!(read().is_full() && sent() == 0 && !read().is_silent(), "{:?}", read());
+        drop((more, closed, other, not_here));
+    }
+
+    #[test]
+    fn queue_of_an_ipv6_listener_has_clients_of_both_families() {
+        let Ok(listener) = std::net::TcpListener::bind("[::]:0") else { return };
+        let port = listener.local_addr().unwrap().port();
+        let listener = OwnedFd::from(listener);
+        let all = ["127.0.0.1", "::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let clients = all.map(|ip| std::net::TcpStream::connect((ip, port)));
+        let mut found: Vec<_> = queue(&listener, &[]).unwrap().clients;
+        found.sort_by_key(|client| client.address);
+        let there = all.iter().zip(&clients).filter(|(_, client)| client.is_ok());
+        let expected = there.map(|(ip, _)| Client { address: *ip, has_sent: false });
+        assert_eq!(found, expected.collect::<Vec<_>>());
+    }
+
+    /// The kernel's selection is the same as that of the whole table.
+    #[test]
+    fn connections_at_a_port_are_those_of_the_whole_table() {
+        let (listener, address) = listening("127.0.0.1:0");
+        let clients = [0; 3].map(|_| std::net::TcpStream::connect(address).unwrap());
+        let selected = at_port(&address).expect("sock_diag(7) of TCP");
+        let mut all = lines("tcp");
+        all.retain(|line| line.ends[0] == address && line.state == ESTABLISHED);
+        let sorted = |mut lines: Vec<Line>| {
+            lines.sort_by_key(|line| line.ends[1].port());
+            lines
+        };
+        assert_eq!(sorted(selected), sorted(all));
+        drop((listener, clients));
+    }
+
+    /// A process that shares the listener may accept the last client first.
+    #[test]
+    fn reset_of_clients_ends_without_clients_and_keeps_the_mode() {
+        let (listener, address) = listening("127.0.0.1:0");
+        let mode = || rustix::fs::fcntl_getfl(&listener).unwrap();
+        let before = mode();
+        assert!(!before.contains(OFlags::NONBLOCK));
+        reset_clients(listener.as_fd(), 3).unwrap();
+        let mut clients = [0; 3].map(|_| std::net::TcpStream::connect(address).unwrap());
+        reset_clients(listener.as_fd(), 2).unwrap();
+        let mut ends = |n: usize| {
+            clients[n].set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+            std::io::Read::read(&mut clients[n], &mut [0]).map_err(|e| e.kind())
+        };
+        use std::io::ErrorKind::{ConnectionReset, WouldBlock};
+        assert_eq!(
+            [0, 1, 2].map(&mut ends).map(Result::unwrap_err),
+            [ConnectionReset, ConnectionReset, WouldBlock]
+        );
+        assert_eq!((queue(&listener, &[]).unwrap().length, mode()), (1, before));
     }
 
     #[test]
