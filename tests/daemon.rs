@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -167,6 +170,37 @@ fn container_with_delayable_timers_sleeps_between_them() {
         assert!(wakes.iter().all(|why| why == "timer"), "{wakes:?}");
     }
     assert_eq!(reasons(&host, "sleep", "in-time"), [""; 0]);
+}
+
+/// A prober connects more often than the container may be idle.
+#[test]
+fn container_falls_asleep_and_stays_so_while_a_prober_connects() {
+    let host = Host::with_busybox();
+    let etc = host.root().join("etc/config.toml");
+    let text = "[keeper]\nlinger = \"0s\"\n[wake]\nprobers = [\"0.0.0.0/0\"]\n";
+    fs::write(etc, text).expect("written");
+    let _daemon = Daemon::start(&host);
+    let run = ["run", "-d", "--name", "x", "--sleep-after", &after(), "busybox"];
+    host.dm(&[&run[..], &["probe", "count", "0.0.0.0", "80"]].concat()).ok();
+    host.wait_inside("x", "netstat -ltn | grep -q :80");
+    let address = host.address_of("x");
+    let ends = Arc::new(AtomicBool::new(false));
+    let is_over = Arc::clone(&ends);
+    let prober = host.in_network(move || {
+        let mut probes = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            TcpStream::connect((address.as_str(), 80)).expect("a probe is answered");
+            probes += 1;
+            thread::sleep(Duration::from_millis(500));
+        }
+        probes
+    });
+    wait_asleep(&host, "x");
+    thread::sleep(Duration::from_secs(2));
+    ends.store(true, Ordering::Relaxed);
+    let probes: u32 = prober.join().expect("the thread ends");
+    assert_eq!(host.state_of("x"), "asleep", "after {probes} probes");
+    assert_eq!(reasons(&host, "wake", "x"), [""; 0]);
 }
 
 #[test]

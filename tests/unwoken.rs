@@ -425,3 +425,86 @@ fn vm_scan_wakes_no_container_that_waits_for_data_first() {
     open.write_all(b"<1\n").expect("a byte");
     assert_eq!(open.read(&mut [0; 1]).expect("an answer"), 1);
 }
+
+/// Runs a server `x` that is asleep then, with this section `[wake]`.
+fn asleep_with(wake: &str, options: &[&str]) -> Host {
+    let host = Host::with_busybox();
+    serving(&host, options);
+    configure(&host, wake);
+    host.put_to_sleep("x");
+    host
+}
+
+fn configure(host: &Host, wake: &str) {
+    let text = format!("[keeper]\nlinger = \"0s\"\n[wake]\n{wake}\n");
+    fs::write(host.root().join("etc/config.toml"), text).expect("written");
+}
+
+/// Connects to `x` from the host, and returns the connection and its own address.
+fn connected(host: &Host) -> (TcpStream, std::net::IpAddr) {
+    let address = host.address_of("x");
+    let connect = host.in_network(move || {
+        let peer = TcpStream::connect((address, 80)).expect("the listener is held");
+        let own = peer.local_addr().expect("an address").ip();
+        (peer, own)
+    });
+    connect.join().expect("the thread ends")
+}
+
+/// Has a container `other` of the same domain answered by `x`.
+#[track_caller]
+fn ask_from_container(host: &Host) -> String {
+    let address = host.address_of("x");
+    let ask = ["run", "--rm", "--name", "other", "busybox", "probe", "ask", &address, "80"];
+    host.dm_within(soon(), &ask).ok().trim().to_owned()
+}
+
+/// Waits until the waker has looked at all clients; a wake would have begun by then.
+#[track_caller]
+fn stays_asleep(host: &Host) {
+    // Looks at silent clients: a wake takes some milliseconds.
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(host.state_of("x"), "asleep");
+}
+
+#[test]
+fn vm_client_beyond_its_rate_waits_and_others_wake_the_container() {
+    let host = asleep_with("client-rate = \"1/1h\"", &[]);
+    assert_eq!(ask(&host), "call 2", "the first wake of the host's address");
+    host.put_to_sleep("x");
+    let waits = client(&host);
+    stays_asleep(&host);
+    assert!(!waits.is_finished(), "the client waits");
+    // Another address, whose wake serves the waiting client as well.
+    let answer = ask_from_container(&host);
+    let mut answers = [answer, waits.join().expect("the thread ends").ok().trim().to_owned()];
+    answers.sort_unstable();
+    assert_eq!(answers, ["call 3", "call 4"]);
+    // An operator wakes at any time, and so does a client once no rate is set.
+    host.put_to_sleep("x");
+    let waits = client(&host);
+    stays_asleep(&host);
+    configure(&host, "client-rate = \"unlimited\"");
+    assert_eq!(waits.join().expect("the thread ends").ok().trim(), "call 5");
+}
+
+#[test]
+fn vm_prober_wakes_no_container_and_fills_no_queue() {
+    let host = asleep_with("", &[]);
+    let (_, own) = connected(&host);
+    assert!(wait_until(soon(), || host.state_of("x") == "running"), "no prober yet");
+    configure(&host, &format!("probers = [\"{own}\"]"));
+    // The ended connection is accepted and its wake is over.
+    assert_eq!(ask(&host), "call 3");
+    host.put_to_sleep("x");
+    // The server's queue has room for fewer.
+    let address = host.address_of("x");
+    let probes = host.in_network(move || {
+        let probe = |_| TcpStream::connect((address.as_str(), 80));
+        (0..200).map(probe).filter(Result::is_ok).count()
+    });
+    assert_eq!(probes.join().expect("the thread ends"), 200, "each probe is answered");
+    stays_asleep(&host);
+    assert!(ask_from_container(&host).starts_with("call "), "another client");
+    assert_eq!(host.state_of("x"), "running");
+}

@@ -38,7 +38,7 @@
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state exit hold log io saved silence shared volume usage first contract    records and facts of one container
-//! process net freeze pending later policy unwoken admission    one subject each: program, network
+//! process net freeze pending later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
@@ -74,6 +74,7 @@
 //! RUN/contract.json                 reservations of the running containers (`contract`)
 //! RUN/governed                      a daemon changes the CPU weights of these containers
 //! RUN/unwoken-ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
+//! RUN/wakes                         when clients may wake containers again (`caller`)
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
 //! ```
@@ -97,7 +98,7 @@
 //!    `RUN/contract.lock`: held while reservations are added up, and container locks and that of the daemon
 //!    are only tried (`contract`);
 //! 8. the locks inside image, network and keeper, which take none of these;
-//! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
+//! 9. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
 //!
 //! The first command after a boot holds the lock of the directory RUN while it clears away the last
 //! boot.
@@ -113,6 +114,7 @@
 
 mod admission;
 mod archive;
+mod caller;
 mod contract;
 mod create;
 mod disk;

@@ -9,7 +9,7 @@
 //! the first wait times out. The keeper sets an alarm to that time and wakes the container then. A
 //! container with an early timer is not worth suspending and stays awake.
 //!
-//! Uses `ground` and `state`.
+//! Uses `ground`, `settings` and `state`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use dormouse_record::Records;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::state;
+use crate::{settings, state};
 
 /// Reason why a container fell asleep or was woken: the attribute `reason` of the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,8 @@ pub struct Policy {
     pub asleep: Option<Duration>,
     /// The container is drowsy now.
     pub is_drowsy: bool,
-    /// Its timers may wait while it sleeps, so regular work for timers does not count.
+    /// Its timers may wait while it sleeps, or the operator has named probers: a little regular work does not
+    /// count.
     pub timers_wait: bool,
 }
 
@@ -144,7 +145,9 @@ pub(crate) fn of(ground: &Ground, id: &ContainerId) -> Result<Option<Policy>> {
     }
     let state = state::observe(ground, &config)?.state;
     let is_drowsy = state == State::Drowsy;
-    let timers_wait = config.spec.wake_on.timer != WakeOnTimer::InTime;
+    // Unreadable settings name no prober.
+    let is_probed = settings::callers(&ground.settings()).is_ok_and(|it| !it.probers.is_empty());
+    let timers_wait = is_probed || config.spec.wake_on.timer != WakeOnTimer::InTime;
     let policy = Policy { drowsy, asleep, is_drowsy, timers_wait };
     Ok((is_drowsy || state == State::Running).then_some(policy))
 }

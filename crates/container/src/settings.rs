@@ -15,11 +15,14 @@
 //!                            # reset, such as "30s" or "10m"
 //! within = "2m"   # longest time of a restore, plus a second for each 10 MB of memory
 //! reserve = "0"   # memory of the host that a wake leaves free, such as "500m"
+//! client-rate = "unlimited"   # wakes by new connections of one client address, such as "10/1m"
+//! probers = []    # addresses and ranges whose connections wake no container
 //!
 //! [contract]
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! ```
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -145,6 +148,105 @@ struct Section {
     clients_wait: Option<String>,
     within: Option<String>,
     reserve: Option<String>,
+    client_rate: Option<String>,
+    #[serde(default)]
+    probers: Vec<String>,
+}
+
+/// How often new connections of one client wake containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// So many at once.
+    pub(crate) count: u32,
+    /// The time in which as many are permitted again.
+    pub(crate) period: Duration,
+}
+
+impl Rate {
+    /// LIMIT: a day; no client waits longer for its next wake.
+    const PERIOD_MAX: Duration = Duration::from_secs(86_400);
+
+    fn parse(text: &str) -> Option<Self> {
+        let (count, period) = text.split_once('/')?;
+        let count = count.bytes().all(|b| b.is_ascii_digit()).then(|| count.parse().ok())??;
+        let period = span(period)?;
+        let fits = Duration::from_secs(1) <= period && period <= Self::PERIOD_MAX;
+        (fits && (1..=1_000_000).contains(&count)).then_some(Self { count, period })
+    }
+}
+
+/// A range of addresses: one, or `ADDRESS/BITS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    first: IpAddr,
+    bits: u8,
+}
+
+impl Range {
+    fn parse(text: &str) -> Option<Self> {
+        let (first, bits) = match text.split_once('/') {
+            None => (text, None),
+            Some((first, bits)) => (first, Some(bits.parse().ok()?)),
+        };
+        let first: IpAddr = first.parse().ok()?;
+        let most = if first.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(most);
+        (bits <= most).then_some(Self { first, bits })
+    }
+
+    /// Returns whether an address lies in it.
+    pub(crate) fn contains(self, address: IpAddr) -> bool {
+        let cut = |number: u128, most: u8| {
+            number.checked_shr(u32::from(most.saturating_sub(self.bits))).unwrap_or(0)
+        };
+        match (self.first.to_canonical(), address.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                cut(u32::from(a).into(), 32) == cut(u32::from(b).into(), 32)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => cut(a.into(), 128) == cut(b.into(), 128),
+            _ => false,
+        }
+    }
+}
+
+/// Clients whose connections do not wake a container, or not always.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Callers {
+    /// `None`: each connection of other clients wakes.
+    pub(crate) rate: Option<Rate>,
+    /// Their connections wake no container.
+    pub(crate) probers: Vec<Range>,
+}
+
+impl Callers {
+    /// Returns whether the setting changes nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rate.is_none() && self.probers.is_empty()
+    }
+
+    /// Returns whether an address is that of a prober.
+    pub(crate) fn is_prober(&self, address: IpAddr) -> bool {
+        self.probers.iter().any(|range| range.contains(address))
+    }
+}
+
+/// Returns which clients do not wake a container, or not always.
+pub(crate) fn callers(path: &Path) -> Result<Callers> {
+    let Section { client_rate, probers, .. } = read(path)?.wake;
+    let bad = |what: String| Error::Invalid(format!("{}: {what}", path.display()));
+    let rate = match client_rate {
+        Some(text) if text != "unlimited" => Some(Rate::parse(&text).ok_or_else(|| {
+            bad(format!("client-rate '{text}' is not 'unlimited', or COUNT/TIME such as 10/1m"))
+        })?),
+        _ => None,
+    };
+    let range = |text: &String| {
+        Range::parse(text).ok_or_else(|| {
+            let expected = "an address such as 192.0.2.1, or a range such as 192.0.2.0/24";
+            bad(format!("probers: '{text}' is not {expected}"))
+        })
+    };
+    Ok(Callers { rate, probers: probers.iter().map(range).collect::<Result<_>>()? })
 }
 
 /// Returns how much memory of the host a wake leaves free, in bytes.
@@ -237,6 +339,38 @@ mod tests {
         }
         std::fs::write(file.path(), "[contract]\nhost-cpu = \"1\"\n").unwrap();
         assert!(host_cpu_milli(file.path(), 2000).is_err());
+    }
+
+    #[test]
+    fn client_rate_and_probers_are_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), format!("[wake]\n{text}\n")).unwrap();
+            callers(file.path())
+        };
+        assert!(read("").unwrap().is_empty());
+        assert!(read("client-rate = \"unlimited\"").unwrap().is_empty());
+        let rate = Rate { count: 10, period: Duration::from_secs(60) };
+        assert_eq!(read("client-rate = \"10/1m\"").unwrap().rate, Some(rate));
+        for bad in ["10", "0/1m", "-1/1m", "+1/1m", "10/", "10/1", "/1m", "1/10ms", "1/2d"] {
+            let error = read(&format!("client-rate = \"{bad}\"")).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{bad}'")) && error.contains("10/1m"), "{error}");
+        }
+        let probers = read("probers = [\"192.0.2.7\", \"10.0.0.0/8\", \"2001:db8::/32\"]").unwrap();
+        let is_one = |text: &str| probers.is_prober(text.parse().unwrap());
+        for one in ["192.0.2.7", "::ffff:192.0.2.7", "10.255.1.2", "2001:db8:1::5"] {
+            assert!(is_one(one), "{one}");
+        }
+        for other in ["192.0.2.6", "11.0.0.1", "2001:db9::1", "::1", "::c000:207"] {
+            assert!(!is_one(other), "{other}");
+        }
+        let all = read("probers = [\"0.0.0.0/0\"]").unwrap();
+        assert!(all.is_prober("1.2.3.4".parse().unwrap()));
+        assert!(!all.is_prober("::1".parse().unwrap()));
+        for bad in ["x", "1.2.3.4/33", "::/129", "1.2.3.4/", "host.example"] {
+            let error = read(&format!("probers = [\"{bad}\"]")).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{bad}'")), "{error}");
+        }
     }
 
     #[test]
