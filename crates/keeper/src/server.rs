@@ -11,7 +11,8 @@
 //! adopted       first processes of containers whose keeper was killed
 //! fills         memory of containers that is being filled while they run
 //! templates     processes whose memory newborns share, by serial number, with pending requests
-//! queue         errands: containers to be settled or woken by a process, 4 of each kind at once
+//! queue         errands: containers to be settled or woken by a process, 4 of each kind at once,
+//!               and up to 16 wakes where others last long
 //! ```
 //!
 //! **Exit of a child.** The child is reaped. For a first process the exit file is written before
@@ -27,7 +28,7 @@
 //! once. If the keeper is killed, the [`crate::vault`] still has them. A waker is a process
 //! `WAKE...` that has finished its start-up. It reads lines `ID called` or `ID timer` from its
 //! standard input, and answers each with a byte when that container is awake, or with `.` when it
-//! sleeps on because its clients have sent nothing yet; at end of file it
+//! sleeps on because its clients have sent nothing yet or may not wake it; at end of file it
 //! exits. While any container sleeps one waker is kept, so that a client does not wait for the
 //! start-up of a process. More are started when several containers are called at once; those exit
 //! after a second without work.
@@ -81,6 +82,11 @@ use crate::{Failed, Step};
 /// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
 /// which the others give back.
 const ERRANDS_MAX: usize = 4;
+/// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
+/// that does not answer.
+const LONG: Duration = Duration::from_secs(10);
+/// LIMIT: processes at once that wake, with those whose wake lasts long.
+const WAKES_MAX: usize = 16;
 /// Idle time before the keeper, or a waker that is not needed, exits.
 const IDLE: Duration = Duration::from_secs(1);
 /// Interval of the checks of logs.
@@ -131,6 +137,13 @@ impl Errand {
     fn is_wake(self) -> bool {
         matches!(self, Self::Wake { .. })
     }
+}
+
+/// A job in progress.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    errand: Errand,
+    since: Instant,
 }
 
 /// Reason a container is woken.
@@ -217,7 +230,7 @@ pub struct Server {
     lost: Vec<Fill>,
     templates: HashMap<u64, Template>,
     queue: VecDeque<Errand>,
-    errands: HashMap<u32, Errand>,
+    errands: HashMap<u32, Running>,
     /// By serial number.
     wakers: HashMap<u64, Waker>,
     /// No spare waker is started before this time, because one without work has exited.
@@ -342,6 +355,7 @@ impl Server {
         let look = self.has_to_look().then_some(self.next_look);
         let idle = self.exits_at;
         let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
+        let long = self.next_long(now);
         let custody = self.custody.next();
         let alarm = self.alarms.next();
         let waker = self.lacks_a_waker().then_some(self.next_waker);
@@ -355,6 +369,7 @@ impl Server {
             look,
             idle,
             queue,
+            long,
             custody,
             alarm,
             waker,
@@ -402,7 +417,7 @@ impl Server {
                 self.start_errands();
             }
         }
-        if self.errands.is_empty() {
+        if self.errands.is_empty() || self.next_errand(now).is_some() {
             self.start_errands();
         }
         self.keep_a_waker(now);
@@ -1027,7 +1042,7 @@ impl Server {
     }
 
     fn ended(&mut self, pid: u32, status: i32) {
-        if let Some(errand) = self.errands.remove(&pid) {
+        if let Some(Running { errand, .. }) = self.errands.remove(&pid) {
             let is_killed = code_of(status).1 == libc::SIGKILL;
             match errand {
                 // Killed during the job or before it began: the next one completes it. A wake is
@@ -1122,12 +1137,13 @@ impl Server {
     }
 
     fn start_errands(&mut self) {
-        while let Some(at) = self.next_errand() {
+        let since = Instant::now();
+        while let Some(at) = self.next_errand(since) {
             let errand = self.queue[at];
             match self.run_errand(errand) {
                 Ok(pid) => {
                     self.queue.remove(at);
-                    self.errands.insert(pid, errand);
+                    self.errands.insert(pid, Running { errand, since });
                 }
                 // No process can be made now: it stays in the queue.
                 Err(_) => break,
@@ -1135,15 +1151,25 @@ impl Server {
         }
     }
 
+    /// The wakes in progress, by their begin.
+    fn wakes(&self) -> impl Iterator<Item = Instant> {
+        let wakes = self.errands.values().filter(|running| running.errand.is_wake());
+        wakes.map(|running| running.since)
+    }
+
     /// Index of the first errand in the queue whose kind is below its limit.
-    fn next_errand(&self) -> Option<usize> {
-        let wakes = self.errands.values().filter(|errand| errand.is_wake()).count();
-        let has_room = |is_wake: bool| {
-            let count = if is_wake { wakes } else { self.errands.len() - wakes };
-            count < ERRANDS_MAX
-        };
-        let (wake, settle) = (has_room(true), has_room(false));
+    fn next_errand(&self, now: Instant) -> Option<usize> {
+        let wakes = self.wakes().count();
+        let recent = self.wakes().filter(|since| *since + LONG > now).count();
+        let wake = recent < ERRANDS_MAX && wakes < WAKES_MAX;
+        let settle = self.errands.len() - wakes < ERRANDS_MAX;
         self.queue.iter().position(|errand| if errand.is_wake() { wake } else { settle })
+    }
+
+    /// When the first of the wakes in progress lasts long, if another one waits for that.
+    fn next_long(&self, now: Instant) -> Option<Instant> {
+        let long = self.wakes().map(|since| since + LONG).filter(|long| *long > now).min();
+        long.filter(|_| self.queue.iter().any(|errand| errand.is_wake()))
     }
 
     /// Wakers that have nothing to do, by their serial numbers.
@@ -1209,7 +1235,7 @@ impl Server {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) => {
                 self.woken = Instant::now();
-                match self.errands.remove(&pid) {
+                match self.errands.remove(&pid).map(|running| running.errand) {
                     Some(Errand::Wake { id, .. }) if answer == SILENT => {
                         self.custody.was_silent(&self.epoll, id);
                     }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::pidfd;
+use dormouse_launch::protocol::watch;
 use dormouse_launch::{
     CapabilityMasks, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn, TargetKind, Terminal,
 };
@@ -552,6 +553,43 @@ fn root_settle_runs_when_the_spawner_is_gone_and_only_then() {
     }
     assert!(until(|| read().lines().count() == 14), "{}", read());
     assert!(!read().contains("mine"));
+}
+
+/// A file system of one container may never answer. Four wakes run at once.
+#[test]
+fn root_blocked_wakes_do_not_hold_up_those_of_other_containers() {
+    let scratch = Scratch::new();
+    let place = scratch.path("wakes");
+    std::fs::create_dir(&place).unwrap();
+    let script = format!(
+        "cd {}; while read id why; do echo $$ > $id; \
+         case $id in blocked*) exec sleep 1000;; esac; echo >&0; done",
+        place.display()
+    );
+    let mut start = scratch.start();
+    start.wake = ["/bin/busybox", "sh", "-c", &script].map(Into::into).to_vec();
+    let mut keeper = Keeper::connect_or_start(&start).unwrap();
+    let event = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let blocked: Vec<String> = (1..=4).map(|n| format!("blocked{n}")).collect();
+    for id in &blocked {
+        keeper.hold(id, 0, event.as_fd(), watch::READ).unwrap();
+    }
+    let pid = |id: &str| {
+        let text = std::fs::read_to_string(place.join(id)).ok()?;
+        rustix::process::Pid::from_raw(text.trim().parse().ok()?)
+    };
+    assert!(until(|| blocked.iter().all(|id| pid(id).is_some())), "four wakes run");
+    keeper.hold("free", 0, event.as_fd(), watch::READ).unwrap();
+    // A wake counts as blocked after ten seconds.
+    let is_woken = (0..6).any(|_| until(|| pid("free").is_some()));
+    // A waker without sleepers is not started again.
+    for id in blocked.iter().map(String::as_str).chain(["free"]) {
+        keeper.let_go(id).unwrap();
+    }
+    blocked.iter().filter_map(|id| pid(id)).for_each(|pid| {
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    });
+    assert!(is_woken, "the fifth container waits for the others");
 }
 
 #[test]
