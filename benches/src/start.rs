@@ -34,6 +34,9 @@ struct Options {
 /// The name of the arm of `--before`.
 const BEFORE: &str = "before";
 
+/// The name of the arm without a devpts.
+const NO_DEVPTS: &str = "no devpts";
+
 fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
@@ -42,6 +45,8 @@ fn main() -> Result<()> {
         let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
         let arms = |netns| {
             let mut arms = start_arms(&bench, netns)?;
+            // The cost of a devpts alone.
+            arms.push(ours_with(NO_DEVPTS, &bench, netns, &["--devpts", "no"]));
             arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
             anyhow::Ok(arms)
         };
@@ -99,11 +104,16 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
 }
 
 fn ours(name: &str, bench: &Bench, netns: bool) -> Arm {
+    ours_with(name, bench, netns, &[])
+}
+
+fn ours_with(name: &str, bench: &Bench, netns: bool, options: &'static [&'static str]) -> Arm {
     let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
     let net = if netns { "none" } else { "address" };
     Arm::new(name, move |_| {
         let mut c = Command::new(&exe);
-        c.arg("--root").arg(&root).args(["run", "--rm", "--net", net, "bench", "true"]);
+        c.arg("--root").arg(&root).args(["run", "--rm", "--net", net]);
+        c.args(options).args(["bench", "true"]);
         c
     })
 }
