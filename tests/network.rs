@@ -72,6 +72,30 @@ fn vm_containers_resolve_names_and_see_client_address() {
 }
 
 #[test]
+fn vm_hosts_file_has_the_names_of_the_domain_without_padding() {
+    let host = Host::with_busybox();
+    for (name, domain) in [("a", "default"), ("b", "default"), ("c", "other")] {
+        let run = ["run", "-d", "--name", name, "--domain", domain, "busybox", "sleep", "1000"];
+        host.dm(&run).ok();
+    }
+    let names = |of: &str| -> Vec<String> {
+        let text = host.dm(&["exec", of, "cat", "/etc/hosts"]).ok();
+        let is_padded = |line: &str| line.is_empty() || line != line.trim_end();
+        assert!(!text.lines().any(is_padded), "{text:?}");
+        let all = text.lines().flat_map(|line| line.split(' ').skip(1));
+        let mut all: Vec<_> = all.filter(|name| name.len() == 1).map(str::to_owned).collect();
+        all.dedup();
+        all
+    };
+    assert_eq!(names("a"), ["a", "b"]);
+    assert_eq!(names("c"), ["c"]);
+    // The last one leaves no line, and others see later names at once.
+    host.dm(&["rm", "--force", "b"]).ok();
+    host.dm(&["run", "-d", "--name", "d", "busybox", "sleep", "1000"]).ok();
+    assert_eq!(names("a"), ["a", "d"]);
+}
+
+#[test]
 fn vm_outbound_traffic_has_address_of_host() {
     let host = Host::with_busybox();
     let site = host.dir().join("site");

@@ -114,7 +114,7 @@ pub(crate) struct Holding {
 pub(crate) struct Record {
     pub container: [u8; 16],
     pub cgroup: u64,
-    /// Record of the hosts file, counted from 1; 0 means none.
+    /// Number of the record of the hosts file; 0 means none.
     pub hosts: u32,
 }
 
