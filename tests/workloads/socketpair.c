@@ -26,6 +26,9 @@ int main(void) {
 	must(socketpair(AF_UNIX, SOCK_STREAM, 0, reset) == 0 && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, told) == 0);
 	must(write(reset[0], "unread", 6) == 6 && write(reset[1], "read", 4) == 4 && close(reset[1]) == 0);
 	must(write(told[0], "unread", 6) == 6 && close(told[1]) == 0);
+	/* A datagram socket that is shut down, without a peer. */
+	int shut[2];
+	must(socketpair(AF_UNIX, SOCK_DGRAM, 0, shut) == 0 && shutdown(shut[0], SHUT_RD) == 0 && close(shut[1]) == 0);
 	char text[64], c;
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
@@ -40,6 +43,8 @@ int main(void) {
 		must(fcntl(seq[0], F_GETFD) == FD_CLOEXEC && fcntl(dgram[0], F_GETFL) & O_NONBLOCK);
 		struct pollfd polled[] = {{reset[0], 0, 0}, {told[0], 0, 0}};
 		must(poll(polled, 2, 0) == 2 && polled[0].revents & POLLERR && polled[1].revents & POLLERR);
+		struct pollfd ended = {shut[0], POLLIN | POLLRDHUP, 0};
+		must(poll(&ended, 1, 0) == 1 && ended.revents & POLLRDHUP);
 		must(write(child[0], "x", 1) == 1 && read(child[0], &c, 1) == 1 && c == 'x');
 	}
 	must(read(reset[0], text, 64) == 4 && memcmp(text, "read", 4) == 0);

@@ -805,7 +805,10 @@ impl<'r> Work<'_, 'r> {
         for index in self.indices() {
             let record = self.all[&index];
             let cell = self.plan.object(index)?;
-            if record.shut != 0 && !matches!(record.peer, UnixPeer::Gone) {
+            // The close of its peer shuts a socket with a connection down; a datagram socket stays as it was.
+            let is_shut_by_peer =
+                record.peer == UnixPeer::Gone && record.socket_type != libc::SOCK_DGRAM;
+            if record.shut != 0 && !is_shut_by_peer {
                 let how = Arg::from(u32::from(record.shut) - 1);
                 self.call(index, libc::SYS_shutdown, [cell.into(), how]);
             }
