@@ -53,6 +53,14 @@ static const struct option general[] = {
 	{SOL_SOCKET, 75, "SO_RCVMARK", 4, {1}, 1},
 };
 
+static const struct option lingers[] = {
+	{SOL_SOCKET, SO_LINGER, "SO_LINGER", 8, {1, 23}, 0},
+};
+
+static const struct option lingers_no_more[] = {
+	{SOL_SOCKET, SO_LINGER, "SO_LINGER that is off again", 8, {0, 0}, 0},
+};
+
 static const struct option stamped[] = {
 	/* By the process's own numbers, which a connection has alone. */
 	{SOL_SOCKET, 37, "SO_TIMESTAMPING with OPT_ID", 8, {1 << 1 | 1 << 4 | 1 << 7}, 0},
@@ -267,6 +275,10 @@ int main(void) {
 	int unix_pair[2];
 	must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, unix_pair) == 0);
 	GIVE(unix_pair[0], "a unix socket", general);
+	/* The time stays while the option is off. */
+	GIVE(unix_pair[1], "a unix socket", lingers);
+	count--;
+	GIVE(unix_pair[1], "a unix socket", lingers_no_more);
 	print_line("%d options", count);
 	must(count > 150);
 	for (int round = 0; round < ROUNDS; round++) {

@@ -20,7 +20,23 @@ pub(super) fn option(
     if option.is_about_filter() {
         return;
     }
+    if let Some(earlier) = earlier_linger(option) {
+        set(plan, sequence, what, cell, &earlier);
+    }
     set(plan, sequence, what, cell, option);
+}
+
+/// The setting before SO_LINGER was switched off: the kernel takes the time only of an option that is on, and keeps
+/// it afterwards.
+fn earlier_linger(option: &SocketOption) -> Option<SocketOption> {
+    let is_linger = option.is(libc::SOL_SOCKET, libc::SO_LINGER);
+    match option.value.0.as_chunks::<4>().0 {
+        [on, time] if is_linger && *on == [0; 4] && *time != [0; 4] => {
+            let value = Bytes([1i32.to_ne_bytes(), *time].concat());
+            Some(SocketOption { value, ..*option })
+        }
+        _ => None,
+    }
 }
 
 fn set(
