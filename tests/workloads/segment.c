@@ -1,4 +1,4 @@
-/* How much a segment of a TCP connection holds: as much as before. */
+/* How much a segment of a TCP connection holds, and its window at most: as much as before. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -9,6 +9,13 @@ static int segment(int socket) {
 	int bytes = 0;
 	socklen_t length = sizeof bytes;
 	must(getsockopt(socket, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length) == 0);
+	return bytes;
+}
+
+static int window(int socket) {
+	int bytes = 0;
+	socklen_t length = sizeof bytes;
+	must(getsockopt(socket, IPPROTO_TCP, TCP_WINDOW_CLAMP, &bytes, &length) == 0);
 	return bytes;
 }
 
@@ -30,10 +37,16 @@ int main(void) {
 	four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	connected(ends, (void *)&four, sizeof four);
 	connected(ends + 2, (void *)&six, sizeof six);
+	int narrow = 20000;
+	must(setsockopt(ends[0], IPPROTO_TCP, TCP_WINDOW_CLAMP, &narrow, sizeof narrow) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
+		int windows[4];
+		for (int n = 0; n < 4; n++)
+			windows[n] = window(ends[n]);
 		ready(round);
 		char text[4] = "";
 		for (int n = 0; n < 4; n++) {
+			must(window(ends[n]) == windows[n]);
 			must(write(ends[n], "abc", 3) == 3 && read(ends[n ^ 1], text, 3) == 3);
 			/* Half of a window, or what an option can say. */
 			must(segment(ends[n]) > 16000);

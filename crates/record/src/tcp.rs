@@ -106,4 +106,7 @@ pub struct Connection {
     /// SO_BUF_LOCK: the buffers with a size that the program has set.
     #[serde(default)]
     pub buffers_locked: u8,
+    /// TCP_WINDOW_CLAMP: the largest window that is offered, in bytes; 0 in records of earlier versions.
+    #[serde(default)]
+    pub window_bytes_max: u32,
 }

@@ -48,5 +48,6 @@ pub fn unread(state: TcpState, peer: SocketAddr) -> Connection {
         window: [0; 5],
         buffers_bytes: (0, 0),
         buffers_locked: 0,
+        window_bytes_max: 0,
     }
 }

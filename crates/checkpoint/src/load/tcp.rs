@@ -175,7 +175,7 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 }
 
 /// Completes the receiving side: the FIN of the peer, if it has arrived, and then the recorded size
-/// of the receive buffer.
+/// of the receive buffer and the bound of the window.
 ///
 /// ORDER: after all connections exist, and before a peer inside resumes, which would otherwise see
 /// a larger window.
@@ -184,7 +184,15 @@ pub(super) fn complete_receiving(
     it: &Connection,
 ) -> std::result::Result<(), Errno> {
     end_of_peer(socket, it)?;
-    set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
+    set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)?;
+    match it.window_bytes_max {
+        0 => Ok(()),
+        // ORDER: after the connection exists, which sets it by the size of the buffer at that moment.
+        most => {
+            let name = libc::TCP_WINDOW_CLAMP;
+            call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, name, most as i32)
+        }
+    }
 }
 
 fn set_buffer(socket: &OwnedFd, option: i32, bytes: u32) -> std::result::Result<(), Errno> {

@@ -552,6 +552,7 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     let general = |name| call::int_option(fd, libc::SOL_SOCKET, name);
     connection.buffers_bytes = (general(libc::SO_SNDBUF)? as u32, general(libc::SO_RCVBUF)? as u32);
     connection.buffers_locked = general(BUFFER_LOCK)? as u8;
+    connection.window_bytes_max = option(libc::TCP_WINDOW_CLAMP)? as u32;
     Ok(())
 }
 

@@ -393,6 +393,7 @@ mod tests {
             window: [u32::MAX; 5],
             buffers_bytes: (1 << 20, 1 << 20),
             buffers_locked: 0,
+            window_bytes_max: 0,
         };
         type Case = (fn(&mut Connection), &'static str);
         let cases: [Case; 8] = [
