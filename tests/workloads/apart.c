@@ -68,6 +68,20 @@ static void dispatches(void) {
 	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector) == 0);
 }
 
+/* A timer expires while a signal of its number is pending. */
+static void queues_twice(void) {
+	struct sigevent how = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+	struct itimerspec soon = {{0, 0}, {0, 1000}}, left;
+	sigset_t set;
+	timer_t timer;
+	sigemptyset(&set), sigaddset(&set, SIGUSR1);
+	must(sigprocmask(SIG_BLOCK, &set, 0) == 0 && kill(getpid(), SIGUSR1) == 0);
+	must(timer_create(CLOCK_MONOTONIC, &how, &timer) == 0 && timer_settime(timer, 0, &soon, 0) == 0);
+	do
+		must(timer_gettime(timer, &left) == 0);
+	while (left.it_value.tv_sec || left.it_value.tv_nsec);
+}
+
 int main(void) {
 	const char *what = getenv("SHARES");
 	int flags = 0;
@@ -93,6 +107,8 @@ int main(void) {
 		deferred(), is_apart = 1;
 	if (!strcmp(what, "dispatch"))
 		dispatches(), is_apart = 1;
+	if (!strcmp(what, "queued twice"))
+		queues_twice(), is_apart = 1;
 	while (!flags && !is_apart)
 		nap(1);
 	ready(0);

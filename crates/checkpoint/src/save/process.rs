@@ -185,7 +185,9 @@ fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> 
             look(*tid, false, &mut thread.pending)?;
         }
         if !have_come {
-            return Ok(());
+            signal::check_pending(seen, &record.pending)?;
+            let mut threads = record.threads.iter();
+            return threads.try_for_each(|one| signal::check_pending(seen, &one.pending));
         }
         let mut query = || -> std::result::Result<(), Errno> {
             let mut script = Script::default();

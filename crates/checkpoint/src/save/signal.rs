@@ -79,6 +79,22 @@ pub(crate) fn interval_timers(
     }
 }
 
+/// Refuses a queue with a standard signal twice. Only a timer of timer_create(2) queues its signal behind another
+/// of the same number; the kernel drops a second one that is sent.
+pub(super) fn check_pending(seen: &Seen, queue: &[Signal]) -> Result<()> {
+    const REAL_TIME_MIN: i32 = 32;
+    let is_twice = |(n, signal): (usize, &Signal)| {
+        let number = signal.number();
+        number < REAL_TIME_MIN && queue[..n].iter().any(|earlier| earlier.number() == number)
+    };
+    let Some(twice) = queue.iter().enumerate().find(|one| is_twice(*one)) else { return Ok(()) };
+    let why = format!(
+        "signal {} of a POSIX timer is pending behind another signal of that number, which is not saved yet",
+        twice.1.number()
+    );
+    Err(Error::Refused(vec![seen.refuse("", why)]))
+}
+
 /// Pending signals: of the process (`shared`) or of one thread.
 pub(crate) fn pending(tid: u32, shared: bool) -> Result<Vec<Signal>> {
     let mut all = Vec::new();
