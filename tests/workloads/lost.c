@@ -59,9 +59,12 @@ int main(void) {
 		must(syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, 0) > 0);
 		must(syscall(SYS_add_key, "user", "secret of mine", "x", 1, -3 /* the session's */) > 0);
 	}
-	/* Of the first process itself it is there again. */
+	/* Of the first process itself it is there again, with its owner. */
+	int own = -1;
 	if (!strcmp(what, "own"))
-		must(open("/proc/self/status", O_RDONLY) >= 0);
+		must((own = open("/proc/self/status", O_RDONLY)) >= 0);
 	ready(0);
+	struct stat st;
+	must(own < 0 || (fstat(own, &st) == 0 && st.st_uid == 0 && st.st_gid == 0));
 	ok();
 }

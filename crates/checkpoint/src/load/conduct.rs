@@ -143,6 +143,7 @@ fn lead(
             removed.remove()?;
             // ORDER: all memory is attached: a limit may remove the segments that are not.
             ipc::set_limits(pid, restore, ipc::Limits::All)?;
+            file::renew_owners(restore, pid);
             return Ok(connections);
         }
         if reached == stage::STACKS {

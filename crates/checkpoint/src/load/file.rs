@@ -2,7 +2,7 @@
 //!
 //! [`make`], [`device`] and [`external`] add the calls of the first process. The engine's half
 //! checks that mapped files are unchanged, and that each open file is of its recorded type and in a file
-//! system of the container.
+//! system of the container. At the end the engine renews the owners of files of procfs.
 
 use std::collections::HashSet;
 
@@ -149,6 +149,20 @@ pub(super) fn check_opened(restore: &Restore, pid: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Looks up the open files of procfs once more: procfs sets the owner of a file of a process at each lookup.
+///
+/// ORDER: the first process has its ids and is dumpable as recorded, which it was not when it opened the files.
+pub(super) fn renew_owners(restore: &Restore, pid: u32) {
+    for object in &restore.records.objects {
+        let Thing::File(file) = &object.thing else { continue };
+        let is_reached = file.deleted.is_none() && file.namespace.is_none();
+        if is_reached && file.path.starts_with("/proc/") {
+            // A path that leads elsewhere now needs no owner.
+            let _ = crate::look::file::lookup(pid, &file.path);
+        }
+    }
 }
 
 /// The name of a file type (inode(7)).

@@ -79,7 +79,11 @@ fn found(
     if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
-    check_process_file(survey, seen, link, stat, open)?;
+    const PROCFS: u64 = 0x9fa0;
+    let is_of_procfs = rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS);
+    if is_of_procfs {
+        check_process_file(survey, seen, link, stat)?;
+    }
     let apart = survey.mounts.of_file(open);
     let file = File {
         path: link.to_owned(),
@@ -87,7 +91,8 @@ fn found(
         offset: 0,
         file_type: stat.st_mode & libc::S_IFMT,
         bytes: stat.st_size as u64,
-        modified_ns: modified_ns(stat),
+        // procfs shows the moment at which the kernel made its inode.
+        modified_ns: if is_of_procfs { 0 } else { modified_ns(stat) },
         unchanged: false,
         deleted: None,
         namespace: apart.map(|(_, namespace)| namespace),
@@ -112,12 +117,7 @@ fn check_process_file(
     seen: &Seen,
     link: &str,
     stat: &Stat,
-    open: BorrowedFd<'_>,
 ) -> Result<(), Reason> {
-    const PROCFS: u64 = 0x9fa0;
-    if !rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS) {
-        return Ok(());
-    }
     let mut numbers = link.split('/').filter_map(|part| part.parse::<u32>().ok());
     // Below other directories of it, such as `irq`, numbers are no processes.
     let is_elsewhere = link.strip_prefix("/proc/").is_some_and(|rest| !rest.starts_with(DIGITS));
