@@ -61,6 +61,12 @@ pub(super) const OF_RECORDS: &[Expected] = &[
     row("object/*/connection/buffers_bytes/*", Rule::Any, "the kernel adapts buffers"),
     row("object/*/waiting/*/connection/window/*", Rule::Any, "the kernel adapts windows"),
     row("object/*/waiting/*/connection/buffers_bytes/*", Rule::Any, "the kernel adapts buffers"),
+    row("object/*/waiting/*/connection/window_bytes_max", Rule::Any, "the kernel adapts windows"),
+    row(
+        "process/*/threads/*/registers/r10",
+        Rule::Falls(LOOKS_APART_NS / 1_000_000),
+        "the remaining time of epoll_wait(2), in milliseconds",
+    ),
     row("process/*/interval_timers/*/left_us", Rule::Near(10_000), "CPU timers are rounded up"),
     row("object/*/received/*/credentials/pid", Rule::Ends, "the id of a process that had ended"),
     row("object/*/peer/**", Rule::Ends, "the id of a process that had ended (docs/state.md)"),
@@ -154,8 +160,13 @@ impl Names<'_> {
 
     fn name(&mut self, n: usize, place: String) {
         if self.names.get(n).is_some_and(Option::is_none) {
-            self.names[n] = Some(place.clone());
             let object = &self.objects[n];
+            // Each process opens its own pidfds again (docs/state.md).
+            let place = match object["kind"].as_str() {
+                Some("pid-fd") => format!("pid-fd:{}:{}", object["pid"], object["flags"]),
+                _ => place,
+            };
+            self.names[n] = Some(place.clone());
             self.visit(&place, "", object);
         }
     }
@@ -550,8 +561,6 @@ const OF_ONE: &[(&str, Expected)] = &[
             "a mapping of sealed memory that cannot be written is made before the seal (docs/state.md)",
         ),
     ),
-    ("pidfd", row("object/*/*", Rule::Begins, "each process opens its own again (docs/state.md)")),
-    ("pidfd", row("process/3/descriptors/*/object", Rule::Any, "each process opens its own again")),
     ("gro", row("process/*/net/udp/*", Rule::Any, "datagrams received as one take other memory")),
     (
         "ownplace",

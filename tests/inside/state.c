@@ -21,6 +21,7 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/futex.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <linux/seccomp.h>
 #include <mqueue.h>
@@ -57,6 +58,7 @@
 #include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <sys/un.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -68,6 +70,8 @@
 #define MEMORY 0x100000000000ul
 #define PLACES 24
 #define PLACE_BYTES 0x10000ul
+/* The kernel writes the remaining time of ppoll(2) there whenever the wait is interrupted. */
+#define REMAINING ((struct timespec *)(MEMORY - 0x10000))
 
 struct slot {
 	char text[2][SLOT_BYTES];
@@ -1254,7 +1258,8 @@ static void wait_otherwise(int kind, int fd, long id)
 			clock_nanosleep(CLOCK_MONOTONIC, 0, &long_time, NULL);
 			break;
 		case 6:
-			ppoll(&ask, 1, &long_time, NULL);
+			*REMAINING = long_time;
+			syscall(SYS_ppoll, &ask, 1, REMAINING, NULL, 8);
 			break;
 		case 7:
 			epoll_wait(fd, &event, 1, -1);
@@ -1424,6 +1429,7 @@ static void map_report(void)
 	int fd = open("/ctl/report", O_RDWR | O_CREAT, 0666);
 	if (ftruncate(fd, sizeof *report) != 0)
 		_exit(98);
+	mmap(REMAINING, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	report = mmap(NULL, sizeof *report, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
 	if (report == MAP_FAILED)

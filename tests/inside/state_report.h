@@ -124,13 +124,17 @@ static void report_signals(struct out *o)
 
 static void report_socket(struct out *o, int fd)
 {
-	/* Options that change by themselves, or by being read. */
+	/* Options that change by themselves, or by being read. TCP_QUICKACK (12) is the mode of the moment (tcp(7)). */
 	static const int without[][2] = {
 		{SOL_SOCKET, SO_ERROR}, {SOL_SOCKET, 49}, {SOL_SOCKET, 55}, {SOL_SOCKET, 56},
 		{SOL_SOCKET, 57}, {SOL_SOCKET, 71}, {SOL_SOCKET, 77}, {SOL_SOCKET, 79}, {SOL_SOCKET, 17},
-		{IPPROTO_TCP, TCP_INFO}, {IPPROTO_TCP, 24}, {IPPROTO_TCP, 26}, {IPPROTO_TCP, 28},
+		{IPPROTO_TCP, TCP_INFO}, {IPPROTO_TCP, 12}, {IPPROTO_TCP, 24}, {IPPROTO_TCP, 26}, {IPPROTO_TCP, 28},
 		{IPPROTO_TCP, 35}, {IPPROTO_TCP, 19}, {IPPROTO_TCP, 20}, {IPPROTO_TCP, 21},
 		{IPPROTO_TCP, 22}, {IPPROTO_TCP, 29}, {IPPROTO_TCP, 39}};
+	/* The kernel fills these of an accepted connection from its first packet, and never uses them. */
+	static const int multicast[][2] = {{IPPROTO_IP, IP_MULTICAST_IF}, {IPPROTO_IP, IP_MULTICAST_TTL},
+					   {IPPROTO_IPV6, IPV6_MULTICAST_IF},
+					   {IPPROTO_IPV6, IPV6_MULTICAST_HOPS}};
 	static const int levels[][2] = {{SOL_SOCKET, 90}, {IPPROTO_IP, 52}, {IPPROTO_TCP, 50},
 					{IPPROTO_UDP, 110}, {IPPROTO_IPV6, 80}};
 	struct sockaddr_storage s;
@@ -142,6 +146,9 @@ static void report_socket(struct out *o, int fd)
 	memset(&s, 0, sizeof s);
 	int got = getpeername(fd, (void *)&s, &size);
 	put(o, "fd/%d/peer %d %lx\n", fd, got, got ? 0ul : hash(7, &s, size < sizeof s ? size : sizeof s));
+	int type = 0;
+	size = sizeof type;
+	getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size);
 	for (unsigned l = 0; l < 5; l++)
 		for (int name = 1; name < levels[l][1]; name++) {
 			unsigned char value[64] = {0};
@@ -149,13 +156,15 @@ static void report_socket(struct out *o, int fd)
 			int is_out = 0;
 			for (unsigned w = 0; w < sizeof without / sizeof *without; w++)
 				is_out |= without[w][0] == levels[l][0] && without[w][1] == name;
+			for (unsigned m = 0; type == SOCK_STREAM && m < sizeof multicast / sizeof *multicast; m++)
+				is_out |= multicast[m][0] == levels[l][0] && multicast[m][1] == name;
 			if (is_out || getsockopt(fd, levels[l][0], name, value, &length) != 0)
 				continue;
 			uint64_t number = length <= 8 ? 0 : hash(7, value, length);
 			if (length <= 8)
 				memcpy(&number, value, length);
 			if (number != 0)
-				put(o, "fd/%d/option/%d-%d %lx\n", fd, levels[l][0], name, number);
+				put(o, "fd/%d/option/%d-%d %lu\n", fd, levels[l][0], name, number);
 		}
 	int queued = 0, unsent = 0, peek = -1;
 	ioctl(fd, FIONREAD, &queued);
@@ -198,7 +207,10 @@ static void report_descriptors(struct out *o)
 			ssize_t n;
 			for (off_t at = 0; (n = pread(fd, text, sizeof text, at)) > 0; at += n)
 				sum = hash(sum, text, n);
-			put(o, "fd/%d/contents %lx\n", fd, strstr(text, "State:") ? 0 : sum);
+			/* The contents of procfs have times and counters. */
+			struct statfs fs = {0};
+			fstatfs(fd, &fs);
+			put(o, "fd/%d/contents %lx\n", fd, fs.f_type == PROC_SUPER_MAGIC ? 0 : sum);
 		}
 		if (S_ISFIFO(st.st_mode)) {
 			int queued = 0;

@@ -76,8 +76,9 @@ const STAT: &[(usize, &str)] = &[
     (52, "exit_code"),
 ];
 /// Bits of `flags` that a program sets: PF_EXITING, PF_MCE_PROCESS, PF_NPROC_EXCEEDED, PF_MCE_EARLY,
-/// PF_NO_SETAFFINITY, PF_SUSPEND_TASK, PF_LOCAL_THROTTLE.
-const FLAGS: u64 = 0x0411_1484;
+/// PF_NO_SETAFFINITY, PF_SUSPEND_TASK, PF_LOCAL_THROTTLE. Not PF_SIGNALED: a zombie has it also where another
+/// thread has exited for all, and `exit_code` has the signal.
+const FLAGS: u64 = 0x0411_1084;
 /// Files of a thread that are facts as they are.
 const OF_THREAD: &[&str] = &["comm", "personality", "oom_score_adj", "loginuid", "sessionid"];
 /// Files of a process that are facts as they are.
@@ -331,7 +332,7 @@ impl Reader {
         }
         // The number of the call and its arguments, the stack and the instruction.
         if let Some(call) = text(format!("{dir}/syscall")) {
-            self.add(place("syscall"), call.trim_end());
+            self.add(place("syscall"), without_remaining_time(call.trim_end()));
         }
     }
 
@@ -585,6 +586,20 @@ impl Reader {
     }
 }
 
+/// A line of `syscall` without the remaining time of epoll_wait(2) and epoll_pwait(2), the fourth argument.
+fn without_remaining_time(call: &str) -> String {
+    const CALLS: [&str; 2] = ["232", "281"];
+    const WITHOUT_END: [&str; 2] = ["0xffffffff", "0xffffffffffffffff"];
+    let mut words: Vec<&str> = call.split(' ').collect();
+    if let [number, _, _, _, time, ..] = &mut words[..]
+        && CALLS.contains(number)
+        && !WITHOUT_END.contains(time)
+    {
+        *time = "left";
+    }
+    words.join(" ")
+}
+
 struct Area {
     start: u64,
     end: u64,
@@ -641,7 +656,11 @@ fn socket(name: &str, words: &[&str]) -> Option<(String, String)> {
                 true => "unnamed".to_owned(),
                 false => path.replace('/', ":"),
             };
-            Some((key, pick(&[2, 3, 4, 5])?))
+            // connect(2) to a datagram socket marks that socket as connected, too, without an effect on it, and the mark
+            // stays when the other is closed.
+            const DATAGRAM: &str = "0002";
+            let is_marked = words.get(4) == Some(&DATAGRAM);
+            Some((key, pick(if is_marked { &[2, 3, 4] } else { &[2, 3, 4, 5] })?))
         }
         "netlink" => (*words.first()? != "sk").then_some((pick(&[1])?, pick(&[3])?)),
         "packet" => (*words.first()? != "sk").then_some(("all".into(), pick(&[2, 3, 5, 6])?)),
