@@ -40,16 +40,16 @@ int main(void) {
 	int narrow = 20000;
 	must(setsockopt(ends[0], IPPROTO_TCP, TCP_WINDOW_CLAMP, &narrow, sizeof narrow) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
-		int windows[4];
+		int windows[4], segments[4];
 		for (int n = 0; n < 4; n++)
-			windows[n] = window(ends[n]);
+			windows[n] = window(ends[n]), segments[n] = segment(ends[n]);
 		ready(round);
 		char text[4] = "";
 		for (int n = 0; n < 4; n++) {
 			must(window(ends[n]) == windows[n]);
 			must(write(ends[n], "abc", 3) == 3 && read(ends[n ^ 1], text, 3) == 3);
 			/* Half of a window, or what an option can say. */
-			must(segment(ends[n]) > 16000);
+			must(segment(ends[n]) > 16000 && segment(ends[n]) < segments[n] + 1000);
 		}
 	}
 	ok();

@@ -108,13 +108,13 @@ pub(super) fn rebuild(
         set(libc::TCP_MAXSEG, 0).map_err(at("its segments"))?;
     }
     agree(socket, it).map_err(at("its options"))?;
-    if !is_v6 {
-        // The negotiated size bounds segments once the kernel computes their size again, which it
-        // does for options of version 4, here none. Until then segments have the least size (RFC
-        // 9293).
-        call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[])
-            .map_err(at("its segments"))?;
-    }
+    // The negotiated size bounds segments once the kernel computes their size again, which it does for
+    // options of version 4, here none. Until then segments have the least size (RFC 9293).
+    let compute_segments = || match is_v6 {
+        true => Ok(()),
+        false => call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[]),
+    };
+    compute_segments().map_err(at("its segments"))?;
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
     write(socket, &it.received.0).map_err(at("what it received"))?;
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
@@ -133,7 +133,8 @@ pub(super) fn rebuild(
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
-    Ok(())
+    // Half of the largest window of the peer bounds them, too.
+    compute_segments().map_err(at("its segments"))
 }
 
 /// Sets the options that both sides have negotiated in the handshake.
