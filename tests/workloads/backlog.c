@@ -63,6 +63,10 @@ int main(void) {
 		int by_six = caller(AF_INET6, 7101), mapped = caller(AF_INET, 7102);
 		sends(spoken, "first", 5), sends(much, text, LONG), sends(ended, "last", 4);
 		must(shutdown(ended, SHUT_WR) == 0);
+		/* One that no process has any more. */
+		int closed = caller(AF_INET, 7100);
+		sends(closed, "bye", 3);
+		must(close(closed) == 0);
 		sends(by_six, "six", 3), sends(mapped, "four", 4);
 		/* All of it has arrived. */
 		for (int waiting = 1; waiting > 0; nap(1))
@@ -71,13 +75,15 @@ int main(void) {
 		ready(round);
 
 		int a = accepted(four, silent), b = accepted(four, spoken), c = accepted(four, much);
-		int d = accepted(four, ended), e = accepted(six, by_six), f = accepted(both, mapped);
+		int d = accepted(four, ended), left = accept(four, 0, 0), e = accepted(six, by_six), f = accepted(both, mapped);
 		must(fcntl(four, F_SETFL, O_NONBLOCK) == 0);
 		must(accept(four, 0, 0) == -1 && errno == EAGAIN && fcntl(four, F_SETFL, 0) == 0);
 		char one;
 		must(recv(a, &one, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 		receives(b, "first", 5), receives(c, text, LONG), receives(d, "last", 4);
 		must(read(d, &one, 1) == 0);
+		receives(left, "bye", 3);
+		must(read(left, &one, 1) == 0 && close(left) == 0);
 		receives(e, "six", 3), receives(f, "four", 4);
 		/* Both sides continue, with more than a segment of data each. */
 		struct {

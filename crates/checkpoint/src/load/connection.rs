@@ -16,7 +16,7 @@
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::{Errno, pidfd};
-use dormouse_record::{Error, Result, SocketOption, TcpSocket, Thing};
+use dormouse_record::{Error, Result, SocketOption, TcpSocket, Thing, Waiting};
 
 use super::restore::{Passed, Restore, Wanted};
 use super::{raw, socket, tcp, udp};
@@ -99,6 +99,28 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     Ok(connections)
 }
 
+/// Puts pending connections into the queue of a listener.
+///
+/// A client that has ended its side may be gone with its stack. That stack would answer the acknowledgement of the
+/// end with a reset, so packets of such a queue are dropped meanwhile. A private stack has no other drop rules.
+fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
+    let enter = Error::call("enter the container's network namespace");
+    let netns = stack::of_socket(listener).map_err(enter)?;
+    let has_ended = |one: &Waiting| one.connection.state.peer_has_ended();
+    // The host's pid: a shared stack may have several restores.
+    let id = format!("restore{pid}");
+    let drops = waiting.iter().any(has_ended);
+    if drops {
+        let ends: Vec<_> = waiting.iter().map(|one| [one.address, one.connection.peer]).collect();
+        quiet::begin(&netns, &id, &ends)?;
+    }
+    let put = stack::inside_of(&netns, || Ok(accept::put(listener, waiting)));
+    if drops {
+        quiet::end(&netns, &id)?;
+    }
+    put.map_err(Error::call("enter the container's network namespace"))?
+}
+
 /// Whether a socket has a packet filter that the program has not set.
 fn has_filter(thing: &Thing) -> bool {
     let is_given = matches!(thing, Thing::RawSocket(_) | Thing::PacketSocket(_));
@@ -120,9 +142,7 @@ impl Connections {
         // that disagrees.
         for (copy, index) in &self.listening {
             let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
-            stack::of_socket(copy)
-                .and_then(|netns| stack::inside_of(&netns, || Ok(accept::put(copy, &it.waiting))))
-                .map_err(Error::call("enter the container's network namespace"))??;
+            put(pid, copy, &it.waiting)?;
         }
         if let Some(id) = &restore.quiet {
             quiet::end(&stack::of(pid)?, id)?;
