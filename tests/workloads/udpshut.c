@@ -17,6 +17,14 @@ int main(void) {
 		must(connect(sockets[n], (void *)&at, sizeof at) == 0);
 	}
 	must(shutdown(sockets[1], SHUT_WR) == 0 && shutdown(sockets[2], SHUT_RD) == 0);
+	/* Without a peer, the one with an address, the other without. */
+	int alone[2];
+	for (int n = 0; n < 2; n++) {
+		alone[n] = socket(AF_INET, SOCK_DGRAM, 0);
+		at.sin_port = 0;
+		must(n || bind(alone[n], (void *)&at, sizeof at) == 0);
+		must(shutdown(alone[n], SHUT_RDWR) == -1 && errno == ENOTCONN);
+	}
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		char c;
@@ -26,6 +34,10 @@ int main(void) {
 		for (int n = 0; n < 3; n++) {
 			struct pollfd polled = {sockets[n], POLLRDHUP};
 			must(poll(&polled, 1, 0) == (n == 2));
+		}
+		for (int n = 0; n < 2; n++) {
+			struct pollfd polled = {alone[n], POLLRDHUP};
+			must(poll(&polled, 1, 0) == 1 && polled.revents == (POLLRDHUP | POLLHUP));
 		}
 	}
 	ok();

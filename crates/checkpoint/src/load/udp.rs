@@ -46,7 +46,10 @@ pub(super) fn make(
     if (1..=3).contains(&udp.shut) {
         // SHUT_RD, SHUT_WR, SHUT_RDWR. Received datagrams stay readable.
         let args = [cell.into(), Arg::from(i32::from(udp.shut) - 1)];
-        sequence.call(what.clone(), Call::new(libc::SYS_shutdown, args));
+        let call = Call::new(libc::SYS_shutdown, args);
+        // Without a peer the call shuts the socket down and fails (ENOTCONN).
+        let call = if udp.peer.is_some() { call } else { call.lenient() };
+        sequence.call(what.clone(), call);
     }
     open::set_flags(sequence, &what, cell, udp.flags);
     Ok(cell)

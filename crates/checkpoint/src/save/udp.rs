@@ -83,9 +83,8 @@ pub(super) fn save(
         peer,
         received: received.ok_or(UNKNOWN)?,
         error: None,
-        // Another cannot be shut down (ENOTCONN).
         groups: groups(&open.copy).map_err(failed)?.ok_or(SOURCES)?,
-        shut: if peer.is_some() { shut(open, domain).unwrap_or(0) } else { 0 },
+        shut: shut(open, domain).unwrap_or(0) | shut_for_reading(&open.copy).map_err(failed)?,
         options,
     }))
 }
@@ -165,6 +164,17 @@ fn shut(open: &Open<'_>, domain: AddressFamily) -> Result<u8, Errno> {
         })
     })?;
     Ok(found)
+}
+
+/// The directions that poll(2) reports. LIMIT: sock_diag(7) lists no socket that is neither bound nor connected, so the
+/// end of its writing alone is not found.
+fn shut_for_reading(socket: &OwnedFd) -> Result<u8, Errno> {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
+    let found = polled[0].revents();
+    let [reading, writing] = [(PollFlags::RDHUP, 1), (PollFlags::HUP, 2)]
+        .map(|(event, bit)| if found.contains(event) { bit } else { 0 });
+    Ok(reading | writing)
 }
 
 /// Whether the socket has a pending error (SO_ERROR).
