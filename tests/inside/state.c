@@ -223,6 +223,14 @@ static void times_of(long n, struct timespec *value, struct timespec *interval)
 	}
 }
 
+/* The same by a clock of CPU time, which runs on whenever the task is looked at: far away. */
+static void times_of_cpu(long n, struct timespec *value, struct timespec *interval)
+{
+	times_of(n, value, interval);
+	value->tv_nsec = 0;
+	value->tv_sec = 100000;
+}
+
 /* ---- operations: descriptors and files */
 
 static const int open_flags[] = {O_RDWR | O_CREAT, O_RDONLY | O_CREAT, O_WRONLY | O_CREAT,
@@ -798,6 +806,8 @@ static void op_block(long a, long b, long c, long d)
 static void op_pend(long a, long b, long c, long d)
 {
 	int signal = signal_of(a);
+	/* Another thread may not block it. */
+	survive(signal);
 	block(SIG_BLOCK, signal);
 	union sigval value = {.sival_ptr = (void *)(0xabc000 + c)};
 	switch (pick(b, 4)) {
@@ -837,6 +847,8 @@ static void op_itimer(long a, long b, long c, long d)
 	struct timespec value, interval;
 	times_of(b, &value, &interval);
 	int which = pick(a, 3);
+	if (which != ITIMER_REAL)
+		times_of_cpu(b, &value, &interval);
 	survive(signals[which]);
 	if (c & 1)
 		block(SIG_BLOCK, signals[which]);
@@ -859,7 +871,11 @@ static void op_timer(long a, long b, long c, long d)
 	if (syscall(SYS_timer_create, clocks[pick(a, 6)], &e, &id))
 		return;
 	struct itimerspec t;
-	times_of(d, &t.it_value, &t.it_interval);
+	int clock = clocks[pick(a, 6)];
+	if (clock == CLOCK_PROCESS_CPUTIME_ID || clock == CLOCK_THREAD_CPUTIME_ID)
+		times_of_cpu(d, &t.it_value, &t.it_interval);
+	else
+		times_of(d, &t.it_value, &t.it_interval);
 	if (d % 8 != 7)
 		syscall(SYS_timer_settime, id, 0, &t, NULL);
 	if (d % 16 == 4)
@@ -1287,6 +1303,10 @@ static void wait_otherwise(int kind, int fd, long id)
 			syscall(SYS_futex, &kind, FUTEX_WAIT, kind, &long_time, NULL, 0);
 			break;
 		case 100:
+			/* The stop is one of all threads, which report before. */
+			while (__atomic_load_n(&report->first, __ATOMIC_SEQ_CST) <
+			       __atomic_load_n(&report->tasks, __ATOMIC_SEQ_CST))
+				sched_yield();
 			raise(SIGSTOP);
 			break;
 		default:
@@ -1296,14 +1316,24 @@ static void wait_otherwise(int kind, int fd, long id)
 	}
 }
 
+/* Tasks of this process that would report again, and whether one of them stops it: then none does. */
+static int here;
+static int is_stopping;
+
 /* A task that is complete takes a slot. */
 static int settle(void)
 {
 	int slot = __sync_fetch_and_add(&report->tasks, 1);
 	if (slot >= SLOTS)
 		_exit(77);
-	if (wait_kind == 0)
+	if (wait_kind == 100 && !is_stopping) {
+		is_stopping = 1;
+		__sync_fetch_and_sub(&report->waiting, here);
+	}
+	if (wait_kind == 0 && !is_stopping) {
+		here++;
 		__sync_fetch_and_add(&report->waiting, 1);
+	}
 	return slot;
 }
 
@@ -1381,8 +1411,10 @@ static void run(int from, int to)
 			if (flag == CLONE_PARENT && getppid() == 1)
 				flag = 0;
 			pid_t child = syscall(SYS_clone, flag | SIGCHLD, NULL, NULL, NULL, 0);
-			if (child == 0)
+			if (child == 0) {
+				here = is_stopping = 0;
 				task(n + 1, end, number);
+			}
 			await_block(number, child);
 		} else {
 			struct block *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE,
@@ -1438,9 +1470,15 @@ static void map_report(void)
 
 static void wake(uint32_t phase, uint32_t *count, uint32_t wanted)
 {
-	struct timespec moment = {0, 1000000};
+	/* LIMIT: a process may have ended since it was complete, by a second signal with SA_RESETHAND. */
+	struct timespec moment = {0, 1000000}, now, end;
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += 8;
 	__atomic_store_n(&report->go, phase, __ATOMIC_SEQ_CST);
-	for (int n = 0; n < 30000 && __atomic_load_n(count, __ATOMIC_SEQ_CST) < wanted; n++) {
+	while (__atomic_load_n(count, __ATOMIC_SEQ_CST) < wanted) {
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (now.tv_sec > end.tv_sec)
+			break;
 		syscall(SYS_futex, &report->go, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 		syscall(SYS_nanosleep, &moment, NULL);
 	}

@@ -139,6 +139,15 @@ static void report_socket(struct out *o, int fd)
 					{IPPROTO_UDP, 110}, {IPPROTO_IPV6, 80}};
 	struct sockaddr_storage s;
 	socklen_t size = sizeof s;
+	/* A TCP connection that has ended keeps its address and what it measured, which no call sets (docs/state.md). */
+	struct tcp_info info = {.tcpi_state = 0};
+	socklen_t length = sizeof info;
+	struct pollfd end = {fd, POLLRDHUP, 0};
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == TCP_CLOSE &&
+	    poll(&end, 1, 0) == 1 && end.revents & POLLRDHUP) {
+		put(o, "fd/%d/over %x\n", fd, end.revents);
+		return;
+	}
 	memset(&s, 0, sizeof s);
 	if (getsockname(fd, (void *)&s, &size) == 0)
 		put(o, "fd/%d/name %u %lx\n", fd, size, hash(7, &s, size < sizeof s ? size : sizeof s));

@@ -250,7 +250,13 @@ impl Reader {
         let Task { pid, inside: (number, _), .. } = task;
         let place = |name: &str| format!("process/{number}/{name}");
         let dir = format!("/proc/{pid}");
+        let stat = text(format!("{dir}/stat")).unwrap_or_default();
+        let is_zombie = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
         for name in OF_PROCESS {
+            // A zombie has the limits of its maker.
+            if *name == "limits" && is_zombie {
+                continue;
+            }
             if let Some(text) = text(format!("{dir}/{name}")) {
                 let text = match *name {
                     // The kernel numbers these groups.
@@ -319,7 +325,7 @@ impl Reader {
             }
         }
         if let Some(stat) = text(format!("{dir}/stat")) {
-            self.stat(&stat, &place("stat"));
+            self.stat(&stat, &place("stat"), state == Some('Z'));
         }
         for name in ["cwd", "root"] {
             let path = format!("{dir}/{name}");
@@ -336,12 +342,17 @@ impl Reader {
         }
     }
 
-    fn stat(&mut self, stat: &str, place: &str) {
+    fn stat(&mut self, stat: &str, place: &str, is_zombie: bool) {
+        // A zombie is not scheduled any more, and has the settings of its maker.
+        const OF_SCHEDULING: [&str; 4] = ["priority", "nice", "rt_priority", "policy"];
         // The name is in parentheses and may contain any byte.
         let Some((_, rest)) = stat.rsplit_once(')') else { return };
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         for (number, name) in STAT {
             let Some(value) = fields.get(number - 3) else { continue };
+            if is_zombie && OF_SCHEDULING.contains(name) {
+                continue;
+            }
             let value = match *name {
                 "flags" => (value.parse::<u64>().unwrap_or(0) & FLAGS).to_string(),
                 _ => (*value).to_owned(),
@@ -645,6 +656,13 @@ fn socket(name: &str, words: &[&str]) -> Option<(String, String)> {
             // A closed connection that waits is not saved.
             const TIME_WAIT: &str = "06";
             if name.starts_with("tcp") && words.get(3) == Some(&TIME_WAIT) {
+                return None;
+            }
+            // A connection that its process has closed belongs to its stack, and ends with a private one
+            // (docs/state.md): FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING without an inode.
+            const CLOSED: [&str; 4] = ["04", "05", "09", "0B"];
+            let is_closed = words.get(3).is_some_and(|state| CLOSED.contains(state));
+            if name.starts_with("tcp") && is_closed && words.get(9) == Some(&"0") {
                 return None;
             }
             Some((pick(&[1, 2])?.replace(' ', "-"), pick(&[3, 4, 7])?))
