@@ -73,6 +73,7 @@ int main(void) {
 		keep(again(files[count - 1], O_RDONLY | how));
 		keep(socket(AF_UNIX, SOCK_STREAM | (how ? SOCK_CLOEXEC : 0), 0));
 		keep(mq_open("/queue", O_CREAT | O_RDONLY | how, 0600, 0));
+		must(fcntl(files[count - 1], F_SETFL, O_NOATIME) == 0);
 		must(pipe2(ends, how) == 0);
 		/* The end that is opened again comes first. */
 		int opened = again(ends[0], O_RDONLY | how), first = dup(ends[0]);

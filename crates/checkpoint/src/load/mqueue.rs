@@ -3,6 +3,7 @@
 
 use dormouse_record::{MessageQueue, Result, Thing};
 
+use super::open;
 use super::plan::Plan;
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -35,16 +36,19 @@ pub(super) fn make(
     }
     let records = plan.records;
     for (n, other) in records.objects.iter().enumerate() {
-        let Thing::OpenQueue(open) = &other.thing else { continue };
-        if open.queue != index {
+        let Thing::OpenQueue(it) = &other.thing else { continue };
+        if it.queue != index {
             continue;
         }
         let cell = plan.cell();
-        let args = [name, Arg::from(open.flags)];
+        let taken = (libc::O_ACCMODE | open::AT_CREATION as i32) as u32;
+        let args = [name, Arg::from(it.flags & taken)];
         sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
-        if open.offset != 0 {
-            let args = [cell.into(), Arg::Number(open.offset), Arg::from(libc::SEEK_SET)];
-            let seek = Call::new(libc::SYS_lseek, args).returns(open.offset);
+        // mq_open(2) takes no other flag of a file.
+        open::set_later(sequence, &what, cell, it.flags);
+        if it.offset != 0 {
+            let args = [cell.into(), Arg::Number(it.offset), Arg::from(libc::SEEK_SET)];
+            let seek = Call::new(libc::SYS_lseek, args).returns(it.offset);
             sequence.call(what.clone(), seek);
         }
         plan.cells[n] = Some(plan.lift(sequence, &what, cell));

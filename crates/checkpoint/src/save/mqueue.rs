@@ -69,7 +69,10 @@ pub(super) fn is_queue(open: &Open<'_>) -> bool {
 
 pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let failed = |e: Errno| format!("a message queue: {e}");
-    let flags = open.flags() & (libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_CLOEXEC) as u32;
+    // Those of mq_open(2), and those that fcntl(2) may have set.
+    const KEPT: i32 =
+        libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_APPEND | libc::O_NOATIME;
+    let flags = open.flags() & KEPT as u32;
     let identity = (open.stat.st_dev, open.stat.st_ino);
     let queue = match survey.message_queues.get(&identity) {
         Some(queue) => *queue,

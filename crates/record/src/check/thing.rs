@@ -71,8 +71,12 @@ pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
         Thing::OpenQueue(open) => {
             let is_queue = matches!(object(open.queue, records)?, Thing::MessageQueue(_));
             ensure(is_queue, || "of no queue".into())?;
-            let known = (libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_CLOEXEC) as u32;
-            ensure(open.flags & !known == 0, || "its flags".into())
+            const KNOWN: i32 = libc::O_ACCMODE
+                | libc::O_NONBLOCK
+                | libc::O_CLOEXEC
+                | libc::O_APPEND
+                | libc::O_NOATIME;
+            ensure(open.flags & !(KNOWN as u32) == 0, || "its flags".into())
         }
         Thing::TcpSocket(tcp) => socket::tcp(tcp),
         Thing::UdpSocket(udp) => socket::udp(udp),
