@@ -42,6 +42,10 @@ int main(void) {
 	struct itimerspec never = {{0, 0}, {INT64_MAX, 0}}, later = {{60, 0}, {time(0) + 3600, 0}};
 	must(timerfd_settime(set, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, 0) == 0);
 	must(timerfd_settime(moment, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &later, 0) == 0);
+	/* The same, expired and not read. */
+	int due = timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK);
+	struct itimerspec past = {{0, 0}, {1, 0}};
+	must(timerfd_settime(due, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &past, 0) == 0);
 	/* Not armed, with the interval of its last setting. */
 	int idle = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
 	struct itimerspec off = {{7, 5}, {0, 0}};
@@ -75,8 +79,11 @@ int main(void) {
 		double left = later.it_value.tv_sec - realtime();
 		double wrong = got.it_value.tv_sec + got.it_value.tv_nsec / 1e9 - left;
 		must(got.it_interval.tv_sec == 60 && wrong < 0.1 && wrong > -0.1);
-		if (round == ROUNDS - 1)
+		must(is_cancelled_at_set(due));
+		if (round == ROUNDS - 1) {
 			must(read(expired, &value, 8) == 8 && value == 1);
+			must(read(due, &value, 8) == 8 && value == 1);
+		}
 		must(poll_one(inner, &data) == 0);
 		must(raise(SIGUSR1) == 0);
 		must(poll_one(outer, &data) == 1 && data == 77);

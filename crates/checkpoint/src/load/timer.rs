@@ -33,9 +33,10 @@ pub(super) fn make(
         Some(moment_ns) => (ABSOLUTE | TimerFd::CANCEL_ON_SET, moment_ns),
         None => (0, timer.value_ns),
     };
-    // An expired periodic timer that was not read has no time left: it expires at once. One that is not
-    // armed keeps the interval of its last setting.
-    let is_armed = timer.value_ns != 0 || timer.interval_ns != 0 && timer.ticks != 0;
+    // An expired timer that was not read has no time left. If it is periodic, or is cancelled by a change of the
+    // clock, it is set again and expires at once. One that is not armed keeps the interval of its last setting.
+    let is_set_again = timer.interval_ns != 0 || timer.cancelled_at_set_ns.is_some();
+    let is_armed = timer.value_ns != 0 || timer.ticks != 0 && is_set_again;
     let value_ns = if is_armed { value_ns.max(1) } else { 0 };
     let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns));
     let args = [cell.into(), how.into(), at.into(), Arg::Number(0)];
