@@ -333,7 +333,10 @@ static void op_notice(long a, long b, long c, long d)
 		owner.pid = getpgrp();
 	fcntl(fd, F_SETOWN_EX, &owner);
 	fcntl(fd, F_SETSIG, d & 1 ? 0 : signal);
-	if (d & 2)
+	/* A TCP connection signals when its packets are let through again (docs/state.md). */
+	struct tcp_info info;
+	socklen_t size = sizeof info;
+	if (d & 2 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
 		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC);
 }
 static void op_write(long a, long b, long c, long d)
