@@ -96,6 +96,9 @@ const OF_PROCESS: &[&str] = &[
     "autogroup",
     "ksm_stat",
 ];
+/// Those that a restored zombie has of its maker: it uses none of them any more.
+const OF_THE_MAKER: &[&str] =
+    &["limits", "timerslack_ns", "oom_adj", "autogroup", "personality", "oom_score_adj"];
 const NAMESPACES: &[&str] = &[
     "cgroup",
     "ipc",
@@ -253,8 +256,7 @@ impl Reader {
         let stat = text(format!("{dir}/stat")).unwrap_or_default();
         let is_zombie = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
         for name in OF_PROCESS {
-            // A zombie has the limits of its maker.
-            if *name == "limits" && is_zombie {
+            if is_zombie && OF_THE_MAKER.contains(name) {
                 continue;
             }
             if let Some(text) = text(format!("{dir}/{name}")) {
@@ -302,10 +304,11 @@ impl Reader {
         let dir = format!("/proc/{pid}/task/{tid}");
         let Some(status) = text(format!("{dir}/status")) else { return };
         let state = field(&status, "State").and_then(|state| state.chars().next());
+        let is_zombie = state == Some('Z');
         for line in status.lines() {
             let Some((name, value)) = line.split_once(':') else { continue };
             // A restored zombie has the ids and masks of its maker.
-            if STATUS.contains(&name) && state != Some('Z') {
+            if STATUS.contains(&name) && !is_zombie {
                 self.add(place(&format!("status/{name}")), value.trim());
             }
         }
@@ -320,12 +323,15 @@ impl Reader {
             self.add(place(&format!("status/{name}")), id);
         }
         for name in OF_THREAD {
+            if is_zombie && OF_THE_MAKER.contains(name) {
+                continue;
+            }
             if let Some(text) = text(format!("{dir}/{name}")) {
                 self.add(place(name), text.trim_end());
             }
         }
         if let Some(stat) = text(format!("{dir}/stat")) {
-            self.stat(&stat, &place("stat"), state == Some('Z'));
+            self.stat(&stat, &place("stat"), is_zombie);
         }
         for name in ["cwd", "root"] {
             let path = format!("{dir}/{name}");
