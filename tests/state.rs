@@ -54,6 +54,12 @@ const OF_REPORTS: &[Expected] = &[
         rule: Rule::Begins,
         reason: "IPV6_V6ONLY of a connection, which is bound again (docs/state.md)",
     },
+    // The hash of no name.
+    Expected {
+        place: "task/*/fd/*/peer",
+        rule: Rule::To("0 146400001152f6"),
+        reason: "the name of a peer that has closed (docs/state.md)",
+    },
 ];
 
 /// Differences that the program itself makes.
@@ -67,6 +73,11 @@ const OF_THE_PROGRAM: &[Expected] = &[
         place: "memory/*/page/fffffff0000",
         rule: Rule::Any,
         reason: "the kernel writes the remaining time of ppoll(2)",
+    },
+    Expected {
+        place: "object/*/peer_credentials/**",
+        rule: Rule::Begins,
+        reason: "a datagram socket whose peer has closed is made as one of a pair (docs/state.md)",
     },
 ];
 

@@ -333,10 +333,13 @@ static void op_notice(long a, long b, long c, long d)
 		owner.pid = getpgrp();
 	fcntl(fd, F_SETOWN_EX, &owner);
 	fcntl(fd, F_SETSIG, d & 1 ? 0 : signal);
-	/* A TCP connection signals when its packets are let through again (docs/state.md). */
+	/* A TCP connection signals when its packets are let through again, and a pipe when the end by which a checkpoint
+	 * has read it is closed (docs/state.md). */
 	struct tcp_info info;
+	struct stat st;
 	socklen_t size = sizeof info;
-	if (d & 2 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+	int is_pipe = fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
+	if (d & 2 && !is_pipe && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
 		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC);
 }
 static void op_write(long a, long b, long c, long d)
@@ -1232,92 +1235,9 @@ enum { PROGRAM, END, FORK, THREAD };
 
 #include "state_report.h"
 
+#include "state_wait.h"
+
 /* ---- waiting */
-
-static void wait_for(uint32_t phase)
-{
-	for (;;) {
-		uint32_t now = __atomic_load_n(&report->go, __ATOMIC_SEQ_CST);
-		if (now >= phase)
-			return;
-		syscall(SYS_futex, &report->go, FUTEX_WAIT, now, NULL, NULL, 0);
-	}
-}
-
-/* The final wait: a call that blocks for ever. */
-static void wait_otherwise(int kind, int fd, long id)
-{
-	char byte;
-	struct timespec long_time = {500000, 0};
-	struct pollfd ask = {fd, POLLIN, 0};
-	struct sembuf down = {0, -1, 0};
-	struct epoll_event event;
-	struct msgbuf {
-		long type;
-		char text[8];
-	} message;
-	sigset_t all;
-	fd_set set;
-	sigfillset(&all);
-	for (;;) {
-		switch (kind) {
-		case 1:
-			pause();
-			break;
-		case 2:
-			read(fd, &byte, 1);
-			break;
-		case 3:
-			poll(&ask, 1, -1);
-			break;
-		case 4:
-			nanosleep(&long_time, NULL);
-			break;
-		case 5:
-			clock_nanosleep(CLOCK_MONOTONIC, 0, &long_time, NULL);
-			break;
-		case 6:
-			*REMAINING = long_time;
-			syscall(SYS_ppoll, &ask, 1, REMAINING, NULL, 8);
-			break;
-		case 7:
-			epoll_wait(fd, &event, 1, -1);
-			break;
-		case 8:
-			epoll_pwait(fd, &event, 1, 100000000, NULL);
-			break;
-		case 9:
-			msgrcv(id, &message, 8, 0, 0);
-			break;
-		case 10:
-			semop(id, &down, 1);
-			break;
-		case 11:
-			recv(fd, &byte, 1, 0);
-			break;
-		case 12:
-			sigsuspend(&all);
-			break;
-		case 13:
-			FD_ZERO(&set);
-			select(0, &set, NULL, NULL, NULL);
-			break;
-		case 14:
-			syscall(SYS_futex, &kind, FUTEX_WAIT, kind, &long_time, NULL, 0);
-			break;
-		case 100:
-			/* The stop is one of all threads, which report before. */
-			while (__atomic_load_n(&report->first, __ATOMIC_SEQ_CST) <
-			       __atomic_load_n(&report->tasks, __ATOMIC_SEQ_CST))
-				sched_yield();
-			raise(SIGSTOP);
-			break;
-		default:
-			waitpid(-1, NULL, WSTOPPED | __WALL | WNOWAIT);
-			pause();
-		}
-	}
-}
 
 /* Tasks of this process that would report again, and whether one of them stops it: then none does. */
 static int here;

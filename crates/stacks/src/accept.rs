@@ -116,8 +116,8 @@ fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Re
         send(FIN, length, &[])?;
         // The FIN takes a sequence number.
         arrive(&ends, length + 1)?;
-        // ORDER: while packets are dropped. The kernel acknowledges a repeated FIN at once, and the first perhaps later,
-        // when a stack without the peer would answer with a reset.
+        // ORDER: while packets are dropped. The kernel acknowledges a repeated FIN at once, and the first perhaps
+        // later, when a stack without the peer would answer with a reset.
         send(FIN, length, &[])?;
     }
     Ok(())

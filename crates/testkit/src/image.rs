@@ -125,8 +125,18 @@ pub fn state() -> PathBuf {
 fn compiled(name: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let top = top.expect("the crate lies two folders below the top");
-    let source = top.join("tests/inside").join(name).with_extension("c");
-    let text = fs::read(&source).expect("a file of the repository");
+    let dir = top.join("tests/inside");
+    let source = dir.join(name).with_extension("c");
+    // With its own headers: NAME.c, NAME_PART.h.
+    let mut parts: Vec<PathBuf> = fs::read_dir(&dir)
+        .expect("a folder of the repository")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(name))
+        .map(|entry| entry.path())
+        .collect();
+    parts.sort_unstable();
+    let text: Vec<u8> =
+        parts.iter().flat_map(|part| fs::read(part).expect("a file of the repository")).collect();
     cached(&format!("{name}-{:016x}", crate::leftover::fnv(&text)), |path| {
         let mut compile = Command::new("gcc");
         compile.args(["-O1", "-static", "-Wall", "-Wno-unused-result", "-o"]);

@@ -680,8 +680,8 @@ fn socket(name: &str, words: &[&str]) -> Option<(String, String)> {
                 true => "unnamed".to_owned(),
                 false => path.replace('/', ":"),
             };
-            // connect(2) to a datagram socket marks that socket as connected, too, without an effect on it, and the mark
-            // stays when the other is closed.
+            // connect(2) to a datagram socket marks that socket as connected, too, without an effect on it, and the
+            // mark stays when the other is closed.
             const DATAGRAM: &str = "0002";
             let is_marked = words.get(4) == Some(&DATAGRAM);
             Some((key, pick(if is_marked { &[2, 3, 4] } else { &[2, 3, 4, 5] })?))
