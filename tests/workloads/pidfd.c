@@ -17,6 +17,7 @@ int main(void) {
 	}
 	int of_child = pidfd_open(child, 0), own = pidfd_open(getpid(), O_NONBLOCK);
 	must(of_child >= 0 && own >= 0 && fcntl(own, F_SETFD, 0) == 0);
+	must(fcntl(own, F_SETFL, O_NONBLOCK | O_APPEND) == 0);
 	int watcher = fork();
 	if (watcher == 0) {
 		char c;
@@ -42,6 +43,7 @@ int main(void) {
 		must(syscall(SYS_pidfd_send_signal, of_child, 0, 0, 0) == 0);
 		must(fcntl(of_child, F_GETFD) == FD_CLOEXEC && fcntl(own, F_GETFD) == 0);
 		must(fcntl(own, F_GETFL) & O_NONBLOCK && !(fcntl(of_child, F_GETFL) & O_NONBLOCK));
+		must(fcntl(own, F_GETFL) & O_APPEND);
 		must(poll(&p, 1, 0) == 1 && epoll_wait(epoll, &e, 1, 0) == 0);
 		siginfo_t info;
 		must(waitid(P_PIDFD, of_dead, &info, WEXITED | WNOWAIT) == 0 && info.si_status == 3);

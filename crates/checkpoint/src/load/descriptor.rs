@@ -14,7 +14,7 @@ pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
     for descriptor in &record.descriptors {
         let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
         let cell = match &plan.records.objects[descriptor.object].thing {
-            Thing::PidFd(it) => pidfd::open(plan, sequence, &what, it),
+            Thing::PidFd(it) => pidfd::make(plan, sequence, &what, it),
             _ => plan.object(descriptor.object)?,
         };
         let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };

@@ -6,8 +6,8 @@ use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
 
-/// Flags that pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9).
-const FLAGS: u32 = (libc::O_NONBLOCK | libc::O_EXCL) as u32;
+/// Flags that pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9). The others are set by fcntl(2).
+const FLAGS: u32 = (libc::O_NONBLOCK | libc::O_EXCL | libc::O_APPEND | libc::O_NOATIME) as u32;
 
 pub(crate) fn is_pidfd(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[pidfd]" || open.link.starts_with("pidfd:[")

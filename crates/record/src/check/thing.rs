@@ -98,7 +98,7 @@ pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
             let is = |p: &Process| {
                 p.pid == pidfd.pid || p.threads.iter().any(|thread| thread.tid == pidfd.pid)
             };
-            let flags = (libc::O_NONBLOCK | libc::O_EXCL) as u32;
+            let flags = (libc::O_NONBLOCK | libc::O_EXCL | libc::O_APPEND | libc::O_NOATIME) as u32;
             ensure(records.processes.iter().any(is), || "of a process that is not there".into())?;
             ensure(pidfd.flags & !flags == 0, || "its flags".into())
         }
