@@ -79,6 +79,11 @@ const OF_THE_PROGRAM: &[Expected] = &[
         rule: Rule::Begins,
         reason: "a datagram socket whose peer has closed is made as one of a pair (docs/state.md)",
     },
+    Expected {
+        place: "object/*/peer_credentials/**",
+        rule: Rule::Ends,
+        reason: "a datagram socket that a call has parted from its closed peer (docs/state.md)",
+    },
 ];
 
 /// Random numbers: splitmix64.
