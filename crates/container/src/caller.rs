@@ -17,7 +17,9 @@
 //! socket, and any event of a drowsy container wake as ever. Clients beyond the rate may fill a queue, and keep
 //! others out of it until the rate permits the next wake.
 //!
-//! Uses `ground`, `settings`, `hold` and `admission`.
+//! LIMIT: a machine beside the host with a local IPv6 prefix has a rate for each of its addresses.
+//!
+//! Uses `ground`, `settings`, `hold`, `unwoken` and `admission`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -38,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::hold::NO_SOCKET;
 use crate::settings::{self, Callers, Rate};
+use crate::unwoken;
 
 /// LIMIT: clients whose rate is recorded. With more of them, the one that may wake first is forgotten.
 const CLIENTS_MAX: usize = 1024;
@@ -64,6 +67,8 @@ pub(crate) fn leave_asleep(ground: &Ground, id: &ContainerId) -> Result<bool> {
         return clear(&callers, &queues).map(|()| true);
     }
     match callers.rate {
+        // A wake that failed was counted, and its clients are to be answered when the cause is gone.
+        Some(_) if unwoken::of(ground, id).is_some() => Ok(false),
         Some(rate) => Ok(!permit(ground, rate, &waiting)?),
         None => Ok(false),
     }
