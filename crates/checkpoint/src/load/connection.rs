@@ -13,9 +13,10 @@
 //! This module is above the kinds of sockets ([`super::tcp`], [`super::udp`], [`super::raw`],
 //! [`super::socket`]).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 
-use dormouse_kernel::{Errno, pidfd};
+use dormouse_kernel::{Errno, namespace, pidfd};
 use dormouse_record::{Error, Result, SocketOption, TcpSocket, Thing, Waiting};
 
 use super::restore::{Passed, Restore, Wanted};
@@ -102,14 +103,15 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
 /// Puts pending connections into the queue of a listener.
 ///
 /// A client that has ended its side may be gone with its stack. That stack would answer the acknowledgement of the
-/// end with a reset, so packets of such a queue are dropped meanwhile. A private stack has no other drop rules.
+/// end with a reset, so packets of such a queue are dropped meanwhile. Only in a stack of the container's own: a
+/// forged record could name connections of others, and a killed restore would leave the rules behind.
 fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
     let enter = Error::call("enter the container's network namespace");
     let netns = stack::of_socket(listener).map_err(enter)?;
     let has_ended = |one: &Waiting| one.connection.state.peer_has_ended();
     // The host's pid: a shared stack may have several restores.
     let id = format!("restore{pid}");
-    let drops = waiting.iter().any(has_ended);
+    let drops = waiting.iter().any(has_ended) && is_own(&netns);
     if drops {
         let ends: Vec<_> = waiting.iter().map(|one| [one.address, one.connection.peer]).collect();
         quiet::begin(&netns, &id, &ends)?;
@@ -119,6 +121,17 @@ fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
         quiet::end(&netns, &id)?;
     }
     put.map_err(Error::call("enter the container's network namespace"))?
+}
+
+/// Whether a stack belongs to a user namespace of the container. A trust domain's and the host's belong to that of
+/// this process; of another that is not below it, the kernel does not return the owner.
+fn is_own(netns: &OwnedFd) -> bool {
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    let own = std::fs::metadata("/proc/self/ns/user").map(|meta| (meta.dev(), meta.ino()));
+    match (namespace::owner(netns.as_fd()), own) {
+        (Ok(owner), Ok(own)) => inode(&owner).is_ok_and(|owner| owner != own),
+        _ => false,
+    }
 }
 
 /// Whether a socket has a packet filter that the program has not set.

@@ -88,8 +88,8 @@ pub(super) fn rebuild(
         set(QUEUE_SEQUENCE, first as i32).map_err(at("its sequence number"))?;
         set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
         // The window of the request depends on the buffer size.
-        return set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
-            .map_err(at("its buffer"));
+        set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1).map_err(at("its buffer"))?;
+        return bound_window(socket, it).map_err(at("its window"));
     }
     let received = it.received_sequence.wrapping_sub(it.received.0.len() as u32);
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
@@ -186,9 +186,14 @@ pub(super) fn complete_receiving(
 ) -> std::result::Result<(), Errno> {
     end_of_peer(socket, it)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)?;
+    // ORDER: after the connection exists, which sets it by the size of the buffer at that moment.
+    bound_window(socket, it)
+}
+
+/// Sets the largest window (TCP_WINDOW_CLAMP) as it was.
+fn bound_window(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     match it.window_bytes_max {
         0 => Ok(()),
-        // ORDER: after the connection exists, which sets it by the size of the buffer at that moment.
         most => {
             let name = libc::TCP_WINDOW_CLAMP;
             call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, name, most as i32)

@@ -37,13 +37,22 @@ pub(super) fn make(
     // clock, it is set again and expires at once. One that is not armed keeps the interval of its last setting.
     let is_set_again = timer.interval_ns != 0 || timer.cancelled_at_set_ns.is_some();
     let is_armed = timer.value_ns != 0 || timer.ticks != 0 && is_set_again;
-    let value_ns = if is_armed { value_ns.max(1) } else { 0 };
+    // One that expires at a moment of the clock has expired once: the moment 1 is past, and the expiry is the tick.
+    let expires_again = timer.value_ns == 0
+        && timer.interval_ns == 0
+        && timer.ticks != 0
+        && timer.cancelled_at_set_ns.is_some();
+    let value_ns = match is_armed {
+        true if expires_again => 1,
+        true => value_ns.max(1),
+        false => 0,
+    };
     let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns));
     let args = [cell.into(), how.into(), at.into(), Arg::Number(0)];
     if is_armed || timer.interval_ns != 0 {
         sequence.call(what, Call::new(libc::SYS_timerfd_settime, args));
     }
-    if timer.ticks != 0 {
+    if timer.ticks != 0 && !expires_again {
         // ORDER: setting the time clears the ticks.
         let ticks = plan.builder.numbers(&[timer.ticks]);
         let args = [cell.into(), Arg::Number(SET_TICKS), ticks.into()];

@@ -4,6 +4,7 @@
 //! its values, and once for all sockets of its kind ([`Fresh`]).
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -53,23 +54,24 @@ impl Fresh {
         let Socket { copy, net, domain, kind, protocol, .. } = *socket;
         let number = protocol.map_or(0, |protocol| protocol.as_raw().get());
         let key = (domain.as_raw(), kind.as_raw(), number, net);
-        if !self.0.contains_key(&key) {
-            let look = || {
-                let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol)?;
-                Ok(OPTIONS.map(|(level, name, length)| {
-                    has_level(domain, kind, level)
-                        .then(|| one(new.as_fd(), level, name, length))
-                        .flatten()
-                }))
-            };
-            let values = match domain {
-                // None of its options depends on the network.
-                AddressFamily::UNIX => look()?,
-                _ => stack::inside_of(&call::network_of(copy)?, look)?,
-            };
-            self.0.insert(key, values.into());
-        }
-        Ok(self.0.get(&key).map_or(&[], Vec::as_slice))
+        let new = match self.0.entry(key) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(new) => new,
+        };
+        let look = || {
+            let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol)?;
+            Ok(OPTIONS.map(|(level, name, length)| {
+                has_level(domain, kind, level)
+                    .then(|| one(new.as_fd(), level, name, length))
+                    .flatten()
+            }))
+        };
+        let values = match domain {
+            // None of its options depends on the network.
+            AddressFamily::UNIX => look()?,
+            _ => stack::inside_of(&call::network_of(copy)?, look)?,
+        };
+        Ok(new.insert(values.into()))
     }
 }
 
