@@ -191,7 +191,7 @@ fn container_falls_asleep_and_stays_so_while_a_prober_connects() {
         while !is_over.load(Ordering::Relaxed) {
             TcpStream::connect((address.as_str(), 80)).expect("a probe is answered");
             probes += 1;
-            thread::sleep(Duration::from_millis(500));
+            thread::sleep(Duration::from_millis(500) * pace());
         }
         probes
     });

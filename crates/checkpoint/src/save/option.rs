@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-
 use std::os::fd::{AsFd, BorrowedFd};
 
 use dormouse_kernel::call;
