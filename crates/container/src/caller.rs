@@ -1,9 +1,15 @@
 //! Clients at the held sockets of a sleeping container, and whether they wake it.
 //!
-//! The operator may name *probers* (`[wake] probers`), whose connections wake no container, and a rate at which
-//! connections of any other client wake containers (`[wake] client-rate`). Connections of either kind wait in the
-//! queue of the held socket, as silent clients of `--wake-on data-first` do ([`crate::first`]). The next wake
-//! accepts them. The keeper has new connections looked at, and waiting ones again at growing intervals.
+//! Three settings keep connections to a listening TCP socket from waking a container:
+//!
+//! - With `--wake-on data-first` a *silent* client, which has sent nothing yet, wakes none. A scan of ports connects
+//!   and sends nothing.
+//! - Connections of *probers* (`[wake] probers`) wake none.
+//! - Any other client wakes containers at a rate (`[wake] client-rate`).
+//!
+//! These connections wait in the queue of the held socket, and the container accepts them at its next wake. The
+//! keeper has each new connection looked at, and waiting ones again at growing intervals (`dormouse_keeper`,
+//! `custody`).
 //!
 //! **The rate** is one number for each client: the time at which all its wakes are permitted again. A wake adds
 //! an interval to that of each client that waits for it and may wake. Global IPv6 addresses with the same first
@@ -12,6 +18,9 @@
 //! **Probers** fill the queue, since the container accepts none of their connections. When half of a queue is
 //! used, and by probers and ended connections alone, its connections are reset. The kernel queues in order: the
 //! first ones are those that were there when the queue was read, and a client that arrives since is behind them.
+//!
+//! LIMIT: silent clients do not keep others out. Where a queue has no room for another connection, a container with
+//! `data-first` is woken.
 //!
 //! LIMIT: only new TCP connections are compared. A datagram, data on an open connection, a client of a unix
 //! socket, and any event of a drowsy container wake as ever. Clients beyond the rate may fill a queue, and keep
@@ -42,18 +51,19 @@ use crate::hold::NO_SOCKET;
 use crate::settings::{self, Callers, Rate};
 use crate::unwoken;
 
-/// LIMIT: clients whose rate is recorded. With more of them, the one that may wake first is forgotten.
+/// LIMIT: clients in the record of rates. With more of them, the one that may wake first is forgotten.
 const CLIENTS_MAX: usize = 1024;
 
 /// Bits of a global IPv6 address that name a client.
 const CLIENT_BITS: u32 = 64;
 
-/// Returns whether a container that an event has called sleeps on: its only events are connections of probers,
-/// and of clients beyond their rate. Otherwise the wake is counted.
+/// Returns whether a container that an event has called sleeps on: its only events are connections of silent
+/// clients, of probers, and of clients beyond their rate. Otherwise the wake is counted.
 pub(crate) fn leave_asleep(ground: &Ground, id: &ContainerId) -> Result<bool> {
     // Unreadable settings hold back no client.
     let callers = settings::callers(&ground.settings()).unwrap_or_default();
-    if callers.is_empty() {
+    let data_first = ground.config(id)?.spec.wake_on.data_first;
+    if callers.is_empty() && !data_first {
         return Ok(false);
     }
     let found = admission::lock(ground, id, None)?;
@@ -61,7 +71,6 @@ pub(crate) fn leave_asleep(ground: &Ground, id: &ContainerId) -> Result<bool> {
         return Ok(false);
     }
     let Some(queues) = called_queues(ground, &found.config)? else { return Ok(false) };
-    let data_first = found.config.spec.wake_on.data_first;
     let waiting = waiting(&callers, queues.iter().map(|(_, queue)| queue), data_first);
     if waiting.is_empty() {
         return clear(&callers, &queues).map(|()| true);
@@ -120,6 +129,9 @@ fn waiting<'q>(
 
 /// Resets the connections of queues that probers and ended connections have filled to the half.
 fn clear(callers: &Callers, queues: &[(OwnedFd, Queue)]) -> Result<()> {
+    if callers.probers.is_empty() {
+        return Ok(());
+    }
     for (socket, queue) in queues {
         let is_theirs = queue.clients.iter().all(|client| callers.is_prober(client.address));
         if is_theirs && queue.is_half_full() {

@@ -41,9 +41,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    archive, caller, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list,
-    listen, log, policy, recover, remove, save, saved, settings, sleep, start, state, template,
-    tidy, unborn, usage, verb, volume, wake,
+    archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log,
+    policy, recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn,
+    usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -268,10 +268,6 @@ impl Engine {
     /// Wakes a container for an event. Returns false if it sleeps on: its clients have sent nothing yet and are
     /// to send first ([`dormouse_model::WakeOn`]), or are probers, or have woken containers too often.
     pub fn wake_for_event(&self, id: &ContainerId, reason: Reason) -> Result<bool> {
-        // A wake reports the error.
-        if reason == Reason::Called && caller::leave_asleep(&self.ground, id).unwrap_or(false) {
-            return Ok(false);
-        }
         wake::wake_for_event(&self.ground, id, reason)
     }
 

@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state exit hold log io saved silence shared volume usage first contract    records and facts of one container
+//! state exit hold log io saved silence shared volume usage contract    records and facts of one container
 //! process net freeze pending later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
@@ -125,7 +125,6 @@ mod error;
 mod event;
 mod exec;
 mod exit;
-mod first;
 mod freeze;
 mod ground;
 mod hold;

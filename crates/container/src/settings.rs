@@ -22,8 +22,11 @@
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! ```
 
+use std::fs::Metadata;
 use std::net::IpAddr;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
@@ -32,7 +35,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 struct File {
     #[serde(default)]
     keeper: KeeperSection,
@@ -44,7 +47,7 @@ struct File {
     contract: ContractSection,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ContractSection {
     host_cpu_reserve: Option<String>,
@@ -75,7 +78,7 @@ pub(crate) fn host_cpu_milli(path: &Path, all_milli: u32) -> Result<u32> {
     })
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct KeeperSection {
     #[serde(default)]
@@ -83,7 +86,7 @@ struct KeeperSection {
 }
 
 /// How long the keeper stays after the last container.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(try_from = "String")]
 struct Linger(Duration);
 
@@ -116,7 +119,7 @@ pub(crate) fn linger(path: &Path) -> Result<Duration> {
     Ok(read(path)?.keeper.linger.0)
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Clone, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RunSection {
     default_volume: Option<String>,
@@ -133,15 +136,38 @@ pub(crate) fn log_driver(path: &Path) -> Result<LogDriver> {
     Ok(read(path)?.run.log_driver.unwrap_or_default())
 }
 
-fn read(path: &Path) -> Result<File> {
-    let text = match std::fs::read_to_string(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(File::default()),
-        text => text.map_err(Error::file("cannot read", path))?,
-    };
-    toml::from_str(&text).map_err(|e| Error::Invalid(format!("{}: {e}", path.display())))
+/// The settings that were parsed last, with the state of their file. A wake needs several of them.
+static LAST: Mutex<Option<(PathBuf, Stamp, File)>> = Mutex::new(None);
+
+/// Device, inode, size, and the times of the last changes of contents and inode.
+type Stamp = [u64; 7];
+
+fn stamp(meta: &Metadata) -> Stamp {
+    let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+    let [a, b, c, d] = times.map(i64::cast_unsigned);
+    [meta.dev(), meta.ino(), meta.size(), a, b, c, d]
 }
 
-#[derive(Deserialize, Default)]
+/// LIMIT: a change of the file's contents, but not of its size, within one tick of the file system's clock after a
+/// reading is not seen (some milliseconds; none since Linux 6.13).
+fn read(path: &Path) -> Result<File> {
+    let stamp = match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(File::default()),
+        meta => stamp(&meta.map_err(Error::file("cannot read", path))?),
+    };
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, _, file)) = last.as_ref().filter(|(of, at, _)| of == path && *at == stamp) {
+        return Ok(file.clone());
+    }
+    // ORDER: after its state: a change in between is seen the next time.
+    let text = std::fs::read_to_string(path).map_err(Error::file("cannot read", path))?;
+    let file: File =
+        toml::from_str(&text).map_err(|e| Error::Invalid(format!("{}: {e}", path.display())))?;
+    *last = Some((path.to_owned(), stamp, file.clone()));
+    Ok(file)
+}
+
+#[derive(Clone, Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Section {
     block: Option<String>,
@@ -209,7 +235,7 @@ impl Range {
     }
 }
 
-/// Clients whose connections do not wake a container, or not always.
+/// Which clients do not wake a container, or not always.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Callers {
     /// `None`: each connection of other clients wakes.
@@ -339,6 +365,24 @@ mod tests {
         }
         std::fs::write(file.path(), "[contract]\nhost-cpu = \"1\"\n").unwrap();
         assert!(host_cpu_milli(file.path(), 2000).is_err());
+    }
+
+    #[test]
+    fn changed_file_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("config.toml"), dir.path().join("new"));
+        let reserve = |text: &str| {
+            std::fs::write(&new, format!("[wake]\nreserve = \"{text}\"\n")).unwrap();
+            std::fs::rename(&new, &path).unwrap();
+            reserve_bytes(&path)
+        };
+        assert_eq!(reserve_bytes(&path).unwrap(), 0, "no file");
+        assert_eq!([reserve("1m").unwrap(), reserve_bytes(&path).unwrap()], [1 << 20; 2]);
+        assert_eq!(reserve("2m").unwrap(), 2 << 20, "another inode of the same size");
+        assert!(reserve("some").is_err() && reserve_bytes(&path).is_err());
+        assert_eq!(reserve("300m").unwrap(), 300 << 20);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(reserve_bytes(&path).unwrap(), 0);
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `state`, `hold`, `usage`, `first`, `pending`, `later`, `policy`, `unwoken`, `admission`,
-//! `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
+//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `unwoken`, `admission`,
+//! `caller`, `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{disk, drowsy, end, first, hold, later, root, unwoken, usage};
+use crate::{caller, disk, drowsy, end, hold, later, root, settings, unwoken, usage};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
@@ -35,16 +35,12 @@ const WOKEN_BYTES_MIN: u64 = 8 << 20;
 /// LIMIT: number of sockets requested from the keeper before the first one is received.
 const AHEAD_MAX: usize = 32;
 
-/// Wakes a container for an event. Returns false if it sleeps on, because its clients are silent
-/// ([`crate::first`]).
+/// Wakes a container for an event. Returns false if it sleeps on, because none of its clients is to wake it
+/// ([`crate::caller`]).
 pub(crate) fn wake_for_event(ground: &Ground, id: &ContainerId, reason: Reason) -> Result<bool> {
-    if reason == Reason::Called && ground.config(id)?.spec.wake_on.data_first {
-        let found = admission::lock(ground, id, None)?;
-        let sleeps = found.observed.state == State::Asleep;
-        // A wake reports the error.
-        if sleeps && first::are_silent(ground, &found.config).unwrap_or(false) {
-            return Ok(false);
-        }
+    // A wake reports the error.
+    if reason == Reason::Called && caller::leave_asleep(ground, id).unwrap_or(false) {
+        return Ok(false);
     }
     wake(ground, id, reason).map(|()| true)
 }
@@ -178,6 +174,7 @@ fn wake_with(
 /// for a job. No part has to succeed now.
 pub(crate) fn get_ready(ground: &Ground) {
     let _ = (ground.cgroups(), ground.images(), ground.network());
+    let _ = settings::callers(&ground.settings());
     let _ = (root::hidden(), root::namespace_limits(), dormouse_kernel::capability::all());
     let _ = (dormouse_kernel::proc::boot_id(), dormouse_kernel::process::touch_memory());
     dormouse_kernel::process::map_own_program();

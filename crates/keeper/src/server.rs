@@ -85,7 +85,7 @@ const ERRANDS_MAX: usize = 4;
 /// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
 /// that does not answer.
 const LONG: Duration = Duration::from_secs(10);
-/// LIMIT: processes at once that wake, with those whose wake lasts long.
+/// LIMIT: processes at once that wake, with those that last long.
 const WAKES_MAX: usize = 16;
 /// Idle time before the keeper, or a waker that is not needed, exits.
 const IDLE: Duration = Duration::from_secs(1);
@@ -417,9 +417,7 @@ impl Server {
                 self.start_errands();
             }
         }
-        if self.errands.is_empty() || self.next_errand(now).is_some() {
-            self.start_errands();
-        }
+        self.start_errands();
         self.keep_a_waker(now);
         if self.pending().any(|pending| pending.until <= now) {
             // A late answer could not be matched to its request.

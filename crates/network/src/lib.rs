@@ -496,11 +496,7 @@ impl Network {
     }
 
     fn clear_name(&self, domain: &Name, record: u32, id: &ContainerId) -> Result<()> {
-        let hosts = Hosts::new(&self.domain_dir(domain));
-        if hosts.is_of(record, id.short())? {
-            hosts.clear(record, id.short())?;
-        }
-        Ok(())
+        Hosts::new(&self.domain_dir(domain)).clear(record, id.short())
     }
 
     /// The domain's `/etc/hosts`. Its inode stays the same.

@@ -32,7 +32,7 @@ const MARK: [u8; 8] = *b"places 2";
 /// Bytes of an entry of `hosts.free` behind the mark: offset and size. A free entry has the size 0.
 const ENTRY_BYTES: usize = 8;
 
-/// The header and the records of a file whose records are padded.
+/// The header and the records of a padded file.
 const OLD_HEADER_BYTES: usize = 512;
 const OLD_RECORD_BYTES: usize = 2 * LINE_BYTES;
 
@@ -370,7 +370,7 @@ impl Open<'_> {
         Ok(())
     }
 
-    /// Writes a record of a file whose records are padded.
+    /// Writes a record of a padded file.
     fn set_padded(&self, old: u32, lines: [Option<String>; 2]) -> Result<u32> {
         let number = match (old, self.length_of_free()?.checked_sub(4)) {
             (1.., _) => old,
