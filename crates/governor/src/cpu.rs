@@ -52,6 +52,8 @@ const BUCKET_NS: i64 = 100_000_000;
 const DOUBLINGS: f64 = 4.0;
 /// A container without CPU time for so long does not compete.
 const AWAKE_NS: u64 = 500_000_000;
+/// A container that uses at most this part of its reservation is idle.
+const IDLE_PART: u64 = 10;
 /// Least CPU time, between two readings, of a container that competes.
 const USED_NS: u64 = 500_000;
 /// A weight is written if it differs by more than a part of this.
@@ -276,9 +278,11 @@ fn fill<I>(one: &Reserved<I>, passed_ns: u64, kept: Option<Kept>) -> (Kept, bool
     let due = u64::from(one.cpu.reserve_milli).saturating_mul(passed_ns) / 1000;
     let of = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
     let tokens_ns = kept.tokens_ns.saturating_add(of(due)).saturating_sub(of(used));
-    let idle_ns = if used > 0 { 0 } else { kept.idle_ns.saturating_add(passed_ns) };
+    // Rare work is no competition for the others, and is no sign that time is missing.
+    let is_awake = used > due / IDLE_PART;
+    let idle_ns = if is_awake { 0 } else { kept.idle_ns.saturating_add(passed_ns) };
     let tokens_ns = tokens_ns.clamp(-BUCKET_NS, BUCKET_NS);
-    let is_hungry = used > 0 && used < due / 10 * 9;
+    let is_hungry = is_awake && used < due / 10 * 9;
     (Kept { tokens_ns, used_ns: one.used_ns, idle_ns, shares: kept.shares }, is_hungry)
 }
 
@@ -522,6 +526,18 @@ mod tests {
         let got = sim.run(2000);
         near(got[0], 0.5 + 1.0 / 8.0, 0.03);
         near(got[1], 0.5 + 1.0 / 8.0, 0.03);
+    }
+
+    #[test]
+    fn reservation_that_is_hardly_used_goes_to_the_others_by_share() {
+        let rare = |ms: u64| ms.is_multiple_of(50);
+        let reserved = |work| Task::new(contract(500, 100, None), work);
+        let mut sim = Sim::new(vec![reserved(always), reserved(rare)], 6);
+        sim.run(2000);
+        let got = sim.run(5000);
+        near(got[0], 0.5 + 1.48 / 7.0, 0.02);
+        near(got[1], 0.02, 0.005);
+        near(got[2], 1.48 / 7.0, 0.02);
     }
 
     #[test]
