@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -180,26 +180,28 @@ fn container_falls_asleep_and_stays_so_while_a_prober_connects() {
     let text = "[keeper]\nlinger = \"0s\"\n[wake]\nprobers = [\"0.0.0.0/0\"]\n";
     fs::write(etc, text).expect("written");
     let _daemon = Daemon::start(&host);
-    let run = ["run", "-d", "--name", "x", "--sleep-after", &after(), "busybox"];
+    // A thousandth of the time between two probes is enough for an answer on a busy machine, too.
+    let (idle, between) = (4 * pace(), Duration::from_secs(3) * pace());
+    let run = ["run", "-d", "--name", "x", "--sleep-after", &format!("{idle}s"), "busybox"];
     host.dm(&[&run[..], &["probe", "count", "0.0.0.0", "80"]].concat()).ok();
     host.wait_inside("x", "netstat -ltn | grep -q :80");
     let address = host.address_of("x");
-    let ends = Arc::new(AtomicBool::new(false));
-    let is_over = Arc::clone(&ends);
+    let (probes, ends) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, is_over) = (Arc::clone(&probes), Arc::clone(&ends));
     let prober = host.in_network(move || {
-        let mut probes = 0;
         while !is_over.load(Ordering::Relaxed) {
             TcpStream::connect((address.as_str(), 80)).expect("a probe is answered");
-            probes += 1;
-            thread::sleep(Duration::from_millis(500) * pace());
+            count.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(between);
         }
-        probes
     });
     wait_asleep(&host, "x");
-    thread::sleep(Duration::from_secs(2));
+    let before = probes.load(Ordering::Relaxed);
+    let has_probed = || probes.load(Ordering::Relaxed) > before + 1;
+    assert!(wait_until(soon(), has_probed), "probes of the sleeping container");
     ends.store(true, Ordering::Relaxed);
-    let probes: u32 = prober.join().expect("the thread ends");
-    assert_eq!(host.state_of("x"), "asleep", "after {probes} probes");
+    prober.join().expect("the thread ends");
+    assert_eq!(host.state_of("x"), "asleep", "after {probes:?} probes");
     assert_eq!(reasons(&host, "wake", "x"), [""; 0]);
 }
 

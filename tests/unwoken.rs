@@ -475,7 +475,7 @@ fn vm_client_beyond_its_rate_waits_and_others_wake_the_container() {
     let waits = client(&host);
     stays_asleep(&host);
     assert!(!waits.is_finished(), "the client waits");
-    // Another address, whose wake serves the waiting client as well.
+    // The wake by another address serves the waiting client as well.
     let answer = ask_from_container(&host);
     let mut answers = [answer, waits.join().expect("the thread ends").ok().trim().to_owned()];
     answers.sort_unstable();

@@ -352,6 +352,17 @@ mod tests {
         (listener, address)
     }
 
+    /// Packets of the loopback device may arrive late on a busy machine.
+    fn arrives(is_there: impl Fn() -> bool) -> bool {
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            if is_there() || std::time::Instant::now() > until {
+                return is_there();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn queue_has_its_clients_and_their_first_bytes() {
         use std::io::Write;
@@ -367,15 +378,17 @@ mod tests {
         closed.shutdown(std::net::Shutdown::Write).unwrap();
         let not_here = std::net::TcpStream::connect(elsewhere).unwrap();
         let silent = Client { address: Ipv4Addr::LOCALHOST.into(), has_sent: false };
-        assert_eq!(read(), Queue { length: 2, limit: 4, clients: vec![silent; 2] });
+        let both = Queue { length: 2, limit: 4, clients: vec![silent; 2] };
+        assert!(arrives(|| read() == both), "{:?}", read());
         assert!(read().is_silent() && read().is_half_full());
         first.write_all(b"x").unwrap();
-        assert_eq!((read().clients.len(), sent()), (2, 1), "a byte has arrived");
+        assert!(arrives(|| (read().clients.len(), sent()) == (2, 1)), "a byte has arrived");
         assert!(!read().is_silent());
         drop(rustix::net::accept(&listener).unwrap());
-        assert_eq!((read().length, sent()), (1, 0), "the other client has sent its end only");
+        assert!(arrives(|| (read().length, sent()) == (1, 0)), "the other has sent its end only");
         let more = [connect(), connect(), connect()];
-        assert!(read().is_full() && sent() == 0 && !read().is_silent(), "{:?}", read());
+        assert!(arrives(|| read().is_full() && sent() == 0), "{:?}", read());
+        assert!(!read().is_silent());
         drop((more, closed, other, not_here));
     }
 
@@ -386,26 +399,31 @@ mod tests {
         let listener = OwnedFd::from(listener);
         let all = ["127.0.0.1", "::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
         let clients = all.map(|ip| std::net::TcpStream::connect((ip, port)));
-        let mut found: Vec<_> = queue(&listener, &[]).unwrap().clients;
-        found.sort_by_key(|client| client.address);
+        let found = || {
+            let mut found = queue(&listener, &[]).unwrap().clients;
+            found.sort_by_key(|client| client.address);
+            found
+        };
         let there = all.iter().zip(&clients).filter(|(_, client)| client.is_ok());
-        let expected = there.map(|(ip, _)| Client { address: *ip, has_sent: false });
-        assert_eq!(found, expected.collect::<Vec<_>>());
+        let expected: Vec<_> =
+            there.map(|(ip, _)| Client { address: *ip, has_sent: false }).collect();
+        assert!(arrives(|| found() == expected), "{:?}", found());
     }
 
-    /// The kernel's selection is the same as that of the whole table.
+    /// The kernel selects the same connections that its table lists.
     #[test]
-    fn connections_at_a_port_are_those_of_the_whole_table() {
+    fn connections_at_a_port_are_those_of_the_table() {
         let (listener, address) = listening("127.0.0.1:0");
         let clients = [0; 3].map(|_| std::net::TcpStream::connect(address).unwrap());
-        let selected = at_port(&address).expect("sock_diag(7) of TCP");
+        let selected = || at_port(&address).expect("sock_diag(7) of TCP");
+        assert!(arrives(|| selected().len() == clients.len()), "{:?}", selected());
         let mut all = lines("tcp");
         all.retain(|line| line.ends[0] == address && line.state == ESTABLISHED);
         let sorted = |mut lines: Vec<Line>| {
             lines.sort_by_key(|line| line.ends[1].port());
             lines
         };
-        assert_eq!(sorted(selected), sorted(all));
+        assert_eq!(sorted(selected()), sorted(all));
         drop((listener, clients));
     }
 
