@@ -103,7 +103,7 @@ struct Case {
     /// Hungry processes of the host outside of all containers.
     outside: usize,
     goal: Goal,
-    /// Whether podman takes part, whose start takes half a second.
+    /// Podman takes part. Each of its starts takes half a second.
     podman: bool,
 }
 
@@ -479,16 +479,10 @@ fn report(hosts: &Hosts, case: &Case, arm: Arm, rounds: &[Round]) {
     let off = |n: usize| (got[n] - due[n]).abs() / hosts.cpus * 100.0;
     let worst = (0..got.len()).map(off).fold(0.0, f64::max);
     let others = || (1..got.len()).filter(|n| due[*n] > 0.0).map(|n| got[n] / due[n]);
-    let (least, most) = (others().fold(f64::INFINITY, f64::min), others().fold(0.0, f64::max));
-    eprintln!(
-        "  {:<26} {:>7.3} {:>7.3} {:>6.1} pt {:>9.2} to {:>5.2}",
-        arm.name(),
-        due[0],
-        got[0],
-        worst,
-        least,
-        most
-    );
+    let (least, most) = (others().reduce(f64::min), others().reduce(f64::max));
+    let range =
+        least.zip(most).map_or("-".into(), |(least, most)| format!("{least:.2} to {most:.2}"));
+    eprintln!("  {:<26} {:>7.3} {:>7.3} {:>6.1} pt {range:>20}", arm.name(), due[0], got[0], worst,);
     let more = serde_json::json!({
         "rounds": rounds.len(), "due_cpus": due, "got_cpus": got, "worst_points": worst,
         "others_least": least, "others_most": most,
@@ -505,7 +499,7 @@ fn report(hosts: &Hosts, case: &Case, arm: Arm, rounds: &[Round]) {
                 promise(
                     "part of the reservation that is missing",
                     missing,
-                    1.0 - f64::from(percent) / 100.0,
+                    f64::from(100 - percent) / 100.0,
                 );
             }
         }

@@ -27,7 +27,7 @@ struct Options {
     runtime: Vec<String>,
 }
 
-/// The name of the arm whose bundle mounts no devpts: the cost of a devpts alone.
+/// The name of the arm without a devpts in its bundle: the cost of a devpts alone.
 const NO_DEVPTS: &str = "no devpts";
 
 /// The promised ratio to crun.

@@ -103,13 +103,12 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
 /// Puts pending connections into the queue of a listener.
 ///
 /// A client that has ended its side may be gone with its stack. That stack would answer the acknowledgement of the
-/// end with a reset, so packets of such a queue are dropped meanwhile. Only in a stack of the container's own: a
-/// forged record could name connections of others, and a killed restore would leave the rules behind.
+/// end with a reset, so packets of such a queue are dropped meanwhile. A stack that is shared with others has no such
+/// rules: a forged record could name connections of others, and a killed restore would leave the rules behind.
 fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
     let enter = Error::call("enter the container's network namespace");
     let netns = stack::of_socket(listener).map_err(enter)?;
     let has_ended = |one: &Waiting| one.connection.state.peer_has_ended();
-    // The host's pid: a shared stack may have several restores.
     let id = format!("restore{pid}");
     let drops = waiting.iter().any(has_ended) && is_own(&netns);
     if drops {
