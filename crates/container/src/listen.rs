@@ -127,8 +127,8 @@ impl<'e> Helper<'e> {
                 .and_then(|procs| fs::File::from(procs).write_all(b"0"))
                 .map_err(Error::file("cannot enter", "cgroup.procs"))?;
         }
-        let home = fs::File::open("/proc/self/ns/net");
-        let home = home.map_err(Error::file("cannot open", "/proc/self/ns/net"))?.into();
+        let home = fs::File::open("/proc/thread-self/ns/net");
+        let home = home.map_err(Error::file("cannot open", "/proc/thread-self/ns/net"))?.into();
         Ok(Self { ground, home, cgroup, domain: None, last: None })
     }
 

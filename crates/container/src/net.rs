@@ -60,7 +60,7 @@ pub(crate) fn open(ground: &Ground, config: &Config) -> Result<Net> {
                 rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
                     .map_err(|e| Error::file("cannot open", path)(e.into()))
             };
-            let netns = open("/proc/self/ns/net", OFlags::RDONLY)?;
+            let netns = open("/proc/thread-self/ns/net", OFlags::RDONLY)?;
             Net::Host { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? }
         }
         NetMode::None => Net::None { sys: ground.network()?.empty_sys()? },

@@ -1,8 +1,8 @@
 //! Namespaces that are held by a descriptor alone.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::PipeFlags;
@@ -20,6 +20,53 @@ pub fn link(pid: u32, tid: u32, name: &str) -> Option<String> {
     let task = if tid == pid { process } else { format!("{process}/task/{tid}") };
     let link = std::fs::read_link(format!("{task}/ns/{name}")).ok()?;
     link.into_os_string().into_string().ok()
+}
+
+/// Calls `act` in a cgroup, IPC, network or UTS namespace (setns(2)). Only the calling thread enters it, and returns
+/// to its own. A new thread costs ten times as much: its stack and its heap are new pages.
+///
+/// A thread cannot return to a namespace that its user namespace does not own. `act` then runs in a new thread, which
+/// ends in the namespace. If a return fails, the process is aborted: its later calls would be made in the wrong
+/// namespace. Therefore `act` leaves the credentials as they are, or sets them back.
+///
+/// EINVAL when `namespace` is of another kind, or `kind` is one that a single thread cannot enter; EPERM without
+/// CAP_SYS_ADMIN over it.
+pub fn visit<T: Send>(
+    namespace: BorrowedFd<'_>,
+    kind: Namespace,
+    act: impl FnOnce() -> T + Send,
+) -> std::result::Result<T, Errno> {
+    if !matches!(kind, Namespace::Cgroup | Namespace::Ipc | Namespace::Net | Namespace::Uts) {
+        return Err(Errno::INVAL);
+    }
+    let flag = kind.flag();
+    let path = format!("/proc/thread-self/ns/{}", kind.file());
+    let own = File::open(path).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    if call::setns(own.as_fd(), flag).is_ok() {
+        call::setns(namespace, flag)?;
+        let _return = Return { to: own.as_fd(), flag };
+        return Ok(act());
+    }
+    let there = || call::setns(namespace, flag).map(|()| act());
+    std::thread::scope(|scope| match scope.spawn(there).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// The return of a thread to its namespace, also after a panic.
+struct Return<'a> {
+    to: BorrowedFd<'a>,
+    flag: CloneFlags,
+}
+
+impl Drop for Return<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = call::setns(self.to, self.flag) {
+            eprintln!("cannot return from a namespace ({:?}): setns: {e}", self.flag);
+            std::process::abort();
+        }
+    }
 }
 
 /// A user namespace with the given maps (user_namespaces(7)) and no process in it: for mapping the
@@ -279,6 +326,40 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn root_visit_returns_and_nests() {
+        let own = || std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let before = own();
+        let [one, two] = [new_network().unwrap(), new_network().unwrap()];
+        let there = visit(one.as_fd(), Namespace::Net, || {
+            let inner = visit(two.as_fd(), Namespace::Net, own).unwrap();
+            (own(), inner)
+        });
+        let (first, second) = there.unwrap();
+        assert!(first != before && second != before && first != second);
+        assert_eq!(own(), before);
+        let panics = || visit(one.as_fd(), Namespace::Net, || -> () { panic!("meant") });
+        assert!(std::panic::catch_unwind(panics).is_err());
+        assert_eq!(own(), before, "after a panic, too");
+        let wrong = visit(one.as_fd(), Namespace::Uts, own);
+        assert_eq!(wrong, Err(Errno::INVAL));
+        assert_eq!(own(), before);
+    }
+
+    /// In a user namespace that does not own the process's network namespace, setns(2) refuses the return.
+    #[test]
+    fn root_visit_that_cannot_return_is_made_by_a_thread() {
+        let exe = std::env::current_exe().unwrap();
+        let exe = exe.to_str().unwrap();
+        let test = "namespace::tests::root_visit_returns_and_nests";
+        let done = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", exe, "--exact", test])
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&done.stdout);
+        assert!(output.contains("1 passed"), "{output}{}", String::from_utf8_lossy(&done.stderr));
     }
 
     #[test]

@@ -1,28 +1,21 @@
-//! Working in another network stack: threads that join it.
+//! Work in another network stack, which a thread visits.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use dormouse_kernel::CallError;
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{CallError, namespace};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::thread::LinkNameSpaceType;
 
 use crate::error::{Error, Result};
 
-/// Runs `work` on a thread inside the network namespace. Processes it spawns are inside, too.
+/// Runs `work` inside the network namespace. Processes it spawns are inside, too.
 pub(crate) fn inside<T: Send>(
     netns: BorrowedFd<'_>,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    let visit = move || {
-        rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))
-            .map_err(Error::errno("enter the network namespace", "setns"))?;
-        work()
-    };
-    std::thread::scope(|scope| match scope.spawn(visit).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+    namespace::visit(netns, Namespace::Net, work)
+        .map_err(Error::errno("enter the network namespace", "setns"))?
 }
 
 /// Sets a sysctl of this thread's stack: a path below `/proc/sys`.

@@ -2,8 +2,7 @@
 //! packets of saved connections.
 //!
 //! A *stack* is a network namespace, named by a descriptor. A function works on the stack of the
-//! calling thread, or on the one that it takes: a thread of its own enters that and ends there
-//! ([`stack::inside_of`]).
+//! calling thread, or on the one that it takes, which the thread visits ([`stack::inside_of`]).
 //!
 //! ```text
 //!   stack    which sockets and addresses the kernel lists      repair   options of TCP repair mode

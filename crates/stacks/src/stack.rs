@@ -8,11 +8,10 @@ use std::time::Duration;
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::netlink::{self, Message, Protocol, u32_at};
-use dormouse_kernel::{pidfd, proc};
+use dormouse_kernel::{namespace, pidfd, proc};
 use dormouse_record::{Error, Result as Outcome};
 use rustix::fs::OFlags;
 use rustix::net::{SocketFlags, sockopt};
-use rustix::thread::LinkNameSpaceType;
 
 /// The address of this side, and that of the peer.
 pub type Ends = [SocketAddr; 2];
@@ -29,19 +28,12 @@ pub fn of_socket(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
     call::network_of(socket.as_fd())
 }
 
-/// Calls `act` in a network namespace, in a thread that enters it and ends there.
+/// Calls `act` in a network namespace ([`namespace::visit`]).
 pub fn inside_of<T: Send>(
     netns: &OwnedFd,
     act: impl FnOnce() -> Result<T, Errno> + Send,
 ) -> Result<T, Errno> {
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let kind = Some(LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(netns.as_fd(), kind)?;
-            act()
-        });
-        done.join().unwrap_or(Err(Errno::IO))
-    })
+    namespace::visit(netns.as_fd(), Namespace::Net, act)?
 }
 
 /// Both addresses of a socket of a protocol, as the kernel has them.

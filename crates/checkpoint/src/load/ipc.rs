@@ -3,8 +3,8 @@
 
 use std::fs;
 
-use dormouse_kernel::call::{self, Namespace};
-use dormouse_kernel::{Errno, pidfd, proc};
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{Errno, pidfd, proc, system_v};
 use dormouse_record::{Error, Ipc, Process, Result, Thing};
 
 use super::plan::Plan;
@@ -50,8 +50,8 @@ pub(super) enum Limits {
     All,
 }
 
-/// Sets the limits of the container's own namespace, by a thread that enters it with the user id of the
-/// container's root: the kernel permits the change to that id alone.
+/// Sets the limits of the container's own namespace, with the ids of the container's root: the kernel permits the
+/// change to that user alone.
 pub(super) fn set_limits(pid: u32, restore: &Restore, which: Limits) -> Result<()> {
     let limits = &restore.records.about.ipc_limits;
     if limits.is_empty() {
@@ -61,9 +61,8 @@ pub(super) fn set_limits(pid: u32, restore: &Restore, which: Limits) -> Result<(
         .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
         .map_err(|e| Error::Elsewhere(e.to_string()))?;
     let root = Maps::read(pid).outside(0, 0);
-    let (root, _) = root.ok_or_else(|| Error::of("find the root user", pid)(Errno::SRCH))?;
-    let set = inside(&namespace, || {
-        call::set_effective_uid(root)?;
+    let (uid, gid) = root.ok_or_else(|| Error::of("find the root user", pid)(Errno::SRCH))?;
+    let set_all = || {
         limits.iter().try_for_each(|(name, text)| {
             let path = format!("/proc/sys/{name}");
             let now = proc::whole_text(&path).map_err(errno)?;
@@ -73,7 +72,9 @@ pub(super) fn set_limits(pid: u32, restore: &Restore, which: Limits) -> Result<(
             };
             value.map_or(Ok(()), |value| fs::write(path, value).map_err(errno))
         })
-    });
+    };
+    // ORDER: root again before the visit ends: setns(2) needs its capabilities.
+    let set = inside(&namespace, || system_v::as_user(uid, gid, set_all).flatten());
     set.map_err(Error::of("set the ipc limits", pid))
 }
 

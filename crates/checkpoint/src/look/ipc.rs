@@ -5,24 +5,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{mqueue, pidfd};
+use dormouse_kernel::{mqueue, namespace, pidfd};
 use dormouse_record::{Error, Result};
 use rustix::io::Errno;
-use rustix::thread::LinkNameSpaceType;
 
-/// Runs `act` in a thread that enters an IPC namespace and ends there.
+/// Calls `act` in an IPC namespace ([`namespace::visit`]).
 pub(crate) fn inside<T: Send>(
-    namespace: &OwnedFd,
+    ipc: &OwnedFd,
     act: impl FnOnce() -> std::result::Result<T, Errno> + Send,
 ) -> std::result::Result<T, Errno> {
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let kind = Some(LinkNameSpaceType::InterProcessCommunication);
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
-            act()
-        });
-        done.join().unwrap_or(Err(Errno::IO))
-    })
+    namespace::visit(ipc.as_fd(), Namespace::Ipc, act)?
 }
 
 /// The tables of an IPC namespace, and the directory of its POSIX message queues. Open tables stay

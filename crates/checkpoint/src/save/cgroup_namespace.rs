@@ -5,10 +5,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{pidfd, proc};
+use dormouse_kernel::{namespace, pidfd, proc};
 use dormouse_record::{CgroupNamespace, Thing};
-use rustix::io::Errno;
-use rustix::thread::LinkNameSpaceType;
 
 use super::known::namespace::Links;
 use super::refusal::Reason;
@@ -51,15 +49,7 @@ fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String,
         let text = |pid: &u32| proc::whole_text(format!("/proc/{pid}/cgroup"));
         pids.iter().map(|pid| text(pid).unwrap_or_default()).collect()
     };
-    // A separate thread enters the namespace and ends there.
-    let inside = std::thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            let kind = Some(LinkNameSpaceType::ControlGroup);
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
-            Ok(groups())
-        });
-        inside.join().unwrap_or(Err(Errno::IO))
-    });
+    let inside = namespace::visit(namespace.as_fd(), Namespace::Cgroup, groups);
     let inside = inside.map_err(|e| format!("that cannot be inspected: {e}"))?;
     let found = groups().iter().zip(&inside).find_map(|(out, inside)| root_by(own, out, inside));
     found.unwrap_or_else(|| {

@@ -1,13 +1,12 @@
-//! UTS namespaces: the names are read by a thread that enters them.
+//! UTS namespaces: the names are read inside them.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::pidfd;
+use dormouse_kernel::{namespace, pidfd};
 use dormouse_record::{Error, Result as Outcome, Thing, Uts};
 use rustix::io::Errno;
-use rustix::thread::LinkNameSpaceType;
 
 use super::refusal::Reason;
 use super::seen::Seen;
@@ -73,18 +72,10 @@ fn failed(e: &dyn std::fmt::Display) -> Reason {
 /// The names of host and domain as a process sees them.
 fn names(process: &OwnedFd) -> Result<(String, String), Reason> {
     let uts = pidfd::namespace(process, Namespace::Uts).map_err(|e| failed(&e))?;
-    // A separate thread enters the namespace and ends there.
-    let asked = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
-            let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
-            rustix::thread::move_into_link_name_space(uts.as_fd(), kind)?;
-            let said = rustix::system::uname();
-            let text = |name: &std::ffi::CStr| name.to_str().map(str::to_owned);
-            text(said.nodename())
-                .and_then(|host| Ok((host, text(said.domainname())?)))
-                .map_err(|_| Errno::ILSEQ)
-        });
-        asked.join().unwrap_or(Err(Errno::IO))
-    });
-    asked.map_err(|e| failed(&e))
+    let read = || {
+        let found = rustix::system::uname();
+        let text = |name: &CStr| name.to_str().map(str::to_owned).map_err(|_| Errno::ILSEQ);
+        Ok((text(found.nodename())?, text(found.domainname())?))
+    };
+    namespace::visit(uts.as_fd(), Namespace::Uts, read).flatten().map_err(|e| failed(&e))
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::check;
+use super::{CloneFlags, check};
 use crate::Errno;
 
 /// The result of PIDFD_GET_INFO; the first version of the kernel's `struct pidfd_info`, 64 bytes.
@@ -103,6 +103,20 @@ impl Namespace {
             Self::Time => "time",
             Self::User => "user",
             Self::Uts => "uts",
+        }
+    }
+
+    /// The flag of its kind in clone(2), unshare(2) and setns(2).
+    pub fn flag(self) -> CloneFlags {
+        match self {
+            Self::Cgroup => CloneFlags::NEWCGROUP,
+            Self::Ipc => CloneFlags::NEWIPC,
+            Self::Mount => CloneFlags::NEWNS,
+            Self::Net => CloneFlags::NEWNET,
+            Self::Pid => CloneFlags::NEWPID,
+            Self::Time => CloneFlags::NEWTIME,
+            Self::User => CloneFlags::NEWUSER,
+            Self::Uts => CloneFlags::NEWUTS,
         }
     }
 }

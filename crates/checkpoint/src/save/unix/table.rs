@@ -1,7 +1,7 @@
 //! The kernel's table of unix sockets, by sock_diag(7), of a network namespace.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::pidfd;
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use crate::save::diag::{self, u32_at};
 use crate::save::refusal::Reason;
+use crate::stack;
 
 /// A socket as sock_diag(7) reports it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -38,16 +39,7 @@ pub(super) fn query(pid: u32) -> Result<HashMap<u64, Entry>, Reason> {
 
 /// The same for a network namespace.
 pub(super) fn query_in(netns: &OwnedFd) -> Result<HashMap<u64, Entry>, Reason> {
-    // A separate thread enters the namespace and ends there.
-    std::thread::scope(|scope| {
-        let queried = scope.spawn(|| {
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(netns.as_fd(), kind)?;
-            dump()
-        });
-        let queried = queried.join().unwrap_or(Err(Errno::IO));
-        queried.map_err(|e| format!("a unix socket: sock_diag: {e}"))
-    })
+    stack::inside_of(netns, dump).map_err(|e| format!("a unix socket: sock_diag: {e}"))
 }
 
 fn dump() -> Result<HashMap<u64, Entry>, Errno> {
