@@ -3,8 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::{Errno, proc, process};
+use dormouse_kernel::{Errno, proc};
 use dormouse_record::{Error, IPC_LIMITS, Ipc, Result as Outcome, Thing};
 
 use super::refusal::Reason;
@@ -36,16 +35,16 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
 fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Reason>>> {
     let Some(tables) = system_v::tables(seen)? else { return Ok(None) };
     let failed = |e: Errno| format!("that cannot be inspected: {e}");
-    let known = limits(tables.namespace()).and_then(|changed| {
+    let known = limits(tables.namespace()).and_then(|limits| {
         let device = rustix::fs::fstat(tables.queues())?.st_dev;
-        Ok((changed, device))
+        Ok((limits, device))
     });
-    let ((own, new), device) = match known {
+    let (own, device) = match known {
         Ok(known) => known,
         Err(e) => return Ok(Some(Err(failed(e)))),
     };
-    let mut all = IPC_LIMITS.into_iter().zip(own.iter().zip(&new));
-    if let Some((name, _)) = all.find(|(_, (own, new))| own != new) {
+    let mut all = IPC_LIMITS.into_iter().zip(&own);
+    if let Some(((name, _), _)) = all.find(|((_, new), own)| !is_same(own, new)) {
         return Ok(Some(Err(format!("with a changed {name}, which is not saved yet"))));
     }
     let object = survey.add(Thing::Ipc(Ipc {}));
@@ -56,25 +55,15 @@ fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Rea
 }
 
 /// The values of all limits, in the order of [`IPC_LIMITS`].
-type Values = Vec<String>;
+fn limits(ipc: &OwnedFd) -> Result<Vec<String>, Errno> {
+    inside(ipc, || {
+        let value = |(name, _)| proc::whole_text(format!("/proc/sys/{name}"));
+        IPC_LIMITS.into_iter().map(value).collect::<std::io::Result<_>>().map_err(errno)
+    })
+}
 
-/// The limits of a namespace, and those of a new one.
-fn limits(namespace: &OwnedFd) -> Result<(Values, Values), Errno> {
-    let values = || {
-        let value = |name| proc::whole_text(format!("/proc/sys/{name}"));
-        IPC_LIMITS.iter().map(value).collect::<std::io::Result<Values>>().map_err(errno)
-    };
-    let own = inside(namespace, values)?;
-    // A separate thread creates a new namespace, which is removed when the thread ends.
-    let new = std::thread::scope(|scope| {
-        let new = scope.spawn(|| {
-            let made = process::unshare(CloneFlags::NEWIPC);
-            made.map_err(|e| Errno::from_raw_os_error(e.errno()))?;
-            values()
-        });
-        new.join().unwrap_or(Err(Errno::IO))
-    })?;
-    Ok((own, new))
+fn is_same(value: &str, other: &str) -> bool {
+    value.split_ascii_whitespace().eq(other.split_ascii_whitespace())
 }
 
 /// The limits of the container's own namespace that differ from those at its start, given its tables; none
@@ -84,15 +73,33 @@ pub(super) fn own_limits(
     tables: Option<&Tables>,
 ) -> Outcome<Vec<(String, String)>> {
     let Some(tables) = tables else { return Ok(Vec::new()) };
-    let found = limits(tables.namespace());
-    let (own, new) = found.map_err(Error::call("read the ipc limits"))?;
-    let all = IPC_LIMITS.into_iter().zip(own.into_iter().zip(new));
-    let changed = all.filter(|(name, (own, new))| {
+    let own = limits(tables.namespace()).map_err(Error::call("read the ipc limits"))?;
+    let all = IPC_LIMITS.into_iter().zip(own);
+    let changed = all.filter(|((name, new), own)| {
         let configured = subject.sysctls.iter().find(|(configured, _)| configured == name);
-        let at_start = configured.map_or(new, |(_, value)| value);
+        let at_start = configured.map_or(*new, |(_, value)| value);
         // A restore switches this one off for a while.
         let is_removal = *name == Ipc::REMOVES_LOOSE_MEMORY && own.trim() != "0";
-        is_removal || !own.split_ascii_whitespace().eq(at_start.split_ascii_whitespace())
+        is_removal || !is_same(own, at_start)
     });
-    Ok(changed.map(|(name, (own, _))| (name.to_owned(), own)).collect())
+    Ok(changed.map(|((name, _), own)| (name.to_owned(), own)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_kernel::call::CloneFlags;
+    use dormouse_kernel::process;
+
+    use super::*;
+
+    #[test]
+    fn root_new_ipc_namespace_has_the_known_limits() {
+        let differing = || {
+            process::unshare(CloneFlags::NEWIPC).expect("root can make an ipc namespace");
+            let text = |name| proc::whole_text(format!("/proc/sys/{name}")).unwrap();
+            let all = IPC_LIMITS.map(|(name, new)| (name, text(name), new));
+            all.into_iter().filter(|(_, own, new)| !is_same(own, new)).collect::<Vec<_>>()
+        };
+        assert_eq!(std::thread::spawn(differing).join().unwrap(), []);
+    }
 }

@@ -56,8 +56,9 @@ fn about(about: &About) -> Found {
         let is_number = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_whitespace();
         text.len() <= 128 && text.bytes().all(is_number)
     };
-    let is_limit =
-        |(name, text): &(String, String)| IPC_LIMITS.contains(&&**name) && is_value(text);
+    let is_limit = |(name, text): &(String, String)| {
+        IPC_LIMITS.iter().any(|(known, _)| *known == &**name) && is_value(text)
+    };
     let limits = &about.ipc_limits;
     ensure(limits.len() <= IPC_LIMITS.len() && limits.iter().all(is_limit), || {
         "the limits of its IPC namespace".into()
