@@ -89,7 +89,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
-/// The table of sections, of which the checksums were checked.
+/// The table of sections of a file whose checksum matches.
 struct Table<'b> {
     bytes: &'b [u8],
     count: usize,
@@ -123,18 +123,19 @@ impl<'b> Table<'b> {
             return Err(head("it is cut"));
         }
         let table = Self { bytes, count };
-        // ORDER: parts first, so that the message names the damaged one.
-        for section in Section::ALL {
-            table.bytes_of(section)?;
-        }
         let (all, whole) = bytes.split_at(bytes.len() - HASH_BYTES);
         if blake3::hash(all).as_bytes() != whole {
+            // The checksums of the parts serve to name the damaged one.
+            for section in Section::ALL {
+                table.intact(section)?;
+            }
             return Err(Error::damaged("the whole", "its checksum differs"));
         }
         Ok(table)
     }
 
-    fn bytes_of(&self, section: Section) -> Result<&'b [u8]> {
+    /// The bytes of a section, and their checksum.
+    fn row_of(&self, section: Section) -> Result<(&'b [u8], &'b [u8])> {
         let damaged = |what: &str| Error::damaged(format!("section '{}'", section.name()), what);
         let rows = self.bytes[HEAD_BYTES..].chunks_exact(ROW_BYTES).take(self.count);
         let named = |row: &&[u8]| {
@@ -154,15 +155,23 @@ impl<'b> Table<'b> {
         let end = offset.checked_add(length).filter(|end| *end <= self.bytes.len() as u64);
         let end = end.filter(|_| length <= SECTION_BYTES_MAX);
         let end = end.ok_or_else(|| damaged("it reaches beyond the end"))?;
-        let bytes = &self.bytes[offset as usize..end as usize];
-        if blake3::hash(bytes).as_bytes() != &row[32..64] {
-            return Err(damaged("its checksum differs"));
+        Ok((&self.bytes[offset as usize..end as usize], &row[32..64]))
+    }
+
+    /// Compares a section with its checksum.
+    fn intact(&self, section: Section) -> Result<()> {
+        let (bytes, hash) = self.row_of(section)?;
+        match blake3::hash(bytes).as_bytes() == hash {
+            true => Ok(()),
+            false => {
+                let part = format!("section '{}'", section.name());
+                Err(Error::damaged(part, "its checksum differs"))
+            }
         }
-        Ok(bytes)
     }
 
     fn part<T: DeserializeOwned>(&self, section: Section) -> Result<T> {
-        serde_json::from_slice(self.bytes_of(section)?)
+        serde_json::from_slice(self.row_of(section)?.0)
             .map_err(|e| Error::damaged(format!("section '{}'", section.name()), e.to_string()))
     }
 }
