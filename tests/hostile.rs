@@ -431,6 +431,11 @@ fn vm_namespaces_of_a_container_are_bounded() {
     assert_eq!(host.dm(&["run", "--rm", "busybox", "sh", "-c", read]).ok(), "256\n256\n1024");
     let write = "echo 1000000 >/proc/sys/user/max_user_namespaces";
     assert_ne!(host.dm(&["run", "--rm", "busybox", "sh", "-c", write]).status, 0);
+    for key in ["user.max_net_namespaces", "user/max_net_namespaces"] {
+        let set = format!("{key}=7");
+        let words = ["run", "--rm", "--sysctl", &set, "busybox", "sh", "-c", read];
+        assert_eq!(host.dm(&words).ok(), "256\n7\n1024", "{key}");
+    }
     let words = ["run", "--rm", "--sysctl", "user.max_user_namespaces=3", "busybox", "sh", "-c"];
     let nest = "for i in 1 2 3 4 5; do unshare -U sleep 5 & done; n=0
         while [ $(ls -l /proc/[0-9]*/ns/user | sed 's/.*-> //' | sort -u | wc -l) -lt 4 ] && [ $n -lt 50 ]

@@ -4,9 +4,12 @@
 //!
 //! Uses `io`.
 
+use std::path::Path;
+use std::sync::OnceLock;
+
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::Set;
-use dormouse_kernel::{capability, rlimit, seccomp, weakened};
+use dormouse_kernel::{capability, rlimit, seccomp, sysctl, weakened};
 use dormouse_launch::{CapabilityMasks, Exec as Program, Ids, LaunchError, Plan};
 use dormouse_model::{Config, NetMode, Process, SeccompChoice, Security};
 
@@ -55,11 +58,54 @@ pub(crate) fn plan_process(
     plan_rlimits(plan, security)?;
     plan.umask(process.umask.unwrap_or(0o022));
     plan.sync();
+    plan_namespace_limits(plan, config)?;
     plan_identity(plan, config, security, process, user)?;
     if config.spec.init {
         plan.init();
     }
     plan_exec(plan, config, process, user)
+}
+
+/// Limits of a container's user namespace on kernel objects that only memory bounds otherwise, for
+/// each user inside. `--sysctl` changes them. The host's limits bound all users inside together,
+/// because the keeper creates each user namespace as a different user (keeper/owner.rs).
+pub(crate) fn namespace_limits() -> &'static [(&'static str, &'static str)] {
+    const LIMITS: [(&str, &str); 12] = [
+        ("user.max_user_namespaces", "256"),
+        ("user.max_pid_namespaces", "256"),
+        ("user.max_net_namespaces", "256"),
+        ("user.max_ipc_namespaces", "256"),
+        ("user.max_uts_namespaces", "256"),
+        ("user.max_time_namespaces", "256"),
+        ("user.max_cgroup_namespaces", "256"),
+        ("user.max_mnt_namespaces", "1024"), // systemd creates one for each service
+        ("user.max_inotify_instances", "128"),
+        ("user.max_inotify_watches", "65536"),
+        ("user.max_fanotify_groups", "128"),
+        ("user.max_fanotify_marks", "65536"),
+    ];
+    // KERNEL(5.13) for fanotify. A kernel may be built without inotify.
+    static PRESENT: OnceLock<Vec<(&str, &str)>> = OnceLock::new();
+    let exists = |name: &str| Path::new("/proc/sys").join(name.replace('.', "/")).exists();
+    PRESENT.get_or_init(|| LIMITS.into_iter().filter(|(name, _)| exists(name)).collect())
+}
+
+/// Plans these limits, except those that `--sysctl` sets.
+///
+/// ORDER: after the sync: the newborn sets them while the engine is busy with Ready.
+pub(crate) fn plan_namespace_limits(plan: &mut Plan, config: &Config) -> Result<()> {
+    // Without its own namespace, a container would change the limits of the host.
+    if weakened("user-namespace") {
+        return Ok(());
+    }
+    for (name, value) in namespace_limits() {
+        // A name has dots or slashes.
+        let mut configured = config.spec.sysctls.keys();
+        if !configured.any(|key| sysctl::path(key) == sysctl::path(name)) {
+            plan.sysctl(name, value)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the ids and capabilities of a program.

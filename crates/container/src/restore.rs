@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ pub(crate) struct RestorePlan {
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// Closed at the end of the restore.
-    _over: mpsc::Sender<()>,
+    _over: mpsc::Sender<Watched>,
     stage: Arc<AtomicU8>,
     limit: Duration,
 }
@@ -83,20 +83,48 @@ fn leave_first(stage: &AtomicU8, next: u8) -> bool {
     stage.compare_exchange(RUNS, next, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
+/// The work of a watching thread.
+#[derive(Debug)]
+struct Watched {
+    newborn: OwnedFd,
+    limit: Duration,
+    stage: Arc<AtomicU8>,
+}
+
+/// The channel of a thread that waits for its work.
+static WATCHER: Mutex<Option<mpsc::Sender<Watched>>> = Mutex::new(None);
+
+/// Starts the thread of the next [`Watch`], in a process that waits for a job.
+pub(crate) fn prepare_watch() {
+    *WATCHER.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher());
+}
+
+/// Starts a thread that watches one restore, and ends when the channel is closed.
+fn watcher() -> mpsc::Sender<Watched> {
+    let (work, receives) = mpsc::channel::<Watched>();
+    let body = move || {
+        let Ok(Watched { newborn, limit, stage }) = receives.recv() else { return };
+        let is_over = receives.recv_timeout(limit).err() != Some(mpsc::RecvTimeoutError::Timeout);
+        if !is_over && leave_first(&stage, HAS_FIRED) {
+            let _ = pidfd::send_signal(newborn.as_fd(), SIGKILL); // may have ended just now
+        }
+    };
+    // Without memory for the thread the restore has no limit.
+    let _ = std::thread::Builder::new().stack_size(WATCH_STACK_BYTES).spawn(body);
+    work
+}
+
 impl Watch {
-    /// Without memory for its thread the restore has no limit.
     fn begin(newborn: OwnedFd, limit: Duration) -> Self {
-        let (over, waits) = mpsc::channel::<()>();
+        let ahead = WATCHER.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut over = ahead.unwrap_or_else(watcher);
         let stage = Arc::new(AtomicU8::new(RUNS));
-        let of_thread = Arc::clone(&stage);
-        let body = move || {
-            if waits.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)
-                && leave_first(&of_thread, HAS_FIRED)
-            {
-                let _ = pidfd::send_signal(newborn.as_fd(), SIGKILL); // may have ended just now
-            }
-        };
-        let _ = std::thread::Builder::new().stack_size(WATCH_STACK_BYTES).spawn(body);
+        let work = Watched { newborn, limit, stage: Arc::clone(&stage) };
+        if let Err(mpsc::SendError(work)) = over.send(work) {
+            // There was no memory for the thread, and there may be now.
+            over = watcher();
+            let _ = over.send(work);
+        }
         Self { _over: over, stage, limit }
     }
 
@@ -288,6 +316,7 @@ pub(crate) fn plan(
     }
     process::plan_rlimits(plan, security)?;
     plan.sync();
+    process::plan_namespace_limits(plan, config)?;
     process::plan_confinement(plan, config, security, granted);
     if let Some(program) = from.reader.records().of_init() {
         let (ids, masks) = process::identity(user, granted);

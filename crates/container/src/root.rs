@@ -151,12 +151,6 @@ pub(crate) fn plan_root(
     if config.spec.net == NetMode::None {
         plan_own_stack(plan)?;
     }
-    // Without its own namespace, a container would change the limits of the host.
-    if !weakened("user-namespace") {
-        for (name, value) in namespace_limits() {
-            plan.sysctl(name, value)?;
-        }
-    }
     for (name, value) in &config.spec.sysctls {
         plan.sysctl(name, value)?;
     }
@@ -313,30 +307,6 @@ pub(crate) fn hidden() -> &'static [&'static str] {
     ];
     static THERE: OnceLock<Vec<&str>> = OnceLock::new();
     THERE.get_or_init(|| HIDDEN.into_iter().filter(|path| Path::new(path).exists()).collect())
-}
-
-/// Limits of a container's user namespace on kernel objects that only memory bounds otherwise, for
-/// each user inside. `--sysctl` changes them. The host's limits bound all users inside together,
-/// because the keeper creates each user namespace as a different user (keeper/owner.rs).
-pub(crate) fn namespace_limits() -> &'static [(&'static str, &'static str)] {
-    const LIMITS: [(&str, &str); 12] = [
-        ("user.max_user_namespaces", "256"),
-        ("user.max_pid_namespaces", "256"),
-        ("user.max_net_namespaces", "256"),
-        ("user.max_ipc_namespaces", "256"),
-        ("user.max_uts_namespaces", "256"),
-        ("user.max_time_namespaces", "256"),
-        ("user.max_cgroup_namespaces", "256"),
-        ("user.max_mnt_namespaces", "1024"), // systemd creates one for each service
-        ("user.max_inotify_instances", "128"),
-        ("user.max_inotify_watches", "65536"),
-        ("user.max_fanotify_groups", "128"),
-        ("user.max_fanotify_marks", "65536"),
-    ];
-    // KERNEL(5.13) for fanotify. A kernel may be built without inotify.
-    static PRESENT: OnceLock<Vec<(&str, &str)>> = OnceLock::new();
-    let exists = |name: &str| Path::new("/proc/sys").join(name.replace('.', "/")).exists();
-    PRESENT.get_or_init(|| LIMITS.into_iter().filter(|(name, _)| exists(name)).collect())
 }
 
 /// Makes a file and a directory to be mounted over hidden paths.

@@ -311,9 +311,15 @@ fn conduct(
     (init, (process, console)): (&InitRecord, (BorrowedFd<'_>, Option<BorrowedFd<'_>>)),
 ) -> Result<()> {
     // ORDER: traced, then released: until it is complete, its death follows ours.
-    let mut traced = Traced::seize(newborn.pid)?;
+    let mut traced = match Traced::seize(newborn.pid) {
+        Ok(traced) => traced,
+        // A newborn that has failed since Ready names the cause.
+        Err(e) => return Err(newborn.go().map_or_else(Error::from, |()| e.into())),
+    };
     if config.spec.init {
-        newborn.release()?;
+        if let Err(e) = newborn.release() {
+            return Err(newborn.watch().map_or_else(Error::from, |()| e.into()));
+        }
         traced = traced.leave_init()?;
         newborn.watch()?;
     } else {

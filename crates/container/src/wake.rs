@@ -27,7 +27,9 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{caller, disk, drowsy, end, hold, later, root, settings, unwoken, usage};
+use crate::{
+    caller, disk, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage,
+};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
@@ -175,7 +177,8 @@ fn wake_with(
 pub(crate) fn get_ready(ground: &Ground) {
     let _ = (ground.cgroups(), ground.images(), ground.network());
     let _ = settings::callers(&ground.settings());
-    let _ = (root::hidden(), root::namespace_limits(), dormouse_kernel::capability::all());
+    let _ = (root::hidden(), process::namespace_limits(), dormouse_kernel::capability::all());
     let _ = (dormouse_kernel::proc::boot_id(), dormouse_kernel::process::touch_memory());
+    restore::prepare_watch();
     dormouse_kernel::process::map_own_program();
 }

@@ -83,6 +83,7 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         capabilities: None,
         nofile: None,
         sealed: false,
+        synced: None,
         sock: SOCK,
         preserved: 0,
         root: None,
@@ -118,6 +119,8 @@ struct Newborn {
     capabilities: Option<CapabilityMasks>,
     nofile: Option<Record>,
     sealed: bool,
+    /// The number of a Sync whose Go is awaited before the next operation that sets no sysctl.
+    synced: Option<u32>,
     /// The socket to the engine: `SOCK`, until that number is needed for another descriptor.
     sock: RawFd,
     /// Number of descriptors from 3 on that are the program's.
@@ -246,15 +249,25 @@ impl Newborn {
                 Ok(record) => record,
                 Err(e) => self.fail(index as u32, damaged(e), NEVER_BEGAN),
             };
-            if Code::from_number(record.code) == Some(Code::Exec) {
+            let code = Code::from_number(record.code);
+            if code != Some(Code::Sysctl)
+                && let Some(sync) = self.synced.take()
+                && let Err(errno) = self.wait_for_go()
+            {
+                self.fail(sync, errno, NEVER_BEGAN);
+            }
+            if code == Some(Code::Sync) {
+                self.synced = Some(index as u32);
+            }
+            if code == Some(Code::Exec) {
                 let errno = self.exec(plan, &record);
                 self.fail(index as u32, errno, if errno == Errno::NOENT { 127 } else { 126 });
             }
-            if Code::from_number(record.code) == Some(Code::Follow) {
+            if code == Some(Code::Follow) {
                 let errno = self.follow(plan, &record);
                 self.fail(index as u32, errno, NEVER_BEGAN);
             }
-            if Code::from_number(record.code) == Some(Code::Hook) {
+            if code == Some(Code::Hook) {
                 if let Err(number) = self.hook(plan, &record) {
                     self.fail_with(index as u32, number, NEVER_BEGAN, self.output);
                 }
@@ -421,7 +434,7 @@ impl Newborn {
                 Ok(())
             }
             Code::Setsid => rustix::process::setsid().map(drop),
-            Code::Sync => self.sync(),
+            Code::Sync => self.report(),
             Code::Chdir => {
                 let create = op.flags & flat::CREATE != 0;
                 let place = self.tree()?.target(text()?, Target::Dir, create)?;
@@ -511,15 +524,15 @@ impl Newborn {
         Ok(())
     }
 
-    fn sync(&mut self) -> Outcome {
+    /// Sends Ready.
+    fn report(&mut self) -> Outcome {
         let master = std::mem::replace(&mut self.master, -1);
         if master < 0 {
-            self.say(FromNewborn::Ready, &[])?;
-        } else {
-            self.say(FromNewborn::Ready, &[borrowed(master)])?;
-            close(master);
+            return self.say(FromNewborn::Ready, &[]);
         }
-        self.wait_for_go()
+        self.say(FromNewborn::Ready, &[borrowed(master)])?;
+        close(master);
+        Ok(())
     }
 
     fn wait_for_go(&self) -> Outcome {
@@ -538,7 +551,8 @@ impl Newborn {
         // stay pending for the descriptor. So SIGTERM ends a created container.
         call::block_signals(ENDING)?;
         let ending = call::signal_descriptor(ENDING)?;
-        self.sync()?;
+        self.report()?;
+        self.wait_for_go()?;
         let mut watched = [
             PollFd::new(&ending, PollFlags::IN),
             PollFd::from_borrowed_fd(listener, PollFlags::IN),

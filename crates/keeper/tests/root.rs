@@ -6,7 +6,8 @@ mod scratch;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::pidfd;
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{namespace, pidfd};
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{
     CapabilityMasks, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn, TargetKind, Terminal,
@@ -227,6 +228,26 @@ fn root_masked_and_read_only_paths_are() {
     assert!(!text.contains("processor") && !text.contains("MemTotal"), "{text}");
     assert!(text.contains("kernel"), "{text}");
     assert_eq!(text.matches("Read-only file system").count(), 2, "{text}");
+}
+
+/// The engine is busy between Ready and Go.
+#[test]
+fn root_newborn_sets_sysctls_after_a_sync_before_go() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+    let mut plan = Plan::new();
+    scratch.plan_root(&mut plan, &mut newborn);
+    plan.sync();
+    plan.sysctl("kernel.shmall", "4242").unwrap();
+    plan.exec(&program(&["true"]));
+    newborn.send(plan).unwrap();
+    newborn.ready().unwrap();
+    let ipc = pidfd::namespace(&newborn.pidfd, Namespace::Ipc).unwrap();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/shmall").unwrap();
+    let inside = || namespace::visit(ipc.as_fd(), Namespace::Ipc, read).unwrap();
+    assert!(until(|| inside().trim() == "4242"), "{}", inside());
+    newborn.go().unwrap();
 }
 
 #[test]

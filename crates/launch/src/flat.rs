@@ -94,7 +94,7 @@ codes! {
     Terminal = 20, "open a terminal";
     /// A new session.
     Setsid = 21, "make a session";
-    /// Sends Ready and waits for Go.
+    /// Sends Ready, executes the sysctls that follow, and waits for Go.
     Sync = 22, "wait for the engine";
     /// chdir(`text`), inside the root.
     Chdir = 23, "change to the working directory";

@@ -650,12 +650,13 @@ impl Plan {
         self.simple(Code::Setsid, 0, "");
     }
 
-    /// [`Plan::sync`] in the middle, while the root is not complete yet.
+    /// [`Plan::sync`] in the middle, while the root is not complete yet. An operation that is no sysctl follows.
     pub fn wait_for_engine(&mut self) {
         self.simple(Code::Sync, 0, "");
     }
 
-    /// Sends Ready and waits for Go; the newborn exits if the engine does.
+    /// Sends Ready and waits for Go; the newborn exits if the engine does. The newborn sets sysctls that follow
+    /// ([`Plan::sysctl`]) before it waits, while the engine is busy with Ready.
     pub fn sync(&mut self) {
         self.seal_root();
         self.simple(Code::Sync, 0, "");

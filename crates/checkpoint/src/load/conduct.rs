@@ -37,7 +37,7 @@ enum State {
 }
 
 impl Traced {
-    /// Seizes a newborn that waits at its sync point. Until the conductor detaches, seccomp filters
+    /// Seizes a newborn that has reported its sync point. Until the conductor detaches, seccomp filters
     /// are suspended: the restore makes calls that a container must not.
     pub fn seize(pid: u32) -> Result<Self> {
         let options = TraceOptions::EXIT_KILL
