@@ -82,16 +82,23 @@ pub fn map_own_program() {
     }
 }
 
-/// Bytes of the heap that [`touch_memory`] writes to: less than malloc(3) maps apart (M_MMAP_THRESHOLD of
-/// mallopt(3)), and little enough that free(3) keeps it (M_TRIM_THRESHOLD).
+/// A block of the heap that [`touch_memory`] writes to: less than malloc(3) maps apart (M_MMAP_THRESHOLD of
+/// mallopt(3)).
 const HEAP_BYTES: usize = 100 << 10;
+
+/// Number of these blocks.
+const HEAP_BLOCKS: usize = 4;
 
 /// Bytes of the stack that [`touch_memory`] writes to.
 const STACK_BYTES: usize = 32 << 10;
 
 /// Makes pages of the heap and of the stack present, so that later steps cause fewer page faults.
 pub fn touch_memory() {
-    std::hint::black_box(vec![1_u8; HEAP_BYTES]);
+    let blocks: [Vec<u8>; HEAP_BLOCKS] = std::array::from_fn(|_| vec![1; HEAP_BYTES]);
+    // free(3) gives the end of the heap back to the kernel (M_TRIM_THRESHOLD). A last block that is never written
+    // remains the end: gaps between older blocks are smaller.
+    std::hint::black_box(Vec::<u8>::with_capacity(HEAP_BYTES)).leak();
+    drop(std::hint::black_box(blocks));
     touch_stack();
 }
 
