@@ -51,6 +51,10 @@ struct Options {
     /// Directory with the programs of another build, such as an earlier one, in turn with these
     #[arg(long)]
     before: Option<PathBuf>,
+    /// An option of `run` for these programs alone, such as --run-option=--devpts=no where those of --before give
+    /// no devpts
+    #[arg(long, allow_hyphen_values = true)]
+    run_option: Vec<String>,
 }
 
 /// The name of the contender of `--before`.
@@ -212,7 +216,7 @@ fn main() -> Result<()> {
     // Children of the peer's server are reparented to us when the server exits.
     set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
     let mut all: Vec<Box<dyn Contender>> =
-        vec![Box::new(Dormouse { bench: &bench, name: "dormouse" })];
+        vec![Box::new(Dormouse { bench: &bench, name: "dormouse", options: &options.run_option })];
     let program = options.criu.clone().unwrap_or_else(|| "criu".into());
     match Command::new(&program).arg("--version").output() {
         Ok(output) => {
@@ -224,7 +228,7 @@ fn main() -> Result<()> {
         Err(e) => eprintln!("{}: {e}: not measured", program.display()),
     }
     if let Some(bench) = &before {
-        all.push(Box::new(Dormouse { bench, name: BEFORE }));
+        all.push(Box::new(Dormouse { bench, name: BEFORE, options: &[] }));
     }
     let plain = |megabytes, processes| Server::Own { megabytes, processes, touches: false };
     let small = compare(&mut all, options.rounds, plain(0, 1))?;
@@ -404,6 +408,8 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
 struct Dormouse<'b> {
     bench: &'b Bench,
     name: &'static str,
+    /// Further options of `run`.
+    options: &'b [String],
 }
 
 impl Contender for Dormouse<'_> {
@@ -413,7 +419,7 @@ impl Contender for Dormouse<'_> {
 
     fn start(&mut self, server: Server) -> Result<SocketAddr> {
         let mut run = self.bench.dormouse();
-        run.args(["run", "-d", "--name", "a"]);
+        run.args(["run", "-d", "--name", "a"]).args(self.options);
         match server {
             Server::Own { .. } => run.arg("server"),
             // A program of this host runs on the host's files, below the container's own layer.

@@ -40,6 +40,10 @@ struct Options {
     /// Directory with the programs of another build, such as an earlier one, in turn with these
     #[arg(long)]
     before: Option<PathBuf>,
+    /// An option of `run` for these programs alone, such as --run-option=--devpts=no where those of --before give
+    /// no devpts
+    #[arg(long, allow_hyphen_values = true)]
+    run_option: Vec<String>,
 }
 
 /// LIMIT: the time for an answer before the benchmark gives up.
@@ -106,9 +110,10 @@ impl Server {
         }
     }
 
-    fn start(&self, bench: &Bench, name: &str) -> Result<SocketAddr> {
+    fn start(&self, build: &Build<'_>, name: &str) -> Result<SocketAddr> {
+        let bench = &build.bench;
         let mut run = bench.dormouse();
-        run.args(["run", "-d", "--name", name]);
+        run.args(["run", "-d", "--name", name]).args(build.options);
         // A program of this host runs on the host's files, below the container's own layer.
         match self.needs {
             "" => run.arg("bench"),
@@ -158,10 +163,10 @@ impl Arm {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let mut benches = vec![Bench::new()?];
+    let mut builds = vec![Build { bench: Bench::new()?, name: "", options: &options.run_option }];
     if let Some(bin) = &options.before {
-        let before = benches[0].before(bin)?;
-        benches.push(before);
+        let bench = builds[0].bench.before(bin)?;
+        builds.push(Build { bench, name: "before: ", options: &[] });
     }
     let arms = if options.brief { &Arm::ALL[..2] } else { &Arm::ALL };
     for (n, server) in SERVERS.iter().enumerate() {
@@ -172,15 +177,15 @@ fn main() -> Result<()> {
             eprintln!("  SKIPPED: {}: {} is not installed", server.name, server.needs);
             continue;
         }
-        let all = measure(&benches, server, arms, options.rounds)
+        let all = measure(&builds, server, arms, options.rounds)
             .with_context(|| format!("{} does not answer", server.name))?;
-        for (build, all) in BUILDS.into_iter().zip(&all) {
+        for (build, all) in builds.iter().zip(&all) {
             for (arm, times) in arms.iter().zip(all) {
                 let more = serde_json::json!({
                     "rounds": options.rounds, "p50_ms": times.median_ms(), "p99_ms": times.at(0.99),
                     "min_ms": times.at(0.0), "max_ms": times.at(1.0),
                 });
-                let name = format!("{build}{}, {}: first byte", server.name, arm.name());
+                let name = format!("{}{}, {}: first byte", build.name, server.name, arm.name());
                 eprintln!(
                     "  {name}: p50 {:.2} ms, p99 {:.2} ms",
                     times.median_ms(),
@@ -195,8 +200,8 @@ fn main() -> Result<()> {
             }
         }
         let all = &all[0];
-        for (build, bench) in BUILDS.into_iter().zip(&benches) {
-            measure_sleep(bench, build, server)
+        for build in &builds {
+            measure_sleep(build, server)
                 .with_context(|| format!("{} cannot be put to sleep", server.name))?;
         }
         if n == 0 {
@@ -208,36 +213,42 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the figures of these programs and of those of `--before` begin with.
-const BUILDS: [&str; 2] = ["", "before: "];
+/// These programs, or those of `--before`.
+struct Build<'o> {
+    bench: Bench,
+    /// What its figures begin with.
+    name: &'static str,
+    /// Further options of `run`.
+    options: &'o [String],
+}
 
 /// Measures all arms of all builds in turn; the result is by build, then by arm.
 fn measure(
-    benches: &[Bench],
+    builds: &[Build<'_>],
     server: &Server,
     arms: &[Arm],
     rounds: usize,
 ) -> Result<Vec<Vec<Times>>> {
     const NAME: &str = "server";
-    let start = |bench| {
-        let address = server.start(bench, NAME)?;
+    let start = |build| {
+        let address = server.start(build, NAME)?;
         ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
         Ok(address)
     };
-    let addresses: Vec<SocketAddr> = benches.iter().map(start).collect::<Result<_>>()?;
-    let mut all: Vec<Vec<Vec<Duration>>> = vec![vec![Vec::new(); arms.len()]; benches.len()];
+    let addresses: Vec<SocketAddr> = builds.iter().map(start).collect::<Result<_>>()?;
+    let mut all: Vec<Vec<Vec<Duration>>> = vec![vec![Vec::new(); arms.len()]; builds.len()];
     for number in 0..rounds {
         for (n, arm) in arms.iter().enumerate() {
             // The builds change places from round to round.
-            for build in 0..benches.len() {
-                let build = (build + number) % benches.len();
-                let took = round(&benches[build], server, NAME, addresses[build], *arm)?;
+            for build in 0..builds.len() {
+                let build = (build + number) % builds.len();
+                let took = round(&builds[build].bench, server, NAME, addresses[build], *arm)?;
                 all[build][n].push(took);
             }
         }
     }
-    for bench in benches {
-        ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    for build in builds {
+        ok(build.bench.dormouse().args(["rm", "--force", NAME]))?;
     }
     Ok(all.into_iter().map(|arms| arms.into_iter().map(Times::new).collect()).collect())
 }
@@ -246,9 +257,10 @@ fn measure(
 const AGAIN: usize = 5;
 
 /// Measures the suspend of a server, the first time and after one request.
-fn measure_sleep(bench: &Bench, build: &str, server: &Server) -> Result<()> {
+fn measure_sleep(build: &Build<'_>, server: &Server) -> Result<()> {
     const NAME: &str = "sleeper";
-    let address = server.start(bench, NAME)?;
+    let bench = &build.bench;
+    let address = server.start(build, NAME)?;
     ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
     let shown = ok(bench.dormouse().args(["inspect", "--json", NAME]))?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
@@ -278,7 +290,7 @@ fn measure_sleep(bench: &Bench, build: &str, server: &Server) -> Result<()> {
     let (first, again) = (times.remove(0).as_secs_f64() * 1e3, Times::new(times).median_ms());
     let more = megabytes[1 + AGAIN / 2];
     for (what, ms, megabytes) in [("", first, megabytes[0]), (" again", again, more)] {
-        let name = format!("{build}{}: put to sleep{what}", server.name);
+        let name = format!("{}{}: put to sleep{what}", build.name, server.name);
         eprintln!("  {name}: {ms:.1} ms, {megabytes:.1} MB written");
         figure("wake", &name, ms, "ms", serde_json::json!({ "written_mb": megabytes }));
     }
