@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use dormouse_parcel::{DirSink, Reader, Sink};
 use dormouse_record::{Records, Thing, Time};
-use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
+use dormouse_testkit::{Host, Terminal, image, slowness, soon, wait_until};
 
 #[path = "fixpoint.rs"]
 mod fixpoint;
@@ -55,7 +55,7 @@ fn host() -> Host {
 #[track_caller]
 fn wait_for_line(host: &Host, name: &str, line: &str) {
     let mut log = String::new();
-    let found = wait_until(Duration::from_secs(20) * slowness(), || {
+    let found = wait_until(soon(), || {
         log = host.dm(&["logs", name]).stdout;
         log.lines().any(|l| l == line || l.starts_with("failed"))
     });
@@ -294,7 +294,7 @@ fn vm_new_stack_sends_no_reset_to_client_of_checkpointed_server() {
         || fs::read_dir(&domains).is_ok_and(|all| all.flatten().all(|e| !e.path().is_dir()));
     assert!(!are_gone());
     host.dm(&["checkpoint", "tcp"]).ok();
-    assert!(wait_until(Duration::from_secs(20) * slowness(), are_gone));
+    assert!(wait_until(soon(), are_gone));
     host.dm(&["run", "-d", "workloads", "sleep", "1000"]).ok();
     is_answered_after_restore(&host, &mut caller);
 }
@@ -338,7 +338,7 @@ fn vm_unaccepted_connection_is_answered_after_restore() {
         // An asleep container is woken by the pending connections.
         host.dm(&["sleep", "x"]).ok();
         let wakes = || host.state_of("x") == "running";
-        assert!(wait_until(Duration::from_secs(20) * slowness(), wakes));
+        assert!(wait_until(soon(), wakes));
         kill("CONT");
         for (n, caller) in callers.into_iter().enumerate() {
             assert_eq!(answer_to(caller), format!("call {}", 2 + round * 2 + n));
@@ -361,7 +361,7 @@ fn vm_start_or_removal_resets_saved_connections() {
         assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
         host.dm(anew).ok();
         let mut results = Vec::new();
-        let reset = wait_until(Duration::from_secs(20) * slowness().min(4), || {
+        let reset = wait_until(soon(), || {
             results.push(caller.read(&mut answer).map_err(|e| e.kind()));
             results.last() == Some(&Err(std::io::ErrorKind::ConnectionReset))
         });
@@ -489,7 +489,7 @@ fn vm_init_is_recreated_by_restore() {
         host.dm(&[&words[..], &["sh", "-c", script]].concat()).ok();
         let of_init = ["exec", "a", "sh", "-c", "grep -l '^PPid:.1$' /proc/[0-9]*/status | wc -l"];
         let are_three = || host.dm(&of_init).stdout.trim() == "3";
-        assert!(wait_until(Duration::from_secs(10) * slowness(), are_three));
+        assert!(wait_until(soon(), are_three));
         host.dm(&["checkpoint", "a"]).ok();
         host.dm(&["restore", "a"]).ok();
         assert!(are_three(), "user {user}: {}", host.dm(&of_init));
@@ -1022,7 +1022,7 @@ fn vm_random_numbers_differ_between_clones() {
     let mut numbers = Vec::new();
     for name in ["vdso", "vdso-clone-1", "vdso-clone-2"] {
         go_on(&host, name, 0);
-        let found = wait_until(Duration::from_secs(20) * slowness(), || {
+        let found = wait_until(soon(), || {
             let log = host.dm(&["logs", name]).stdout;
             let line = log.lines().find(|line| line.starts_with("random 0 ")).map(str::to_owned);
             line.is_some_and(|line| {
@@ -1195,10 +1195,7 @@ fn vm_unsavable_state_is_named_and_nothing_is_stopped() {
     assert_eq!(host.state_of("a"), "running");
     let ticks = || host.dm(&["logs", "a"]).stdout.lines().count();
     let before = ticks();
-    assert!(
-        wait_until(Duration::from_secs(10), || ticks() > before + 2),
-        "the container continues"
-    );
+    assert!(wait_until(soon(), || ticks() > before + 2), "the container continues");
     host.dm(&["kill", "a"]).ok();
 }
 
@@ -1326,7 +1323,7 @@ fn big_real_servers_come_back_and_answer() {
             let port = if name == "python" { 8000 } else { 80 };
             let url = format!("http://{}:{port}/", host.address_of(name));
             let mut out = String::new();
-            wait_until(Duration::from_secs(10) * slowness(), || {
+            wait_until(soon(), || {
                 out = match name {
                     "redis" => host.dm(&["exec", name, "redis-cli", "get", "key"]).stdout,
                     _ => host.sh(&format!("timeout 5 busybox wget -q -O - {url}")).stdout,

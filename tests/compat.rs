@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dormouse_testkit::{Host, dormouse, image, slowness, wait_until};
+use dormouse_testkit::{Host, dormouse, image, slowness, soon, wait_until};
 
 /// `dormouse` of the older commit, beside its keeper.
 fn old_dormouse() -> PathBuf {
@@ -22,7 +22,7 @@ fn old_dormouse() -> PathBuf {
 fn call(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
     let mut answer = String::new();
-    let answered = wait_until(Duration::from_secs(20) * slowness(), || {
+    let answered = wait_until(soon(), || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
         let out = dormouse_testkit::run(probe, b"", Duration::from_secs(20) * slowness());

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use dormouse_testkit::{
-    Host, Output, Registry, Terminal, image, program, run, slowness, wait_until,
-};
+use dormouse_testkit::{Host, Output, Registry, Terminal, image, program, run, soon, wait_until};
 
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -50,7 +48,7 @@ impl Daemon {
     }
 
     fn wait_for(&self, answers: impl FnMut() -> bool) {
-        let is_up = wait_until(Duration::from_secs(30) * slowness(), answers);
+        let is_up = wait_until(soon(), answers);
         let log = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
         assert!(is_up, "the daemon does not answer:\n{log}");
     }
@@ -177,7 +175,7 @@ impl Containerd {
     #[track_caller]
     fn assert_nothing_left(&self) {
         let gone = || self.daemon.shims().is_empty();
-        assert!(wait_until(Duration::from_secs(20) * slowness(), gone), "a shim is left");
+        assert!(wait_until(soon(), gone), "a shim is left");
         let name = &self.namespace;
         let found = format!("find /sys/fs/cgroup -type d -name '{name}*' 2>/dev/null; true");
         assert_eq!(self.daemon.host.sh(&found).ok(), "");

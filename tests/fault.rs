@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{Host, Led, dormouse, leftover, run, slowness, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, leftover, run, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The delay of a process.
@@ -345,7 +345,7 @@ impl Scene {
     /// Waits until everything is as before.
     fn is_clean(&self, what: &str) {
         let mut now = Counts::of(&self.host);
-        let same = wait_until(Duration::from_secs(5) * slowness(), || {
+        let same = wait_until(soon(), || {
             now = Counts::of(&self.host);
             now == self.before
         });
@@ -867,7 +867,7 @@ fn oci_runtimes_compared_under_kills() {
             child.wait().expect("the command ends");
             // The runtime may still be in its last system call.
             let is_gone = || rustix::process::test_kill_process_group(group).is_err();
-            assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
+            assert!(wait_until(soon(), is_gone));
             began.elapsed()
         };
         let whole = take(None);

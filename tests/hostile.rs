@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_testkit::{Host, dormouse, image, slowness, wait_until};
+use dormouse_testkit::{Host, dormouse, image, slowness, soon, wait_until};
 
 /// A directory of the host with its contents, which must not change.
 struct Precious {
@@ -263,7 +263,7 @@ fn endless_output_is_bounded() {
     std::thread::sleep(Duration::from_secs(5));
     host.dm(&["pause", "a"]).ok();
     let down = || used() <= 2 << 10;
-    assert!(wait_until(Duration::from_secs(10), down), "{} kB after a pause", used());
+    assert!(wait_until(soon(), down), "{} kB after a pause", used());
     let written = std::fs::metadata(logs.join("stdout.log")).expect("a log").len();
     assert!(written > 4 << 20, "no more was written than is kept: {written} bytes");
 }
@@ -401,7 +401,7 @@ fn vm_fork_bomb_ends_with_its_container() {
     assert!(count <= 70, "{count} processes");
     host.dm(&["rm", "--force", "a"]).ok();
     let gone = || host.processes().iter().all(|(_, line)| !line.contains("sleep"));
-    assert!(dormouse_testkit::wait_until(Duration::from_secs(5), gone));
+    assert!(dormouse_testkit::wait_until(soon(), gone));
 }
 
 #[test]

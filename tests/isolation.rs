@@ -16,7 +16,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Output, dormouse, image, run, slowness, wait_until, weak_dormouse};
+use dormouse_testkit::{
+    Host, Output, dormouse, image, run, slowness, soon, wait_until, weak_dormouse,
+};
 
 const BROKEN: i32 = 0;
 const STOPPED: i32 = 1;
@@ -411,7 +413,7 @@ fn vm_loopback_is_private_to_the_container() {
         .spawn()
         .expect("busybox starts");
     let up = || attack_on_host(&host, &["tcp-connect", "127.0.0.1", "7001"]).status == BROKEN;
-    assert!(wait_until(Duration::from_secs(5) * slowness(), up));
+    assert!(wait_until(soon(), up));
     let out = attack(&host, &[], &["tcp-connect", "127.0.0.1", "7001"]);
     service.kill().and_then(|()| service.wait()).expect("it can be ended");
     assert_stopped(&out);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dormouse_launch::fill::{head, number};
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{flip, host, wait_for_line};
@@ -139,7 +139,7 @@ fn fill_file(host: &Host) -> PathBuf {
 fn events_with_its_end(host: &Host) -> String {
     host.wait_for_state("lazy", "stopped");
     let mut events = String::new();
-    let has_ended = wait_until(Duration::from_secs(10) * slowness(), || {
+    let has_ended = wait_until(soon(), || {
         events = host.dm(&["events", "--no-stream"]).stdout;
         events.rfind(" die ") > events.rfind(" restore ").max(events.rfind(" wake "))
     });
@@ -363,7 +363,7 @@ fn container_ends_when_fillers_and_keeper_are_killed() {
             all.iter()
                 .all(|pid| left.iter().all(|(it, _)| *it != pid.as_raw_nonzero().get() as u32))
         };
-        assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "{all:?}");
+        assert!(wait_until(soon(), is_over), "{all:?}");
         if next.is_empty() {
             // A suspend also detects the lost memory.
             let note = host.root().join("lib/custody");

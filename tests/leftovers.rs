@@ -5,7 +5,7 @@
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 
 /// Counts that grow with every leak.
 fn counts(host: &Host) -> (usize, usize, usize) {
@@ -23,7 +23,7 @@ fn vm_only_shared_objects_stay_after_last_container() {
     let host = Host::with_busybox();
     // Once, so that objects created on first use exist.
     host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
-    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    assert!(wait_until(soon(), || host.processes().is_empty()));
     let before = counts(&host);
     for n in 0..8 {
         let name = format!("c{n}");
@@ -34,7 +34,7 @@ fn vm_only_shared_objects_stay_after_last_container() {
         host.dm(&["rm", "--force", &format!("c{n}")]).ok();
     }
     let same = || counts(&host) == before;
-    assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
+    assert!(wait_until(soon(), same), "{before:?} became {:?}", counts(&host));
 }
 
 /// The keeper stays for the time that the operator has set, so that the next start finds the network
@@ -72,7 +72,7 @@ fn vm_keeper_lingers_after_last_container_as_configured() {
     set("3s");
     stack();
     let nothing = || counts(&host).2 == 0;
-    assert!(wait_until(Duration::from_secs(20) * slowness(), nothing), "{:?}", host.processes());
+    assert!(wait_until(soon(), nothing), "{:?}", host.processes());
 }
 
 #[test]
@@ -118,12 +118,12 @@ fn restart_policy_and_exit_status_outlive_killed_keeper() {
     let kill_keeper = || {
         let keeper = host.keeper().expect("a keeper of running containers");
         kill(keeper.into());
-        assert!(wait_until(Duration::from_secs(10) * slowness(), || host.keeper().is_none()));
+        assert!(wait_until(soon(), || host.keeper().is_none()));
     };
     let pid = || host.inspect("a")["pid"].as_u64();
     let is_restarted = |before: u64| {
         let is = || host.state_of("a") == "running" && pid().is_some_and(|pid| pid != before);
-        assert!(wait_until(Duration::from_secs(20) * slowness(), is), "{}", host.inspect("a"));
+        assert!(wait_until(soon(), is), "{}", host.inspect("a"));
     };
 
     // The process ends under the next keeper.
@@ -162,7 +162,7 @@ fn log_is_bounded_after_killed_keeper() {
     host.dm(&run.chain(["busybox", "sh", "-c", flood]).collect::<Vec<_>>()).ok();
     let keeper = host.keeper().expect("a keeper of a running container");
     host.sh(&format!("kill -9 {keeper}")).ok();
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || host.keeper().is_none()));
+    assert!(wait_until(soon(), || host.keeper().is_none()));
     host.dm(&["exec", "a", "touch", "/go"]).ok();
     let id = host.inspect("a")["id"].as_str().expect("an id").to_owned();
     let log = host.root().join("lib/containers").join(id).join("stdout.log");
@@ -172,7 +172,7 @@ fn log_is_bounded_after_killed_keeper() {
         (log.len(), log.blocks() * 512)
     };
     let is_bounded = || matches!(sizes(), (20_000_000, disk) if disk <= 2 << 20);
-    assert!(wait_until(Duration::from_secs(30) * slowness(), is_bounded), "{:?}", sizes());
+    assert!(wait_until(soon(), is_bounded), "{:?}", sizes());
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn single_keeper_runs_although_its_starter_is_killed() {
         if let Some(keeper) = host.keeper() {
             host.sh(&format!("kill -9 {keeper}")); // may have ended by itself
             let is_gone = || host.keepers().is_empty();
-            assert!(wait_until(Duration::from_secs(5) * slowness(), is_gone));
+            assert!(wait_until(soon(), is_gone));
         }
         // One of them starts the keeper, and the others wait.
         let begin = |_| {
@@ -227,13 +227,13 @@ fn single_keeper_runs_although_its_starter_is_killed() {
 fn failed_start_leaves_nothing() {
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
-    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    assert!(wait_until(soon(), || host.processes().is_empty()));
     let before = counts(&host);
     for _ in 0..5 {
         host.dm(&["run", "-p", "8080:80", "busybox", "no-such-program"]).err(127);
     }
     let same = || counts(&host) == before;
-    assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
+    assert!(wait_until(soon(), same), "{before:?} became {:?}", counts(&host));
     // The published port is free.
     host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
 }
@@ -242,7 +242,7 @@ fn failed_start_leaves_nothing() {
 fn big_thousand_containers_start_and_are_removed() {
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
-    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    assert!(wait_until(soon(), || host.processes().is_empty()));
     let before = counts(&host);
     for n in 0..1000 {
         host.dm(&["run", "-d", "--name", &format!("c{n}"), "busybox", "sleep", "100000"]).ok();
@@ -261,7 +261,7 @@ fn big_thousand_containers_start_and_are_removed() {
         host.dm(&[&["rm", "--force"], ids].concat()).ok();
     }
     let same = || counts(&host) == before;
-    assert!(wait_until(Duration::from_secs(30), same), "{before:?} became {:?}", counts(&host));
+    assert!(wait_until(soon(), same), "{before:?} became {:?}", counts(&host));
 }
 
 /// A command was killed while it recorded the keeper of the descriptors of sleeping containers.

@@ -96,7 +96,7 @@ fn vm_exec_has_own_status_user_and_directory() {
     host.wait_inside("a", "ps | grep -q '[s]leep 999'");
     host.dm(&["rm", "--force", "a"]).ok();
     let is_gone = || !host.processes().iter().any(|(_, line)| line.contains("sleep 999"));
-    assert!(wait_until(Duration::from_secs(5), is_gone), "{:?}", host.processes());
+    assert!(wait_until(soon(), is_gone), "{:?}", host.processes());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn vm_stop_sends_sigterm_and_kills_after_timeout() {
     let script = "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.1; done";
     host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", script]).ok();
     let ready = || host.dm(&["logs", "a"]).stdout.contains("ready");
-    assert!(wait_until(Duration::from_secs(10), ready));
+    assert!(wait_until(soon(), ready));
     host.dm(&["stop", "a"]).ok();
     assert_eq!(host.dm(&["wait", "a"]).ok(), "5");
     assert_eq!(host.dm(&["logs", "a"]).stdout, "ready\nasked\n");
@@ -132,7 +132,7 @@ fn vm_restart_policy_applies_after_failure_but_not_after_stop() {
     let policy = ["run", "-d", "--restart", "on-failure:2", "--name", "a", "busybox"];
     host.dm(&[&policy[..], &["sh", "-c", "echo again; exit 1"]].concat()).ok();
     let count = || host.dm(&["logs", "a"]).stdout.lines().count();
-    assert!(wait_until(Duration::from_secs(20), || count() == 3), "{}", count());
+    assert!(wait_until(soon(), || count() == 3), "{}", count());
     host.wait_for_state("a", "stopped");
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(count(), 3, "two retries, no more");
@@ -144,7 +144,7 @@ fn vm_restart_policy_applies_after_failure_but_not_after_stop() {
         let record = host.inspect("b");
         record["state"] == "running" && record["pid"].as_u64().is_some_and(|p| p != pid)
     };
-    assert!(wait_until(Duration::from_secs(10), other));
+    assert!(wait_until(soon(), other));
     host.dm(&["stop", "--time", "0", "b"]).ok();
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(host.state_of("b"), "stopped");
@@ -194,7 +194,7 @@ fn vm_init_reaps_and_forwards_signals() {
     // A child of the loop may be a zombie between its exit and the shell's wait.
     let find_zombies = ["exec", "a", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"];
     let none = || host.dm(&find_zombies).stdout.is_empty();
-    assert!(wait_until(Duration::from_secs(10), none), "orphans stay unreaped");
+    assert!(wait_until(soon(), none), "orphans stay unreaped");
     host.dm(&["stop", "a"]).ok();
     assert_eq!(host.dm(&["wait", "a"]).ok(), "3");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Output, image, wait_until};
+use dormouse_testkit::{Host, Output, image, soon, wait_until};
 
 const SERVE: &[&str] = &["httpd", "-f", "-p", "80", "-h", "/www"];
 
@@ -50,7 +50,7 @@ fn vm_host_reaches_container_at_its_address() {
     serve(&host, "web", &[]);
     let url = format!("http://{}/", host.address_of("web"));
     let get = || host.sh(&format!("timeout 2 busybox wget -q -O - {url}")).status == 0;
-    assert!(wait_until(Duration::from_secs(10), get), "{url}");
+    assert!(wait_until(soon(), get), "{url}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn vm_outbound_traffic_has_address_of_host() {
         .expect("busybox starts");
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let url = format!("http://{}/", Host::NEIGHBOUR);
-    let page = wait_until(Duration::from_secs(10), || fetch_inside(&host, "a", &url).status == 0);
+    let page = wait_until(soon(), || fetch_inside(&host, "a", &url).status == 0);
     outside.kill().and_then(|()| outside.wait()).expect("end the process");
     let mut log = String::new();
     let mut stderr = outside.stderr.take().expect("a pipe");
@@ -223,7 +223,7 @@ fn second_instance_needs_another_pool() {
     // The first instance still serves.
     let url = format!("http://{}/", host.address_of("web"));
     let get = || host.sh(&format!("timeout 2 busybox wget -q -O - {url}")).status == 0;
-    assert!(wait_until(Duration::from_secs(10), get), "{url}");
+    assert!(wait_until(soon(), get), "{url}");
     std::fs::create_dir_all(other.join("etc")).expect("made");
     let pool = "[network]\npool = \"10.200.0.0/16\"\n";
     std::fs::write(other.join("etc/config.toml"), pool).expect("written");
@@ -288,7 +288,7 @@ fn vm_connections_have_ports_while_another_container_holds_them_all() {
     serve(&host, "web", &[]);
     host.dm(&["run", "-d", "--name", "client", "busybox", "sleep", "1000"]).ok();
     let answers = || fetch_inside(&host, "client", "http://web/").status == 0;
-    assert!(wait_until(Duration::from_secs(10), answers), "the server is ready");
+    assert!(wait_until(soon(), answers), "the server is ready");
     hold(&host, "greedy", &["hold-ports", "32768", "60999"], "28232");
     for _ in 0..10 {
         let page = fetch_inside(&host, "client", "http://web/");

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{leftover, slowness, wait_until};
+use dormouse_testkit::{leftover, soon, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 #[track_caller]
 fn wait_for(oci: &Oci, id: &str, status: &str) {
     let is = || oci.status(id) == status;
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is), "{id} is {}", oci.status(id));
+    assert!(wait_until(soon(), is), "{id} is {}", oci.status(id));
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn vm_container_lifecycle_from_create_to_delete() {
     assert!(oci.run(&["create", "-b", bundle.dir(), "c"]).err(1).contains("already exists"));
 
     oci.run(&["start", "c"]).ok();
-    assert!(wait_until(Duration::from_secs(10), || bundle.out("log").exists()));
+    assert!(wait_until(soon(), || bundle.out("log").exists()));
     assert_eq!(oci.status("c"), "running");
     assert!(oci.run(&["start", "c"]).err(1).contains("running"));
     assert!(oci.run(&["delete", "c"]).err(1).contains("not stopped"));
@@ -765,7 +765,7 @@ fn vm_seccomp_listener_receives_notifications() {
     // Without a listener the call fails with ENOSYS.
     drop(listener);
     let log = || fs::read_to_string(bundle.out("log")).expect("written");
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || log().contains("not notified")));
+    assert!(wait_until(soon(), || log().contains("not notified")));
     assert!(log().contains("not implemented"), "{}", log());
     oci.run(&["delete", "-f", "c"]).ok();
     oci.assert_nothing_left();
@@ -1316,13 +1316,13 @@ fn kill_reaches_processes_without_first_one() {
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
     let pids = || oci.run(&["ps", "-f", "json", "c"]).ok();
     let first = oci.state("c")["pid"].to_string();
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || pids().contains(',')));
+    assert!(wait_until(soon(), || pids().contains(',')));
     oci.sh(&format!("kill -9 {first}")).ok();
     wait_for(&oci, "c", "stopped");
     assert_ne!(pids(), "[]");
     assert!(oci.run(&["kill", "c", "TERM"]).err(1).contains("container not running"));
     oci.run(&["kill", "c", "KILL"]).ok();
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || pids() == "[]"));
+    assert!(wait_until(soon(), || pids() == "[]"));
     assert!(oci.run(&["kill", "c", "KILL"]).err(1).contains("container not running"));
     oci.run(&["delete", "c"]).ok();
     oci.assert_nothing_left();

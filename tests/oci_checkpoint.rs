@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{image, slowness, wait_until};
+use dormouse_testkit::{image, slowness, soon, wait_until};
 use serde_json::{Value, json};
 
 /// Rounds of each workload: one only under emulation.
@@ -72,7 +72,7 @@ fn output_file(oci: &Oci) -> PathBuf {
 #[track_caller]
 fn wait_for_line(oci: &Oci, line: &str) {
     let mut text = String::new();
-    let found = wait_until(Duration::from_secs(20) * slowness(), || {
+    let found = wait_until(soon(), || {
         text = fs::read_to_string(output_file(oci)).unwrap_or_default();
         text.lines().any(|l| l == line || l.starts_with("failed"))
     });
@@ -104,7 +104,7 @@ fn is_running(oci: &Oci) {
 #[track_caller]
 fn wait_for_end(oci: &Oci) {
     let is_over = || oci.status("c") == "stopped";
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "{}", oci.status("c"));
+    assert!(wait_until(soon(), is_over), "{}", oci.status("c"));
     oci.run(&["delete", "c"]).ok();
     oci.assert_nothing_left();
 }
@@ -220,7 +220,7 @@ fn vm_repeated_checkpoint_is_restored_in_foreground() {
     };
     let grows = |from: u64| {
         let grown = || count() > from;
-        assert!(wait_until(Duration::from_secs(10) * slowness(), grown), "{} of {from}", count());
+        assert!(wait_until(soon(), grown), "{} of {from}", count());
     };
     grows(3);
     for _ in 0..2 {
@@ -325,10 +325,7 @@ fn vm_unsupported_checkpoint_is_refused_and_container_continues() {
     is_running(&oci);
     let read = || fs::read_to_string(bundle.rootfs().join("count")).unwrap_or_default();
     let before = read();
-    assert!(
-        wait_until(Duration::from_secs(10) * slowness(), || read() != before),
-        "the container does not continue"
-    );
+    assert!(wait_until(soon(), || read() != before), "the container does not continue");
     oci.run(&["delete", "-f", "c"]).ok();
 
     // A namespace shared with other processes.

@@ -6,10 +6,9 @@ use crate::bundle;
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::Duration;
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{slowness, wait_until};
+use dormouse_testkit::{soon, wait_until};
 use serde_json::{Value, json};
 
 /// Asserts that a text has these fields in this order.
@@ -156,7 +155,7 @@ fn signal_ends_created_container() {
         oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
         oci.run(&["kill", "c", signal]).ok();
         let is_over = || oci.status("c") == "stopped";
-        assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "{signal}");
+        assert!(wait_until(soon(), is_over), "{signal}");
         assert!(oci.run(&["start", "c"]).err(1).contains("stopped"));
         oci.run(&["delete", "c"]).ok();
     }
@@ -193,7 +192,7 @@ fn update_limits_cpus_of_running_container() {
     let pids = || -> Vec<u32> {
         serde_json::from_str(&oci.run(&["ps", "-f", "json", "c"]).ok()).expect("JSON")
     };
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || pids().len() >= 3));
+    assert!(wait_until(soon(), || pids().len() >= 3));
     oci.run(&["update", "c", "--cpuset-cpus", "0"]).ok();
     for pid in pids() {
         // A child of the shell may have ended meanwhile.

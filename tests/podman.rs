@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Output, Terminal, image, program, run, slowness, wait_until};
+use dormouse_testkit::{Host, Output, Terminal, image, program, run, slowness, soon, wait_until};
 
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -140,7 +140,7 @@ impl Podman {
         assert_eq!(self.podman(&["ps", "--all", "--quiet"]).ok(), "");
         let processes = || self.host.processes();
         let gone = || processes().is_empty();
-        assert!(wait_until(Duration::from_secs(20) * slowness(), gone), "{:?}", processes());
+        assert!(wait_until(soon(), gone), "{:?}", processes());
         assert_eq!(self.host.sh("ls /run/dormouse-oci 2>/dev/null; true").ok(), "");
         let found = format!("find /sys/fs/cgroup -type d -path '*{}/libpod-*'; true", self.cgroup);
         // podman's own cgroups for its monitors stay.

@@ -6,9 +6,8 @@
 //! error of Dormouse is one line.
 
 use std::path::Path;
-use std::time::Duration;
 
-use dormouse_testkit::{Host, Output, image, slowness, wait_until};
+use dormouse_testkit::{Host, Output, image, soon, wait_until};
 
 use crate::podman::Podman;
 
@@ -264,7 +263,7 @@ fn walk(mut command: impl FnMut(&[&str]) -> Output, file: &Path) -> Vec<(i32, St
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut out = command(&words);
         if *same == Soon {
-            wait_until(Duration::from_secs(30) * slowness(), || {
+            wait_until(soon(), || {
                 out = command(&words);
                 answer(&out, *same) == (*code, (*recorded).to_owned())
             });

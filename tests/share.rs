@@ -4,9 +4,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::time::Duration;
 
-use dormouse_testkit::{Host, slowness, wait_until};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::lazy::{KEEPER, named};
@@ -78,7 +77,7 @@ fn templates(host: &Host) -> Vec<Pid> {
 #[track_caller]
 fn no_template_stays(host: &Host) {
     let is_over = || named(host, TEMPLATE).is_empty();
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "a template stays");
+    assert!(wait_until(soon(), is_over), "a template stays");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, image, slowness, wait_until};
+use dormouse_testkit::{Host, image, slowness, soon, wait_until};
 
 /// A server that numbers its connections: the numbers continue only if its memory is restored.
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
@@ -29,7 +29,7 @@ fn call_one(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
     let mut output = None;
     // Only the first attempt may precede the listener.
-    wait_until(Duration::from_secs(10) * slowness(), || {
+    wait_until(soon(), || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
         let out = dormouse_testkit::run(probe, b"", Duration::from_secs(20) * slowness());
@@ -49,7 +49,7 @@ fn kill_keeper(host: &Host) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the process exists");
     // The process exits after it has closed its descriptors.
     let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
+    assert!(wait_until(soon(), is_gone));
 }
 
 /// Kills the keeper, and the vault with its copies of the descriptors.
@@ -66,7 +66,7 @@ fn kill_both(host: &Host) {
         }
     }
     let is_gone = || both().count() == 0;
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
+    assert!(wait_until(soon(), is_gone));
 }
 
 /// Processes of the container as the host sees them.
@@ -138,7 +138,7 @@ fn vm_datagram_wakes_asleep_container_and_is_answered() {
         probe.args(["udp-ask", &address, "53", "squeak"]);
         dormouse_testkit::run(probe, b"", Duration::from_secs(10) * slowness())
     };
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || query_probe().status == 0));
+    assert!(wait_until(soon(), || query_probe().status == 0));
     for _ in 0..3 {
         host.put_to_sleep("x");
         assert_eq!(query_probe().ok().trim(), "squeak");
@@ -221,7 +221,7 @@ fn vm_stop_completes_despite_concurrent_sleep() {
     let record = host.root().join("run/c/*/init.json");
     let is_recorded = format!("grep -q '\"stopping\":true' {}", record.display());
     let is_stopping = || host.sh(&is_recorded).status == 0;
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_stopping));
+    assert!(wait_until(soon(), is_stopping));
     host.dm(&["sleep", "x"]).ok();
     assert!(stop.wait().expect("the command ends").success());
     assert_eq!(host.state_of("x"), "stopped");
@@ -300,7 +300,7 @@ fn vm_pending_wait_command_keeps_container_awake() {
         }
         out.status != 0
     };
-    assert!(wait_until(Duration::from_secs(10) * slowness(), refused));
+    assert!(wait_until(soon(), refused));
     assert_eq!(call(&host), "call 2");
     host.dm(&["kill", "x"]).ok();
     assert!(waiter.wait().expect("our child").success());
@@ -339,7 +339,7 @@ impl Caller {
         let address = format!("{address}:80");
         let connected = host.in_network(move || {
             let mut found = None;
-            wait_until(Duration::from_secs(10) * slowness(), || {
+            wait_until(soon(), || {
                 found = TcpStream::connect(&address).ok();
                 found.is_some()
             });
@@ -477,7 +477,7 @@ fn vm_wake_on_timer_delays_or_ignores_timers() {
             host.dm(&[&run[..], &["busybox", "sh", "-c", &script]].concat()).ok();
             // A container suspended on its way to nanosleep(2) is active, and resumes at once.
             let is_waiting = || waits_for_time(&host, "x");
-            assert!(wait_until(Duration::from_secs(20) * slowness(), is_waiting), "no nanosleep");
+            assert!(wait_until(soon(), is_waiting), "no nanosleep");
             let since = Instant::now();
             host.dm(sleep).ok();
             if begun.elapsed() < takes {
@@ -498,10 +498,7 @@ fn vm_wake_on_timer_delays_or_ignores_timers() {
         thread::sleep(takes * 2);
         assert!(!rang(), "the timer does not wake the container");
         host.dm(&["wake", "x"]).ok();
-        assert!(
-            wait_until(Duration::from_secs(10) * slowness(), rang),
-            "the timer has expired meanwhile"
-        );
+        assert!(wait_until(soon(), rang), "the timer has expired meanwhile");
         host.dm(&["rm", "-f", "x"]).ok();
     }
 }
@@ -592,7 +589,7 @@ fn vm_killed_keeper_and_vault_cost_open_connections_only() {
     // The process that served the lost client has exited, and only the server is left.
     let processes = || host.dm(&["top", "x"]).ok();
     let alone = || processes().matches("probe").count() == 1;
-    assert!(wait_until(Duration::from_secs(5) * slowness(), alone), "{}", processes());
+    assert!(wait_until(soon(), alone), "{}", processes());
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_parcel::Reader;
 use dormouse_record::{Records, Thing};
-use dormouse_testkit::{Host, run, slowness, wait_until};
+use dormouse_testkit::{Host, run, slowness, soon, wait_until};
 use serde_json::Value;
 
 use super::{host, newest, rewrite, start, wait_for_line};
@@ -189,11 +189,7 @@ fn restored_files_of_procfs_are_read_on() {
     let out = host.dm(&["exec", "a", "touch", "/go"]);
     assert!(out.status == 0 || out.status == 137, "{out}");
     let is_there = || host.dm(&["logs", "a"]).stdout.lines().any(|l| l == "Name:\tsh sh Linux");
-    assert!(
-        wait_until(Duration::from_secs(20) * slowness(), is_there),
-        "{}",
-        host.dm(&["logs", "a"])
-    );
+    assert!(wait_until(soon(), is_there), "{}", host.dm(&["logs", "a"]));
 }
 
 /// What the kernel says of all processes of a container, and of what they can reach.

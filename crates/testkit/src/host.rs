@@ -26,7 +26,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Output, dormouse, run, slowness, wait_until};
+use crate::process::{Output, dormouse, run, slowness, soon, wait_until};
 use crate::{image, leftover};
 
 /// The time limit of a command.
@@ -307,7 +307,7 @@ impl Host {
     #[track_caller]
     pub fn fetch(&self, url: &str) -> String {
         let mut last = None;
-        wait_until(Duration::from_secs(10) * slowness(), || {
+        wait_until(soon(), || {
             let out = self.neighbour_sh(&format!("exec timeout 5 busybox wget -q -O - '{url}'"));
             let is_there = out.status == 0;
             last = Some(out);
@@ -416,14 +416,14 @@ impl Host {
         }
         // A failed start may still be ending, and until then a reset is refused.
         let mut reset = None;
-        wait_until(Duration::from_secs(5) * slowness(), || {
+        wait_until(soon(), || {
             let out = self.dm(&["internal", "reset"]);
             let is_done = out.status == 0;
             reset = Some(out);
             is_done
         });
         reset.map(must);
-        wait_until(Duration::from_secs(5) * slowness(), || self.processes().is_empty());
+        wait_until(soon(), || self.processes().is_empty());
         left.extend(self.processes().iter().map(|(pid, line)| format!("process {pid}: {line}")));
         left.extend(self.cgroups().iter().map(|path| format!("cgroup {}", path.display())));
         let after = self.state();

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::host::Host;
-use crate::process::{run, slowness, wait_until};
+use crate::process::{run, soon, wait_until};
 
 /// A running registry; its drop ends it and its contents. Declare it after its host.
 pub struct Registry {
@@ -55,7 +55,7 @@ impl Registry {
             fetch.args(["wget", "-q", "-O", "/dev/null", &url]);
             run(fetch, b"", Duration::from_secs(20)).status == 0
         };
-        let is_up = wait_until(Duration::from_secs(20) * slowness(), answers);
+        let is_up = wait_until(soon(), answers);
         let log = std::fs::read_to_string(log).unwrap_or_default();
         assert!(is_up, "the registry does not answer:\n{log}");
         registry

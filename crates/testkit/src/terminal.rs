@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-use crate::process::{slowness, wait, wait_until};
+use crate::process::{slowness, soon, wait, wait_until};
 
 /// A program running on a terminal of its own.
 pub struct Terminal {
@@ -77,7 +77,7 @@ impl Terminal {
         let mut end = None;
         let screen = Arc::clone(&self.screen);
         let seen = self.seen;
-        wait_until(Duration::from_secs(10) * slowness(), || {
+        wait_until(soon(), || {
             let screen = screen.lock().expect("the reader does not panic");
             end = screen[seen..].find(text).map(|at| seen + at + text.len());
             end.is_some()
