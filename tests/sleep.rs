@@ -421,6 +421,7 @@ fn vm_disabled_wake_events_wait_for_another_wake() {
     let host = streaming(&["--wake-on", "call"]);
     let mut caller = Caller::new(&host);
     caller.send_acknowledged(10);
+    let mut open = Vec::new();
     for (tier, state) in [(&["sleep", "x"][..], "asleep"), (&["sleep", "--drowsy", "x"], "drowsy")]
     {
         host.dm(&["update", "--wake-on", "call", "x"]).ok();
@@ -443,11 +444,15 @@ fn vm_disabled_wake_events_wait_for_another_wake() {
         host.dm(&["update", "--wake-on", "none", "x"]).ok();
         host.dm(tier).ok();
         caller.send(10);
-        let _third = Caller::new(&host);
+        let mut third = Caller::new(&host);
         a_while();
         assert_eq!(host.state_of("x"), state, "only the operator wakes the container");
         host.dm(&["wake", "x"]).ok();
         caller.receive_acknowledgement();
+        // A connection that is not accepted by the next suspend would be a call.
+        third.receive(10, |_| {});
+        // The ends of these connections would be data.
+        open.extend([other, late, third]);
     }
     assert_eq!(host.inspect("x")["config"]["wake_on"]["timer"], "no");
     let out = host.dm(&["update", "--wake-on", "calls", "x"]);
