@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, Output, image, soon, wait_until};
+use rustix::fs::FlockOperation;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, send,
     socket_with,
@@ -314,6 +315,116 @@ fn stop_of_asleep_container_reports_missing_memory_within_its_time() {
     host.dm(&["stop", "--time", "0", "x"]).ok();
     assert_eq!(host.state_of("x"), "stopped");
     drop(stingy);
+}
+
+/// Blocks all starts and wakes, which wait with the lock of their container held, until it is closed. A file
+/// system that does not answer has the same effect.
+fn blockade(host: &Host) -> fs::File {
+    let lock = fs::File::open(host.root().join("run/use.lock")).expect("a container was started");
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).expect("no start is in progress");
+    lock
+}
+
+/// Waits until wakes of this number are in progress.
+#[track_caller]
+fn wait_for_wakes(host: &Host, count: usize) {
+    let pending = host.root().join("lib/pending");
+    let begun = || fs::read_dir(&pending).expect("a directory").count() == count;
+    assert!(wait_until(soon(), begun), "no wake has begun");
+}
+
+#[test]
+fn forced_ends_of_container_end_its_blocked_wake() {
+    let host = Host::with_busybox();
+    for (verb, state) in [
+        (&["stop", "--time", "0", "x"][..], "stopped"),
+        (&["kill", "x"], "stopped"),
+        (&["rm", "--force", "x"], "no container"),
+    ] {
+        serving(&host, &[]);
+        host.put_to_sleep("x");
+        let block = blockade(&host);
+        let waits = client(&host);
+        wait_for_wakes(&host, 1);
+        host.dm_within(soon(), verb).ok();
+        match state {
+            "stopped" => assert_eq!(host.state_of("x"), state, "{verb:?}"),
+            _ => assert!(host.dm(&["inspect", "x"]).stderr.contains(state)),
+        }
+        assert_ne!(waits.join().expect("the thread ends").status, 0, "{verb:?}");
+        drop(block);
+        if state == "stopped" {
+            host.dm(&["start", "x"]).ok();
+            assert_eq!(ask(&host), "call 1", "a new start");
+            host.dm(&["rm", "--force", "x"]).ok();
+        }
+    }
+}
+
+/// Also where the wake is that of a command, and was stopped by a signal.
+#[test]
+fn forced_removal_ends_wake_of_stopped_command() {
+    let host = Host::with_busybox();
+    serving(&host, &[]);
+    host.put_to_sleep("x");
+    let block = blockade(&host);
+    let mut wake: Child = host.dormouse(&["wake", "x"]).spawn().expect("the command starts");
+    wait_for_wakes(&host, 1);
+    let command = host.processes().into_iter().find(|(_, words)| words.ends_with("wake x"));
+    let pid = command.and_then(|(pid, _)| rustix::process::Pid::from_raw(pid as i32));
+    let pid = pid.expect("the command runs");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("our process");
+    host.dm_within(soon(), &["rm", "--force", "x"]).ok();
+    drop(block);
+    assert!(!wake.wait().expect("our child").success());
+}
+
+#[test]
+fn stop_behind_blocked_wake_reports_its_process_and_loses_nothing() {
+    let host = asleep_with("within = \"1s\"", &[]);
+    let block = blockade(&host);
+    let waits = client(&host);
+    wait_for_wakes(&host, 1);
+    let out = host.dm_within(soon(), &["stop", "--time", "1", "x"]);
+    assert!(out.status != 0 && out.stderr.lines().count() == 1, "{out}");
+    for part in ["process ", "internal wake'", "container 'x'", "'stop --time 0' ends the wake"] {
+        assert!(out.stderr.contains(part), "{part}: {out}");
+    }
+    assert_eq!(host.state_of("x"), "asleep");
+    drop(block);
+    let number = |answer: String| answer.strip_prefix("call ").and_then(|n| n.parse::<u32>().ok());
+    let count = number(ask(&host)).expect("a number");
+    assert!(count > 1, "its memory was kept");
+    let _ = waits.join(); // it may have given up
+    // The wake of `stop` itself.
+    host.put_to_sleep("x");
+    let block = blockade(&host);
+    let out = host.dm_within(soon(), &["stop", "--time", "1", "x"]);
+    assert!(out.status != 0 && out.stderr.lines().count() == 1, "{out}");
+    for part in ["cannot wake 'x' for its stop signal", "has not ended within", "stop --time 0"] {
+        assert!(out.stderr.contains(part), "{part}: {out}");
+    }
+    assert_eq!(host.state_of("x"), "asleep");
+    drop(block);
+    assert!(number(ask(&host)) > Some(count), "its memory was kept");
+    host.dm(&["stop", "x"]).ok();
+    assert_eq!(host.state_of("x"), "stopped");
+}
+
+/// The lock of another process than Dormouse's is left to the operator.
+#[test]
+fn forced_removal_reports_foreign_holder_of_the_lock() {
+    let host = asleep_with("within = \"1s\"", &[]);
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let lock = fs::File::open(host.root().join("lib/containers").join(id)).expect("a directory");
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).expect("no verb is in progress");
+    let out = host.dm_within(soon(), &["rm", "--force", "x"]);
+    let own = format!("process {} (", std::process::id());
+    assert!(out.status != 0 && out.stderr.contains(&own), "{out}");
+    assert!(out.stderr.contains("wait for the end of that process"), "{out}");
+    assert_eq!(host.state_of("x"), "asleep");
+    drop(lock);
+    assert_eq!(ask(&host), "call 2");
 }
 
 /// The control groups of `x`.

@@ -21,7 +21,7 @@
 //! ORDER: the container's lock is not held meanwhile, so a waiting container can be stopped and
 //! removed.
 //!
-//! Uses `ground` and `state`.
+//! Uses `ground`, `state` and `holder`.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -38,6 +38,7 @@ use rustix::net::{
 use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::holder;
 use crate::place::Places;
 use crate::state::{self, Observed};
 
@@ -86,7 +87,15 @@ pub(crate) struct Admitted {
 
 /// Locks a container and reads its state.
 pub(crate) fn lock(ground: &Ground, id: &ContainerId, grant: Option<Grant>) -> Result<Admitted> {
-    let lock = ground.lock(id)?;
+    admit(ground, id, ground.lock(id)?, grant)
+}
+
+/// Locks a container that is to be ended in any case, and reads its state ([`holder::lock_to_end`]).
+pub(crate) fn lock_to_end(ground: &Ground, id: &ContainerId) -> Result<Admitted> {
+    admit(ground, id, holder::lock_to_end(ground, id)?, None)
+}
+
+fn admit(ground: &Ground, id: &ContainerId, lock: Lock, grant: Option<Grant>) -> Result<Admitted> {
     let config = ground.config(id)?;
     let observed = state::observe_locked(ground, &config)?;
     Ok(Admitted { lock, config, observed, grant })
@@ -97,9 +106,10 @@ pub(crate) fn lock_to_wake(ground: &Ground, id: &ContainerId) -> Result<Admitted
     lock_to_wake_by(ground, id, None)
 }
 
-/// Like [`lock_to_wake`], with a time until which a grant is waited for.
+/// Like [`lock_to_wake`], with a time until which a grant is waited for. The lock is waited for as long as a wake
+/// may last, if that is longer.
 ///
-/// Errors: [`Error::NotAdmitted`] when that time has passed.
+/// Errors: [`Error::NotAdmitted`] or [`Error::Held`] when the time has passed.
 pub(crate) fn lock_to_wake_by(
     ground: &Ground,
     id: &ContainerId,
@@ -108,7 +118,13 @@ pub(crate) fn lock_to_wake_by(
     // The answer arrives while the state is read.
     let may_sleep = ground.asleep_dir(id).exists();
     let requested = may_sleep.then(|| request(&ground.places.run, id)).flatten();
-    let found = lock(ground, id, None)?;
+    let take = || match until {
+        None => ground.lock(id),
+        Some(until) => {
+            holder::lock_within(ground, id, until.saturating_duration_since(Instant::now()))
+        }
+    };
+    let found = admit(ground, id, take()?, None)?;
     let Some(gate) = requested.filter(|_| found.observed.state == State::Asleep) else {
         return Ok(found);
     };
@@ -117,7 +133,8 @@ pub(crate) fn lock_to_wake_by(
     }
     let name = found.config.name.to_string();
     drop(found);
-    lock(ground, id, wait(gate, until).map_err(|TooLate| Error::NotAdmitted(name))?)
+    let grant = wait(gate, until).map_err(|TooLate| Error::NotAdmitted(name))?;
+    admit(ground, id, take()?, grant)
 }
 
 /// No grant has arrived in time.

@@ -7,6 +7,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::fs::{Dir, FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -21,6 +23,9 @@ const RECORD_BYTES_MAX: u64 = 4 << 20;
 /// Mode of records and locks, for root alone. A configuration holds the secrets of an environment. Any
 /// user that can open a lock file can hold its lock (flock(2)).
 pub(crate) const FILE_MODE: u32 = 0o600;
+
+/// Stack of the thread of a [`Waiting`].
+const WAITING_STACK_BYTES: usize = 64 << 10;
 
 /// How sure a write must be before it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,6 +270,11 @@ impl Lock {
         (&self.0).write_all(bytes).map_err(Error::file("cannot write", path))
     }
 
+    /// The locked file.
+    pub(crate) fn file(&self) -> &File {
+        &self.0
+    }
+
     fn take_file(file: File, path: &Path) -> Result<Self> {
         Self::wait(file, path, FlockOperation::LockExclusive)
     }
@@ -301,6 +311,36 @@ impl Lock {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(Error::file("cannot lock", path)(e.into())),
         }
+    }
+}
+
+/// A wait for the lock on a file, in the kernel's queue of waiting processes.
+///
+/// flock(2) has no timeout. A thread therefore waits, and releases a lock that arrives after the end of this.
+#[derive(Debug)]
+pub(crate) struct Waiting(mpsc::Receiver<Result<Lock>>);
+
+impl Waiting {
+    /// Begins to wait for the lock on an existing file.
+    pub(crate) fn begin(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::file("cannot open", path))?;
+        let (sender, taken) = mpsc::channel();
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => drop(sender.send(Ok(Lock(file)))),
+            Err(Errno::WOULDBLOCK) => {
+                let shown = path.to_owned();
+                let wait = move || drop(sender.send(Lock::take_file(file, &shown)));
+                let thread = std::thread::Builder::new().stack_size(WAITING_STACK_BYTES);
+                thread.spawn(wait).map_err(Error::file("cannot wait for the lock on", path))?;
+            }
+            Err(e) => return Err(Error::file("cannot lock", path)(e.into())),
+        }
+        Ok(Self(taken))
+    }
+
+    /// Waits for the lock; `None` if it does not arrive within a time.
+    pub(crate) fn take(&self, limit: Duration) -> Result<Option<Lock>> {
+        self.0.recv_timeout(limit).ok().transpose()
     }
 }
 

@@ -67,6 +67,18 @@ pub enum Error {
         /// The time.
         waited: Duration,
     },
+    /// Another process has held the lock of a container for too long.
+    #[error("{process} has worked on container '{name}' for more than {waited:?}: {remedy}")]
+    Held {
+        /// The container.
+        name: String,
+        /// The process, with its command line.
+        process: String,
+        /// The time.
+        waited: Duration,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A restore did not end in time.
     #[error(
         "the restore has not ended within {0:?} (`[wake] within` in config.toml): a file system of a volume \
@@ -230,6 +242,7 @@ impl Error {
             | Self::Entered(_)
             | Self::NotAdmitted(_)
             | Self::Undying { .. }
+            | Self::Held { .. }
             | Self::TooSlow(_)
             | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,

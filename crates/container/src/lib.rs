@@ -38,7 +38,7 @@
 //! error place disk name slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state exit hold log io saved silence shared volume usage contract    records and facts of one container
-//! process net freeze pending later policy unwoken admission caller    one subject each: program, network
+//! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
@@ -128,6 +128,7 @@ mod exit;
 mod freeze;
 mod ground;
 mod hold;
+mod holder;
 mod idle;
 mod inspect;
 mod io;

@@ -80,6 +80,14 @@ pub(crate) fn intend(ground: &Ground, id: &ContainerId, intent: &Intent) -> Resu
     Ok(doing)
 }
 
+/// Returns the files of unfinished sleeps and wakes of a container.
+pub(crate) fn sleep_intents(ground: &Ground, id: &ContainerId) -> Vec<PathBuf> {
+    let stem = path(ground, "do", id);
+    let entries = fs::read_dir(ground.places.pending()).into_iter().flatten().flatten();
+    let all = entries.map(|entry| entry.path()).filter(|path| path.with_extension("") == stem);
+    all.filter(|path| matches!(disk::read_json(path), Ok(Some(Intent::Sleep)))).collect()
+}
+
 /// Makes the directory of a container that is not visible yet.
 pub(crate) fn begin(ground: &Ground, id: &ContainerId) -> Result<New> {
     let dir = path(ground, "new", id);

@@ -1,18 +1,23 @@
 //! Removal of a container and everything that it owns.
 //!
-//! Uses `ground`, `state`, `net`, `unwoken`, `end` and `create`.
+//! Uses `ground`, `state`, `net`, `holder`, `unwoken`, `end` and `create`.
+
+use std::time::Duration;
 
 use dormouse_model::{Config, ContainerId, State};
 
 use crate::create::Created;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{end, net, state, unwoken};
+use crate::{end, holder, net, state, unwoken};
 
 /// Removes a stopped container and everything that it owns. `volumes` also removes the volumes
-/// that were made for it alone. With `force` a running container is killed first.
+/// that were made for it alone. With `force` a running container is killed first, and a wake in progress ends.
 pub(crate) fn remove(ground: &Ground, id: &ContainerId, force: bool, volumes: bool) -> Result<()> {
-    let _lock = ground.lock(id)?;
+    let _lock = match force {
+        true => holder::lock_to_end(ground, id)?,
+        false => holder::lock_within(ground, id, Duration::ZERO)?,
+    };
     let config = match ground.config(id) {
         Ok(config) => Some(config),
         Err(Error::Corrupt { .. }) if force => None,

@@ -145,9 +145,6 @@ impl Watch {
 /// Stack of the thread of a [`Watch`].
 const WATCH_STACK_BYTES: usize = 64 << 10;
 
-/// Memory that a slow disk supplies in a second.
-const BYTES_PER_SECOND_MIN: u64 = 10 << 20;
-
 /// Verification of a checkpoint's contents against their checksums, concurrent with the rest of the
 /// restore: no process may run before its memory is verified.
 #[derive(Debug)]
@@ -203,10 +200,8 @@ impl RestorePlan {
 
     /// Begins the limit of time for a newborn.
     pub(crate) fn begin_watch(&self, ground: &Ground, newborn: BorrowedFd<'_>) -> Result<()> {
-        // Unreadable settings do not prevent a wake.
-        let limit = settings::within(&ground.settings()).unwrap_or(settings::WITHIN);
-        let for_memory = self.reader.records().pages.bytes / BYTES_PER_SECOND_MIN;
-        let limit = limit.saturating_add(Duration::from_secs(for_memory));
+        let bytes = self.reader.records().pages.bytes;
+        let limit = settings::restore_limit(&ground.settings(), bytes);
         self.watch.set(Some(Watch::begin(io::clone_fd(newborn)?, limit)));
         Ok(())
     }

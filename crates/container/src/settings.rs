@@ -283,7 +283,7 @@ pub(crate) fn reserve_bytes(path: &Path) -> Result<u64> {
 }
 
 /// The longest time of a restore, without its memory.
-pub(crate) const WITHIN: Duration = Duration::from_secs(120);
+const WITHIN: Duration = Duration::from_secs(120);
 
 /// Returns the longest time of a restore, without its memory.
 pub(crate) fn within(path: &Path) -> Result<Duration> {
@@ -293,6 +293,15 @@ pub(crate) fn within(path: &Path) -> Result<Duration> {
         let what = format!("within '{text}' is not a time of at least 1s, such as 30s or 10m");
         Error::Invalid(format!("{}: {what}", path.display()))
     })
+}
+
+/// Memory that a slow disk supplies in a second.
+const BYTES_PER_SECOND_MIN: u64 = 10 << 20;
+
+/// Returns the longest time of a restore of so much memory. Unreadable settings do not prevent a wake.
+pub(crate) fn restore_limit(path: &Path, bytes: u64) -> Duration {
+    let within = within(path).unwrap_or(WITHIN);
+    within.saturating_add(Duration::from_secs(bytes / BYTES_PER_SECOND_MIN))
 }
 
 fn span(text: &str) -> Option<Duration> {

@@ -13,7 +13,7 @@
 //! The first processes of running containers are adopted by the next keeper, which settles the
 //! containers by their restart policies.
 //!
-//! Uses `ground`, `state`, `hold`, `log`, `io`, `net`, `later`, `policy`, `end`, `listen` and
+//! Uses `ground`, `state`, `hold`, `log`, `io`, `net`, `holder`, `later`, `policy`, `end`, `listen` and
 //! `drowsy`.
 
 use dormouse_kernel::proc;
@@ -29,7 +29,7 @@ use crate::listen::Listener;
 use crate::log::Output;
 use crate::policy::{self, Reason};
 use crate::state::InitRecord;
-use crate::{drowsy, end, io, later, net, state};
+use crate::{drowsy, end, holder, io, later, net, state};
 
 /// LIMIT: how many containers are locked at a time.
 const BATCH: usize = 128;
@@ -78,15 +78,15 @@ pub(crate) fn take_back(ground: &Ground) -> Result<usize> {
         for id in some {
             match Lock::try_take(&ground.dir(id)) {
                 Ok(Some(lock)) => orphans.extend(prepare(ground, id, lock)),
-                // Its holder keeps the lock for a short time only; the other containers do not
-                // wait for that.
+                // Its holder keeps the lock for a short time, or its wake is blocked; the other
+                // containers do not wait for that.
                 _ => busy.push(id),
             }
         }
         count += restore_sockets(ground, &orphans, &mut recovery)?;
     }
     for id in busy {
-        let lock = match ground.lock(id) {
+        let lock = match holder::lock_without_wakes(ground, id) {
             Err(Error::NoContainer(_)) => continue,
             other => other?,
         };
