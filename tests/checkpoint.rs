@@ -962,7 +962,7 @@ pub(crate) fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
 }
 
 /// Returns the directory of the newest checkpoint of a container.
-fn newest(host: &Host, name: &str) -> PathBuf {
+pub(crate) fn newest(host: &Host, name: &str) -> PathBuf {
     let id = host.inspect(name)["id"].as_str().expect("an id").to_owned();
     let all = fs::read_dir(host.root().join("lib/containers").join(id).join("checkpoints"));
     let numbers = all.expect("the directory of checkpoints").flatten().map(|entry| entry.path());

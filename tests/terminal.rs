@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use dormouse_record::Thing;
 use dormouse_testkit::{Host, Terminal};
+
+use crate::checkpoint::{newest, rewrite};
 
 #[test]
 fn vm_run_with_terminal_is_interactive_and_resizes() {
@@ -160,11 +163,49 @@ fn devpts_is_left_out_on_request() {
     assert_eq!(host.dm(&words).ok().matches("devpts /dev/pts").count(), 1);
 }
 
-/// The terminals of the host (kernel.pty.max, 4,096) are for all containers, so one cannot take them all.
+/// The terminals of the host (kernel.pty.max, 4,096) are for all containers, so a few cannot take them all.
 #[test]
 fn terminals_of_a_container_are_bounded() {
     let host = Host::with_busybox();
-    let words = ["run", "--rm", "--net", "none", "busybox", "grep", "devpts", "/proc/mounts"];
-    let mount = host.dm(&words).ok();
-    assert!(mount.contains("max=256"), "{mount}");
+    let open = "n=0; while [ $n -lt 70 ]; do n=$((n+1)); \
+                sh -c 'exec 3<>/dev/ptmx; exec sleep 1000' 2>>/refused & done; wait";
+    for (name, script) in [("a", open), ("b", "exec sleep 1000")] {
+        host.dm(&["run", "-d", "--name", name, "--net", "none", "busybox", "sh", "-c", script])
+            .ok();
+    }
+    let is_full =
+        "test $(ls /dev/pts | grep -c '^[0-9]') = 64 && test $(grep -c ptmx /refused) = 6";
+    host.wait_inside("a", is_full);
+    host.dm(&["exec", "b", "sh", "-c", "exec 3<>/dev/ptmx"]).ok();
+    // More are not made by a mount of the operator, or of `exec`.
+    for options in [&["--mount", "type=devpts"][..], &["-t"]] {
+        let words =
+            [&["run", "--rm", "--net", "none"], options, &["busybox", "cat", "/proc/mounts"]];
+        let mounts = host.dm(&words.concat()).ok();
+        assert!(mounts.contains("max=64"), "{mounts}");
+    }
+}
+
+/// A container of an older program had up to 256 terminals.
+#[test]
+fn checkpoint_with_more_terminals_than_the_bound_is_restored() {
+    let host = Host::with_busybox();
+    let script = "exec sleep 1000 <>/dev/ptmx";
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sh", "-c", script]).ok();
+    host.wait_inside("a", "test -c /dev/pts/0 && grep -q sleep /proc/1/cmdline");
+    host.dm(&["checkpoint", "a"]).ok();
+    rewrite(&newest(&host, "a"), |records| {
+        for object in &mut records.objects {
+            if let Thing::Terminal(terminal) = &mut object.thing {
+                terminal.number = 255;
+            }
+        }
+    });
+    host.dm(&["restore", "a"]).ok();
+    assert_eq!(host.dm(&["exec", "a", "ls", "/dev/pts"]).ok(), "255\nptmx");
+    // One without so many has the bound again.
+    host.dm(&["stop", "--time", "0", "a"]).ok();
+    host.dm(&["start", "a"]).ok();
+    let mounts = host.dm(&["exec", "a", "cat", "/proc/mounts"]).ok();
+    assert!(mounts.contains("max=64"), "{mounts}");
 }

@@ -27,7 +27,7 @@ use crate::admission::{self, Admitted};
 use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::io::{self, Io, TTY_GROUP};
+use crate::io::{self, Io, TERMINALS, TTY_GROUP};
 use crate::layer::{self, Root};
 use crate::policy::Reason;
 use crate::spec::Exec;
@@ -96,7 +96,7 @@ pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Runn
     plan.session_keyring();
     plan.setsid();
     if process.terminal && !has_devpts {
-        plan.devpts("/dev/pts", Some(TTY_GROUP));
+        plan.devpts("/dev/pts", Some(TTY_GROUP), TERMINALS);
     }
     let io = if process.terminal {
         Io::Terminal(exec.io.terminal_size.unwrap_or_default())

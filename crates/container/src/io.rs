@@ -21,6 +21,10 @@ use crate::user::PasswdUser;
 /// The group that owns terminals on Debian and most others.
 pub(crate) const TTY_GROUP: u32 = 5;
 
+/// LIMIT: terminals of a container. The host has 3,072 for all of them (`kernel.pty.max` without
+/// `kernel.pty.reserve`), so 47 containers that open all of theirs leave some to others.
+pub(crate) const TERMINALS: u32 = 64;
+
 /// Standard streams of a process: a terminal of these rows and columns, or three descriptors.
 pub(crate) enum Io {
     Terminal((u16, u16)),

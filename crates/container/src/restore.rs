@@ -198,6 +198,17 @@ impl RestorePlan {
         }
     }
 
+    /// Returns how many terminals the container may have: those of the checkpoint keep their numbers, also
+    /// where a container of an older program had more.
+    pub(crate) fn terminals(&self) -> u32 {
+        let objects = self.reader.records().objects.iter();
+        let numbers = objects.filter_map(|object| match &object.thing {
+            Thing::Terminal(terminal) => Some(terminal.number.saturating_add(1)),
+            _ => None,
+        });
+        numbers.fold(io::TERMINALS, u32::max)
+    }
+
     /// Begins the limit of time for a newborn.
     pub(crate) fn begin_watch(&self, ground: &Ground, newborn: BorrowedFd<'_>) -> Result<()> {
         let bytes = self.reader.records().pages.bytes;

@@ -37,6 +37,8 @@ pub(crate) struct RootParts {
     pub(crate) userns: OwnedFd,
     /// Its directories of the shared tmpfs.
     pub(crate) shared: PathBuf,
+    /// Terminals of its devpts.
+    pub(crate) terminals: u32,
 }
 
 /// Detached mounts that need nothing from the newborn: made while the keeper clones it.
@@ -111,7 +113,7 @@ pub(crate) fn plan_root(
         plan.mqueue("/dev/mqueue");
     }
     if needs_devpts(config) {
-        plan.devpts("/dev/pts", Some(TTY_GROUP));
+        plan.devpts("/dev/pts", Some(TTY_GROUP), given.terminals);
     }
     let sys = plan.fd(sys);
     plan.attach(sys, "/sys", TargetKind::PlainDir, true);
@@ -135,6 +137,7 @@ pub(crate) fn plan_root(
             mount,
             &shared.join(format!("mount-{n}")),
             given.userns.as_fd(),
+            given.terminals,
         )?;
     }
     if let Some([null, empty]) = masks {
@@ -165,6 +168,7 @@ fn plan_mount(
     mount: &Mount,
     shared: &Path,
     userns: BorrowedFd<'_>,
+    terminals: u32,
 ) -> Result<()> {
     let mut attr = MountAttr::empty();
     attr.set(MountAttr::RDONLY, mount.read_only);
@@ -211,7 +215,7 @@ fn plan_mount(
             (tree, TargetKind::Dir)
         }
         MountKind::Devpts => {
-            plan.devpts(&mount.target, Some(TTY_GROUP));
+            plan.devpts(&mount.target, Some(TTY_GROUP), terminals);
             return Ok(());
         }
     };

@@ -238,7 +238,9 @@ fn start_clean(
         plan.oom_score_adj(adj);
     }
     let proc = newborn.take_proc();
-    root::plan_root(ground, &mut plan, config, RootParts { root, proc, mounts, userns, shared })?;
+    let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
+    let parts = RootParts { root, proc, mounts, userns, shared, terminals };
+    root::plan_root(ground, &mut plan, config, parts)?;
     let restore = match from {
         None => {
             process::plan_process(&mut plan, config, &user, streams.io)?;

@@ -22,6 +22,8 @@ use rustix::termios::Winsize;
 use crate::setting::{Outcome, become_stdio, decimal};
 use crate::tiny;
 
+/// LIMIT: the most terminals of a devpts, whatever a plan requests.
+const TERMINALS_MAX: u32 = 256;
 /// f_type of devpts.
 const DEVPTS_MAGIC: u64 = 0x1cd1;
 /// f_type of procfs.
@@ -480,14 +482,9 @@ impl Tree {
             kernel::fsconfig(context, FsCommand::String(c"ptmxmode", c"0666"))?;
             kernel::fsconfig(context, FsCommand::String(c"mode", c"0620"))?;
             // LIMIT: the terminals of a container. The host has 4,096 for all (kernel.pty.max).
-            kernel::fsconfig(context, FsCommand::String(c"max", c"256"))?;
+            set_number(context, c"max", op.fd.min(TERMINALS_MAX))?;
             if op.a <= u64::from(u32::MAX) {
-                let mut text = [0; 20];
-                let mut gid = [0; 21];
-                let digits = decimal(op.a as i64, &mut text);
-                gid[..digits.len()].copy_from_slice(digits);
-                let gid = CStr::from_bytes_until_nul(&gid).map_err(|_| Errno::INVAL)?;
-                kernel::fsconfig(context, FsCommand::String(c"gid", gid))?;
+                set_number(context, c"gid", op.a as u32)?;
             }
         } else {
             attr |= MountAttr::NODEV;
@@ -686,6 +683,15 @@ fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
         flags |= OpenTreeFlags::RECURSIVE;
     }
     kernel::open_tree(place, c"", flags)
+}
+
+/// Sets an option of a file system to a number.
+fn set_number(context: BorrowedFd<'_>, name: &CStr, number: u32) -> Outcome {
+    let (mut text, mut value) = ([0; 20], [0; 21]);
+    let digits = decimal(number.into(), &mut text);
+    value[..digits.len()].copy_from_slice(digits);
+    let value = CStr::from_bytes_until_nul(&value).map_err(|_| Errno::INVAL)?;
+    kernel::fsconfig(context, FsCommand::String(name, value))
 }
 
 pub(crate) fn is_of(fd: &OwnedFd, magic: u64) -> Outcome {

@@ -46,7 +46,7 @@ fn root_container_sees_itself_alone() {
     let text = scratch.output(&mut keeper, "c1", script, |plan| {
         plan.hostname("inside");
         plan.mqueue("/dev/mqueue");
-        plan.devpts("/dev/pts", Some(5));
+        plan.devpts("/dev/pts", Some(5), 64);
     });
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("pid=1"));
@@ -387,7 +387,7 @@ fn root_terminal_belongs_to_the_program_and_is_kept() {
     let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
     let mut plan = Plan::new();
     scratch.plan_root(&mut plan, &mut newborn);
-    plan.devpts("/dev/pts", None);
+    plan.devpts("/dev/pts", None, 64);
     plan.terminal(&Terminal { size: (33, 99), console: true, ..Terminal::default() });
     plan.sync();
     plan.exec(&program(&["sh", "-c", script]));
@@ -421,7 +421,7 @@ fn root_ctrl_c_reaches_the_program_on_its_terminal() {
         let mut newborn = keeper.spawn(scratch.spawn(&id)).unwrap();
         let mut plan = Plan::new();
         scratch.plan_root(&mut plan, &mut newborn);
-        plan.devpts("/dev/pts", None);
+        plan.devpts("/dev/pts", None, 64);
         plan.terminal(&Terminal::default());
         plan.sync();
         if init {

@@ -68,7 +68,8 @@ codes! {
     /// Mount `fd` is attached at `text`; the lower half of `a` is the kind of the target, flag
     /// CREATE makes it, and the upper half is how its propagation is set; flag COPY attaches a copy.
     Attach = 8, "mount";
-    /// A new filesystem of type `b` (an index into `FILESYSTEMS`) at `text`.
+    /// A new filesystem of type `b` (an index into `FILESYSTEMS`) at `text`. Of a devpts, `a` is the group,
+    /// and `fd` the number of terminals.
     NewFilesystem = 9, "mount";
     /// The path at `b` is bound at `text`.
     Bind = 10, "bind";

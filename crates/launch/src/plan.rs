@@ -516,24 +516,27 @@ impl Plan {
         self.attach(mount, target, TargetKind::PlainDir, true);
     }
 
-    fn filesystem(&mut self, index: u64, target: &str, gid: u64) {
+    fn filesystem(&mut self, index: u64, target: &str) {
         let text = target.as_bytes();
-        self.push(Code::NewFilesystem, flat::CREATE, NO_FD, gid, index, text, target);
+        self.push(Code::NewFilesystem, flat::CREATE, NO_FD, 0, index, text, target);
     }
 
     /// Mounts the message queues of its ipc namespace.
     pub fn mqueue(&mut self, target: &str) {
-        self.filesystem(0, target, 0);
+        self.filesystem(0, target);
     }
 
-    /// Mounts a new devpts; `gid` owns the terminals where it is mapped.
-    pub fn devpts(&mut self, target: &str, gid: Option<u32>) {
-        self.filesystem(1, target, gid.map_or(u64::MAX, u64::from));
+    /// Mounts a new devpts for at most so many terminals; `gid` owns them where it is mapped.
+    ///
+    /// A keeper of an older program does not read the number; its newborns have at most 256.
+    pub fn devpts(&mut self, target: &str, gid: Option<u32>, terminals: u32) {
+        let (text, gid) = (target.as_bytes(), gid.map_or(u64::MAX, u64::from));
+        self.push(Code::NewFilesystem, flat::CREATE, terminals, gid, 1, text, target);
     }
 
     /// Mounts the v2 hierarchy, rooted in its cgroup namespace.
     pub fn cgroup2(&mut self, target: &str) {
-        self.filesystem(2, target, 0);
+        self.filesystem(2, target);
     }
 
     /// Binds a path inside the root at another, with everything below.
