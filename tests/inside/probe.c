@@ -25,6 +25,8 @@
  *                           DIR/watched
  * inotify COUNT             opens so many inotify instances, prints the number opened, and keeps
  *                           them
+ * lines COUNT STREAMS       prints the numbers from 1 on, each by one write to the stream of the next
+ *                           letter of STREAMS: o is standard output, e is standard error
  * ring COUNT                so many processes pass a byte round through pipes, without end
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
@@ -629,6 +631,22 @@ static int take_inotify(char **args)
 	return keep(taken);
 }
 
+static int lines(char **args)
+{
+	int count = atoi(args[0]);
+	size_t length = strlen(args[1]);
+	char text[32];
+
+	for (int i = 0; i < count; i++) {
+		int fd = args[1][i % length] == 'o' ? 1 : 2;
+		int bytes = snprintf(text, sizeof(text), "%d\n", i + 1);
+
+		if (write(fd, text, bytes) != bytes)
+			return fail("write");
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -642,7 +660,7 @@ int main(int argc, char **argv)
 		      { "send", 3, send_again },
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
-		      { "crowd", 2, crowd } };
+		      { "crowd", 2, crowd }, { "lines", 2, lines } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);
