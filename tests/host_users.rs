@@ -9,15 +9,29 @@ use dormouse_testkit::{Host, Output};
 /// A host with a directory open to every user and a running container. The container has a volume with a
 /// set-user-id program, and a secret in its environment.
 fn reachable_host() -> Host {
-    let host = Host::with_busybox();
+    reachable(Host::with_busybox())
+}
+
+fn reachable(host: Host) -> Host {
     fs::set_permissions(host.dir(), fs::Permissions::from_mode(0o755)).expect("changed");
     host.dm(&[
-        "run", "-d", "--name", "a", "-e", "SECRET=hunter2", "-v", "vol:/data", "busybox", "sh", "-c",
-        "cp /bin/busybox /data/suid; chmod 4755 /data/suid; cp /bin/busybox /suid; chmod 4755 /suid; \
+        "run",
+        "-d",
+        "--name",
+        "a",
+        "-e",
+        "SECRET=hunter2",
+        "-v",
+        "vol:/data",
+        "busybox",
+        "sh",
+        "-c",
+        "cp /bin/busybox /data/busybox; chmod 4755 /data/busybox; cp /bin/busybox /busybox; \
+         chmod 4755 /busybox; \
          echo ready; exec sleep 1000",
     ])
     .ok();
-    host.wait_inside("a", "test -u /suid");
+    host.wait_inside("a", "test -u /busybox");
     host
 }
 
@@ -39,7 +53,7 @@ fn host_user_reaches_no_file_of_state_or_runtime_directory() {
         ("runtime directory", "ls $ROOT/run"),
         ("events", "cat $ROOT/lib/events"),
         ("environment", "cat $ROOT/lib/containers/*/config.json"),
-        ("program of a volume", "$ROOT/lib/volumes/vol/suid id -u"),
+        ("program of a volume", "$ROOT/lib/volumes/vol/busybox id -u"),
         ("lock of all starts", "flock -n -x $ROOT/run/use.lock true"),
         ("lock of the ids", "flock -n -x $ROOT/lib/ids/lock true"),
         ("domain's names", "cat $ROOT/run/domains/default/hosts"),
@@ -51,16 +65,20 @@ fn host_user_reaches_no_file_of_state_or_runtime_directory() {
     let id = host.inspect("a")["id"].as_str().expect("an id").to_owned();
     for (what, script) in [
         ("lock of the container", format!("flock -n -x $ROOT/lib/containers/{id} true")),
-        ("set-user-id program", format!("$ROOT/lib/containers/{id}/upper/suid id -u")),
+        ("set-user-id program", format!("$ROOT/lib/containers/{id}/upper/busybox id -u")),
         ("shared memory", format!("echo x >$ROOT/run/tmpfs/*/{id}/shm/x")),
         ("socket of the keeper", "test -e $ROOT/run/keeper.sock".to_owned()),
     ] {
         let out = user(&script);
         assert_ne!(out.status, 0, "{what}: {out}");
     }
+    // Where the directories are open, the program of the volume runs.
+    if let Some(weak) = Host::without("private-directories").map(reachable) {
+        assert_eq!(as_user(&weak, "$ROOT/lib/volumes/vol/busybox id -u").status, 0);
+    }
     // Every user inside still reaches the files of the container.
     host.dm(&["exec", "--user", "1000", "a", "sh", "-c", "echo >/dev/shm/x; cat /etc/hosts"]).ok();
-    assert_eq!(host.dm(&["exec", "--user", "1000", "a", "cat", "/data/suid"]).status, 0);
+    assert_eq!(host.dm(&["exec", "--user", "1000", "a", "cat", "/data/busybox"]).status, 0);
 }
 
 #[test]
@@ -99,26 +117,34 @@ fn directory_of_another_user_is_refused() {
     fs::remove_dir(&lib).expect("it is empty");
 }
 
+/// Runs a command under an umask.
+fn under(host: &Host, umask: &str, words: &[&str]) -> Output {
+    let script = format!("umask {umask}; exec \"$@\"");
+    let mut command = host.dormouse_under(&["sh", "-c", &script, "sh"], words);
+    command.current_dir(host.dir());
+    dormouse_testkit::run(command, b"", std::time::Duration::from_secs(60))
+}
+
+/// Files of the instance that other users than root can write.
+fn loose(host: &Host) -> String {
+    let find = "find lib run -xdev -perm /022 ! -type l ! -path '*/upper*' ! -path '*/images/*'";
+    host.sh(&format!("cd {}; {find}", host.root().display())).ok()
+}
+
 #[test]
 fn callers_umask_changes_no_mode_of_the_instance() {
+    if let Some(weak) = Host::without("own-umask") {
+        under(&weak, "0", &["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+        assert_ne!(loose(&weak), "", "the umask of the caller");
+    }
     for umask in ["0", "077"] {
         let host = Host::new();
         host.import(&dormouse_testkit::image::busybox(), "busybox");
-        let script = format!("umask {umask}; exec \"$@\"");
-        let under = |words: &[&str]| {
-            let mut command = host.dormouse_under(&["sh", "-c", &script, "sh"], words);
-            command.current_dir(host.dir());
-            dormouse_testkit::run(command, b"", std::time::Duration::from_secs(60))
-        };
         let words = ["run", "-d", "--name", "a", "-v", "vol:/data", "--add-host", "h:10.1.2.3"];
-        under(&[&words[..], &["busybox", "sleep", "1000"]].concat()).ok();
-        under(&["run", "-d", "--name", "b", "busybox", "sleep", "1000"]).ok();
+        under(&host, umask, &[&words[..], &["busybox", "sleep", "1000"]].concat()).ok();
+        under(&host, umask, &["run", "-d", "--name", "b", "busybox", "sleep", "1000"]).ok();
         // No file of the instance is writable for other users than root, under any umask.
-        let loose = host.sh(&format!(
-            "cd {}; find lib run -xdev -perm /022 ! -type l ! -path '*/upper*' ! -path '*/images/*'",
-            host.root().display()
-        ));
-        assert_eq!(loose.ok(), "", "umask {umask}");
+        assert_eq!(loose(&host), "", "umask {umask}");
         for name in ["a", "b"] {
             for file in ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"] {
                 let out = host.dm(&["exec", "--user", "1000", name, "cat", file]);

@@ -444,6 +444,19 @@ fn vm_namespaces_of_a_container_are_bounded() {
     let out = host.dm(&[&words[..], &[nest]].concat());
     assert_eq!(out.stdout.trim(), "4", "the container's own namespace and three more: {out}");
     assert!(out.stderr.contains("No space left on device"), "{out}");
+    // Without a bound, one container takes as many of the host's as it has processes.
+    let many = "n=0; while [ $n -lt 280 ]; do n=$((n+1)); unshare -U sleep 1000 2>>/refused & done
+        until [ $(( $(grep -l ^sleep /proc/[0-9]*/cmdline | wc -l) + $(wc -l </refused) )) -ge 280 ]
+        do sleep 0.2; done; wc -l </refused";
+    let refused = |host: &Host| {
+        let words = ["run", "--rm", "--pids", "1000", "busybox", "sh", "-c", many];
+        let count = host.dm_within(Duration::from_secs(120) * slowness(), &words).ok();
+        count.trim().parse::<u32>().expect("a number")
+    };
+    assert_eq!(refused(&host), 280 - 256);
+    if let Some(weak) = Host::without("namespace-limits") {
+        assert_eq!(refused(&weak), 0);
+    }
 }
 
 #[test]
@@ -476,6 +489,15 @@ fn cp_refuses_kernel_files_behind_a_link() {
     }
     let names = || fs::read_dir(to).expect("listed").count();
     assert_eq!(names(), 0);
+    if let Some(weak) = Host::without("kernel-files") {
+        let link = "ln -s /proc/version /link; exec sleep 1000";
+        weak.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", link]).ok();
+        weak.wait_inside("a", "test -e /link");
+        let copy = weak.dir().join("copy");
+        weak.dm(&["cp", "a:/link", copy.to_str().expect("UTF-8")]).ok();
+        let text = fs::read_to_string(copy).expect("copied");
+        assert!(text.starts_with("Linux version"), "{text}");
+    }
     // The copy of a whole tree omits these files, and keeps links as links.
     host.dm(&["cp", "a:/app", to]).ok();
     assert!(Path::new(to).join("app/a").is_symlink());
@@ -492,9 +514,15 @@ fn exec_reads_no_account_from_a_kernel_file() {
     let link =
         "rm -f /etc/passwd; ln -s /proc/1/cmdline /etc/passwd; sleep 1000; exit\nbob:x:7:7::/:\n";
     host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", link]).ok();
-    host.wait_inside("a", "test -L /etc/passwd && grep -q ^bob /etc/passwd");
+    let has_link = "test -L /etc/passwd && grep -q ^bob /etc/passwd";
+    host.wait_inside("a", has_link);
     let out = host.dm(&["exec", "--user", "bob", "a", "id", "-u"]);
     assert_eq!(out.status, 125, "{out}");
+    if let Some(weak) = Host::without("kernel-files") {
+        weak.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", link]).ok();
+        weak.wait_inside("a", has_link);
+        assert_eq!(weak.dm(&["exec", "--user", "bob", "a", "id", "-u"]).ok(), "7");
+    }
     assert_eq!(host.dm(&["exec", "--user", "7", "a", "id", "-u"]).ok(), "7");
 }
 

@@ -73,7 +73,8 @@ pub fn shows_the_kernel(file: impl AsFd) -> bool {
         0x534f_434b, // sockfs
         0x5049_5045, // pipefs
     ];
-    rustix::fs::fstatfs(file).is_ok_and(|stat| MAGIC.contains(&stat.f_type))
+    let is_view = rustix::fs::fstatfs(file).is_ok_and(|stat| MAGIC.contains(&stat.f_type));
+    is_view && !crate::weakened("kernel-files")
 }
 
 /// Makes the directory `path` inside `root`, and those above it, with `mode`; returns it.

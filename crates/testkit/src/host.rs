@@ -26,7 +26,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Output, dormouse, run, slowness, soon, wait_until};
+use crate::process::{Output, dormouse, run, slowness, soon, wait_until, weak_dormouse};
 use crate::{image, leftover};
 
 /// The time limit of a command.
@@ -104,6 +104,16 @@ impl Host {
         let host = Self::with_program(program);
         host.import(&image::busybox_with_attack(), "attack");
         host
+    }
+
+    /// A new host with the image `busybox` whose program lacks these protections, where the control arms are
+    /// built.
+    #[track_caller]
+    pub fn without(protections: &str) -> Option<Self> {
+        let mut host = Self::with_program(weak_dormouse()?);
+        host.set_env("DORMOUSE_WEAKEN", protections);
+        host.import(&image::busybox(), "busybox");
+        Some(host)
     }
 
     /// The keeper does not linger after the last container: a test sees what containers leave.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use dormouse_kernel::weakened;
 use dormouse_model::ContainerId;
 
 use crate::disk::{self, Durable, Lock};
@@ -28,7 +29,7 @@ pub(crate) fn open(ground: &Ground) -> Result<()> {
 /// files of containers, some of them set-user-id. Directories of an earlier version were open.
 fn close_to_others(ground: &Ground) -> Result<()> {
     let own = rustix::process::geteuid();
-    if !own.is_root() {
+    if !own.is_root() || weakened("private-directories") {
         return Ok(()); // the modes of the files refuse other users
     }
     // A file that every LIB, and every RUN, of this engine has.
@@ -71,15 +72,16 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
         return Ok(());
     }
     let p = &ground.places;
+    let mode = if weakened("private-directories") { 0o755 } else { 0o700 };
     for dir in [&p.lib, &p.run] {
         if let Some(above) = dir.parent() {
             disk::make_dir(above, 0o755)?;
         }
-        disk::make_dir(dir, 0o700)?;
+        disk::make_dir(dir, mode)?;
     }
     for dir in [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids"), p.running()]
     {
-        disk::make_dir(&dir, 0o700)?;
+        disk::make_dir(&dir, mode)?;
     }
     let _lock = Lock::take(&p.run)?;
     if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
