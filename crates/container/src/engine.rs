@@ -277,6 +277,11 @@ impl Engine {
         wake::get_ready(&self.ground)
     }
 
+    /// Prepares what each wake uses up again, between two wakes of one process.
+    pub fn prepare_next(&self) {
+        wake::prepare_next();
+    }
+
     /// Returns the idle times of a container that falls asleep or becomes drowsy by itself; `None`
     /// if it does not, or has no processes that could.
     pub fn policy(&self, id: &ContainerId) -> Result<Option<Policy>> {

@@ -94,9 +94,9 @@ struct Watched {
 /// The channel of a thread that waits for its work.
 static WATCHER: Mutex<Option<mpsc::Sender<Watched>>> = Mutex::new(None);
 
-/// Starts the thread of the next [`Watch`], in a process that waits for a job.
+/// Starts the thread of the next [`Watch`], in a process that waits for a job. A thread that was not used remains.
 pub(crate) fn prepare_watch() {
-    *WATCHER.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher());
+    WATCHER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(watcher);
 }
 
 /// Starts a thread that watches one restore, and ends when the channel is closed.

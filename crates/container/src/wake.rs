@@ -179,6 +179,11 @@ pub(crate) fn get_ready(ground: &Ground) {
     let _ = settings::callers(&ground.settings());
     let _ = (root::hidden(), process::namespace_limits(), dormouse_kernel::capability::all());
     let _ = (dormouse_kernel::proc::boot_id(), dormouse_kernel::process::touch_memory());
-    restore::prepare_watch();
+    prepare_next();
     dormouse_kernel::process::map_own_program();
+}
+
+/// Prepares the parts that each wake uses up.
+pub(crate) fn prepare_next() {
+    restore::prepare_watch();
 }

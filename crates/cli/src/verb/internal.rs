@@ -67,6 +67,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                 let answer: &[u8] = if is_awake { b"\n" } else { b"." };
                 let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
                 rustix::net::send(keeper, answer, flags).context("cannot answer the keeper")?;
+                engine.prepare_next();
             }
             Ok(0)
         }
