@@ -135,9 +135,7 @@ fn held(ground: &Ground, id: &ContainerId, holder: Option<&Holder>, waited: Dura
     let process = match holder {
         Some(Holder { pid, .. }) => {
             let words = proc::read(format!("/proc/{pid}/cmdline"), 4096).unwrap_or_default();
-            let words = String::from_utf8_lossy(&words).trim_end_matches('\0').replace('\0', " ");
-            let shown: String = words.chars().take(COMMAND_CHARS_MAX).collect();
-            format!("process {pid} ('{}')", shown.escape_debug())
+            format!("process {pid} ('{}')", shown(&String::from_utf8_lossy(&words)).escape_debug())
         }
         None => "another process".to_owned(),
     };
@@ -150,6 +148,18 @@ fn held(ground: &Ground, id: &ContainerId, holder: Option<&Holder>, waited: Dura
     };
     let waited = Duration::from_secs(waited.as_secs());
     Error::Held { name: name_of(ground, id), process, waited, remedy }
+}
+
+/// Returns a command line without the directory of its program. The begin of a long one is left out: the verb
+/// is at the end.
+fn shown(words: &str) -> String {
+    let words = words.trim_end_matches('\0');
+    let program_end = words.find('\0').unwrap_or(words.len());
+    let name = words[..program_end].rfind('/').map_or(0, |slash| slash + 1);
+    let words = words[name..].replace('\0', " ");
+    let excess = words.chars().count().saturating_sub(COMMAND_CHARS_MAX);
+    let rest: String = words.chars().skip(excess).collect();
+    if excess == 0 { rest } else { format!("...{rest}") }
 }
 
 /// Finds the process that holds the lock; `None` if it cannot be identified, or has ended.
@@ -232,6 +242,17 @@ fn fdinfo(process: &str, number: &std::ffi::OsStr) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn command_of_a_holder_is_shown_with_its_verb() {
+        assert_eq!(shown("/opt/a/dormouse\0stop\0x\0"), "dormouse stop x");
+        assert_eq!(shown("dormouse\0"), "dormouse");
+        assert_eq!(shown(""), "");
+        let long = format!("/bin/dormouse\0--root\0/{}\0internal\0wake\0", "d".repeat(200));
+        let text = shown(&long);
+        assert!(text.starts_with("...ddd") && text.ends_with("d internal wake"), "{text}");
+        assert_eq!(text.len(), COMMAND_CHARS_MAX + 3);
+    }
 
     #[test]
     fn lines_of_proc_locks_name_the_holder_of_an_exclusive_flock() {
