@@ -83,22 +83,29 @@ pub(crate) fn streams(
     Ok(Streams { io: Io::Fds(fds), kept, unbounded })
 }
 
-/// Gives the terminal or the kept end of standard input to the keeper, attaches to it at once,
-/// and has the keeper bound the logs.
+/// Has the keeper bound logs that no reader bounds.
+pub(crate) fn bound_new_logs(
+    keeper: &mut Keeper,
+    config: &Config,
+    unbounded: &[PathBuf],
+) -> Result<()> {
+    if config.spec.log_max_bytes > 0 && !config.spec.auto_remove && !unbounded.is_empty() {
+        let paths: Vec<&Path> = unbounded.iter().map(PathBuf::as_path).collect();
+        keeper.keep_logs(config.id.as_str(), config.spec.log_max_bytes, &paths)?;
+    }
+    Ok(())
+}
+
+/// Gives the terminal or the kept end of standard input to the keeper, and attaches to it at once.
 pub(crate) fn hand_over(
     ground: &Ground,
     keeper: &mut Keeper,
     config: &Config,
     console: Option<OwnedFd>,
     kept: Option<OwnedFd>,
-    unbounded: &[PathBuf],
 ) -> Result<KeeperStreams> {
     let id = config.id.as_str();
     let logs = Logs::of(ground, config);
-    if config.spec.log_max_bytes > 0 && !config.spec.auto_remove && !unbounded.is_empty() {
-        let paths: Vec<&Path> = unbounded.iter().map(PathBuf::as_path).collect();
-        keeper.keep_logs(id, config.spec.log_max_bytes, &paths)?;
-    }
     let console_log = || match logs.is_off {
         true => open_null(),
         false => open_log(&logs.stdout),

@@ -57,7 +57,7 @@ pub(crate) fn plan_process(
     io::plan_io(plan, io, user.uid, config.spec.systemd || config.spec.init);
     plan_rlimits(plan, security)?;
     plan.umask(process.umask.unwrap_or(0o022));
-    plan.sync();
+    plan.sync_early();
     plan_namespace_limits(plan, config)?;
     plan_identity(plan, config, security, process, user)?;
     if config.spec.init {

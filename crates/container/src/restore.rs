@@ -334,7 +334,7 @@ pub(crate) fn plan(
         io::plan_io(plan, Io::Terminal(size), user.uid, with_device);
     }
     process::plan_rlimits(plan, security)?;
-    plan.sync();
+    plan.sync_early();
     process::plan_namespace_limits(plan, config)?;
     process::plan_confinement(plan, config, security, granted);
     if let Some(program) = from.reader.records().of_init() {

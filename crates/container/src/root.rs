@@ -80,6 +80,20 @@ pub(crate) fn host_mounts(
     })
 }
 
+/// Plans what comes before the root: the namespaces that are made inside the user namespace, and a keyring.
+///
+/// ORDER: after placement in cgroups ([`Plan::unshare`]).
+pub(crate) fn plan_namespaces(plan: &mut Plan, config: &Config) {
+    plan.become_root();
+    let mut own = CloneFlags::empty();
+    own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
+    own.set(CloneFlags::NEWNET, config.spec.net == NetMode::None);
+    plan.unshare(own.bits() as u32);
+    if !weakened("keyring") {
+        plan.session_keyring();
+    }
+}
+
 /// Plans all mounts before the program starts.
 pub(crate) fn plan_root(
     ground: &Ground,
@@ -89,14 +103,6 @@ pub(crate) fn plan_root(
 ) -> Result<()> {
     let shared = given.shared;
     volume::prepare(ground, config, given.root.as_fd())?;
-    plan.become_root();
-    let mut own = CloneFlags::empty();
-    own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
-    own.set(CloneFlags::NEWNET, config.spec.net == NetMode::None);
-    plan.unshare(own.bits() as u32);
-    if !weakened("keyring") {
-        plan.session_keyring();
-    }
     let root = plan.fd(given.root);
     plan.root(root, config.spec.read_only);
     if let Some(proc) = given.proc {

@@ -8,7 +8,8 @@
 //! 2. the keeper clones the newborn into those cgroups and into new namespaces, and maps the
 //!    container's ids in its user namespace;
 //! 3. with that namespace the image's layers are idmapped and stacked; the plan carries the mounts
-//!    by descriptor;
+//!    by descriptor. The plan is sent in three parts, and the newborn executes one while the engine makes the
+//!    next: placement and namespaces, mounts, the program;
 //! 4. the newborn executes the plan up to the last step before execve and reports that;
 //! 5. the record of the process is written, then the newborn is released.
 //!
@@ -219,16 +220,6 @@ fn start_clean(
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
     let mut newborn = keeper.born(expected)?;
     from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
-    let userns = if weakened("user-namespace") {
-        layer::user_namespace(config.ids)? // file ids are not mapped
-    } else {
-        pidfd::user_namespace(newborn.pidfd.as_fd())
-            .map_err(Error::call("cannot open the container's user namespace"))?
-    };
-    // The source mounts are closed at the end.
-    let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
-    let user = Users::read(root.as_fd()).find(&config.spec.process.user)?;
-    let streams = io::streams(ground, &mut keeper, config, &user, io)?;
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);
@@ -237,10 +228,24 @@ fn start_clean(
     if let Some(adj) = config.spec.security.oom_score_adj {
         plan.oom_score_adj(adj);
     }
+    root::plan_namespaces(&mut plan, config);
+    let mut plan = newborn.send_part(plan)?;
+    let userns = if weakened("user-namespace") {
+        layer::user_namespace(config.ids)? // file ids are not mapped
+    } else {
+        pidfd::user_namespace(newborn.pidfd.as_fd())
+            .map_err(Error::call("cannot open the container's user namespace"))?
+    };
+    // The source mounts are closed at the end.
+    let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
+    // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
+    let user = Users::read(root.as_fd()).find(&config.spec.process.user)?;
     let proc = newborn.take_proc();
     let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
     let parts = RootParts { root, proc, mounts, userns, shared, terminals };
     root::plan_root(ground, &mut plan, config, parts)?;
+    let mut plan = newborn.send_part(plan)?;
+    let streams = io::streams(ground, &mut keeper, config, &user, io)?;
     let restore = match from {
         None => {
             process::plan_process(&mut plan, config, &user, streams.io)?;
@@ -251,11 +256,12 @@ fn start_clean(
         }
     };
     newborn.send(plan).map_err(|e| process::exec_error(&config.spec.process, e))?;
-    from.map_or(Ok(()), RestorePlan::check_small)?; // the newborn is busy for a while
+    // The newborn is busy for a while.
+    io::bound_new_logs(&mut keeper, config, &streams.unbounded)?;
+    from.map_or(Ok(()), RestorePlan::check_small)?;
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
     let init = record_of(&newborn, console.is_some(), past, from);
-    let (kept, unbounded) = (streams.kept, streams.unbounded);
-    let kept = io::hand_over(ground, &mut keeper, config, console, kept, &unbounded)?;
+    let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
     net::publish_ports(ground, config)?;
     // ORDER: recorded, then released: a running process is always on record.
     state::write_init(ground, &config.id, &init)?;

@@ -84,6 +84,8 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         nofile: None,
         sealed: false,
         synced: None,
+        operations_before: 0,
+        fds_before: 0,
         sock: SOCK,
         preserved: 0,
         root: None,
@@ -99,16 +101,30 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         let _ = errno;
         kernel::exit(NEVER_BEGAN);
     }
-    match newborn.receive() {
-        Ok((plan, length)) => {
-            // SAFETY: the mapping is private, writable, of that length, and is never unmapped.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(plan, length) };
-            match Flat::new(bytes) {
-                Ok(mut flat) => newborn.execute(&mut flat),
-                Err(e) => newborn.fail(NO_OPERATION, damaged(e), NEVER_BEGAN),
+    newborn.execute_received()
+}
+
+/// A Sync whose Go is to be awaited.
+#[derive(Debug, Clone, Copy)]
+struct Synced {
+    /// The number of the operation.
+    number: u32,
+    /// Whether operations other than sysctls come before the wait.
+    early: bool,
+}
+
+impl Synced {
+    /// Returns whether an operation comes before the wait.
+    fn permits(self, op: &Record) -> bool {
+        match Code::from_number(op.code) {
+            Some(Code::Sysctl) => true,
+            Some(Code::Chdir | Code::Credentials | Code::Capabilities | Code::NoNewPrivs) => {
+                self.early
             }
+            // The engine fetches a listener after Go.
+            Some(Code::Seccomp) => self.early && op.fd == flat::NO_FD,
+            _ => false,
         }
-        Err(errno) => newborn.fail(NO_OPERATION, errno, NEVER_BEGAN),
     }
 }
 
@@ -119,8 +135,12 @@ struct Newborn {
     capabilities: Option<CapabilityMasks>,
     nofile: Option<Record>,
     sealed: bool,
-    /// The number of a Sync whose Go is awaited before the next operation that sets no sysctl.
-    synced: Option<u32>,
+    /// A Sync whose Go has not been awaited.
+    synced: Option<Synced>,
+    /// Operations of earlier parts of the plan.
+    operations_before: u32,
+    /// Descriptors of earlier parts.
+    fds_before: usize,
     /// The socket to the engine: `SOCK`, until that number is needed for another descriptor.
     sock: RawFd,
     /// Number of descriptors from 3 on that are the program's.
@@ -165,7 +185,27 @@ impl Newborn {
         Ok(())
     }
 
-    /// Receives the plan and its descriptors; maps the plan.
+    /// Receives a plan, or its next part, and executes it.
+    fn execute_received(&mut self) -> ! {
+        match self.receive() {
+            Ok((plan, length)) => {
+                // SAFETY: the mapping is private, writable, of that length, and is never unmapped.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(plan, length) };
+                match Flat::new(bytes) {
+                    Ok(mut flat) => {
+                        if !flat.has_rest() {
+                            self.restore_descriptor_limit();
+                        }
+                        self.execute(&mut flat)
+                    }
+                    Err(e) => self.fail(NO_OPERATION, damaged(e), NEVER_BEGAN),
+                }
+            }
+            Err(errno) => self.fail(NO_OPERATION, errno, NEVER_BEGAN),
+        }
+    }
+
+    /// Receives the next part of the plan and its descriptors; maps the part.
     fn receive(&mut self) -> Outcome<(*mut u8, usize)> {
         let mut memory = -1;
         let mut expected = None;
@@ -194,11 +234,11 @@ impl Newborn {
                 _ => return Err(Errno::BADMSG),
             }
             let Some((length, descriptors)) = expected else { return Err(Errno::BADMSG) };
-            if descriptors > flat::FDS_MAX || self.count > descriptors {
+            let end = self.fds_before + descriptors;
+            if end > flat::FDS_MAX || self.count > end {
                 return Err(Errno::BADMSG);
             }
-            if self.count == descriptors {
-                self.restore_descriptor_limit();
+            if self.count == end {
                 let size = rustix::fs::fstat(borrowed(memory))?.st_size as u64;
                 if length == 0 || length > flat::PLAN_MAX_BYTES || (length as u64) > size {
                     return Err(Errno::BADMSG);
@@ -217,6 +257,8 @@ impl Newborn {
 
     /// The keeper has raised its own limit; the program starts with the keeper's original one. Room
     /// is left for the descriptors of the plan: the engine sets the final limit.
+    ///
+    /// ORDER: after all descriptors of the plan are received, which the limit may not permit any more.
     fn restore_descriptor_limit(&self) {
         let (soft, hard) = self.heritage.nofile;
         let soft = soft.max(self.count as u64 + 64).min(hard);
@@ -245,34 +287,42 @@ impl Newborn {
 
     fn execute(&mut self, plan: &mut Flat<'_>) -> ! {
         for index in 0..plan.count() {
+            let number = self.operations_before + index as u32;
             let record = match plan.record(index) {
                 Ok(record) => record,
-                Err(e) => self.fail(index as u32, damaged(e), NEVER_BEGAN),
+                Err(e) => self.fail(number, damaged(e), NEVER_BEGAN),
             };
             let code = Code::from_number(record.code);
-            if code != Some(Code::Sysctl)
-                && let Some(sync) = self.synced.take()
-                && let Err(errno) = self.wait_for_go()
+            if let Some(synced) = self.synced
+                && !synced.permits(&record)
             {
-                self.fail(sync, errno, NEVER_BEGAN);
+                self.synced = None;
+                if let Err(errno) = self.wait_for_go() {
+                    self.fail(synced.number, errno, NEVER_BEGAN);
+                }
             }
             if code == Some(Code::Sync) {
-                self.synced = Some(index as u32);
+                self.synced = Some(Synced { number, early: record.flags & flat::EARLY != 0 });
+            }
+            if code == Some(Code::Rest) {
+                self.operations_before = number + 1;
+                self.fds_before = self.count;
+                self.execute_received();
             }
             if code == Some(Code::Exec) {
                 let errno = self.exec(plan, &record);
-                self.fail(index as u32, errno, if errno == Errno::NOENT { 127 } else { 126 });
+                self.fail(number, errno, if errno == Errno::NOENT { 127 } else { 126 });
             }
             if code == Some(Code::Follow) {
                 let errno = self.follow(plan, &record);
-                self.fail(index as u32, errno, NEVER_BEGAN);
+                self.fail(number, errno, NEVER_BEGAN);
             }
             if code == Some(Code::Hook) {
-                if let Err(number) = self.hook(plan, &record) {
-                    self.fail_with(index as u32, number, NEVER_BEGAN, self.output);
+                if let Err(why) = self.hook(plan, &record) {
+                    self.fail_with(number, why, NEVER_BEGAN, self.output);
                 }
             } else if let Err(errno) = self.step(plan, &record) {
-                self.fail(index as u32, errno, NEVER_BEGAN);
+                self.fail(number, errno, NEVER_BEGAN);
             }
         }
         // A plan without a final operation.
@@ -282,13 +332,19 @@ impl Newborn {
     /// A descriptor of the plan.
     fn descriptor(&self, index: u64) -> Outcome<BorrowedFd<'static>> {
         let fds = self.fds.get(..self.count).unwrap_or_default();
-        fds.get(index as usize).map(|fd| borrowed(*fd)).ok_or(Errno::BADF)
+        fds.get(self.place(index)).map(|fd| borrowed(*fd)).ok_or(Errno::BADF)
+    }
+
+    /// The place in the table of a descriptor of this part of the plan.
+    fn place(&self, index: u64) -> usize {
+        (index as usize).saturating_add(self.fds_before)
     }
 
     /// Closes a descriptor of the plan that no later operation uses: a created container may wait for its
     /// start for long.
     fn let_go(&mut self, index: u32) {
-        if let Some(fd) = self.fds.get_mut(index as usize).filter(|fd| **fd >= 0) {
+        let place = self.place(index.into());
+        if let Some(fd) = self.fds.get_mut(place).filter(|fd| **fd >= 0) {
             close(std::mem::replace(fd, CLOSED));
         }
     }
@@ -375,7 +431,8 @@ impl Newborn {
                     index => Some(self.descriptor(index)?),
                 };
                 let taken = self.tree()?.take(text()?, op, userns)?;
-                let slot = self.fds.get_mut(op.fd as usize).ok_or(Errno::BADF)?;
+                let place = self.place(op.fd.into());
+                let slot = self.fds.get_mut(place).ok_or(Errno::BADF)?;
                 close(std::mem::replace(slot, taken.into_raw_fd()));
                 Ok(())
             }
@@ -504,7 +561,7 @@ impl Newborn {
                 });
                 crate::init::become_init(self.heritage.arguments, &own, self.heritage.shared)
             }
-            Code::Exec | Code::Follow => Err(Errno::NOSYS),
+            Code::Exec | Code::Follow | Code::Rest => Err(Errno::NOSYS),
         }
     }
 
@@ -599,7 +656,7 @@ impl Newborn {
 
     /// Descriptors of the plan become 3 and following.
     fn preserve(&mut self, op: &Record) -> Outcome {
-        let (first, count) = (op.fd as usize, op.a as usize);
+        let (first, count) = (self.place(op.fd.into()), op.a as usize);
         let end = first.checked_add(count).filter(|end| *end <= self.count).ok_or(Errno::BADF)?;
         // ORDER: everything leaves the numbers that are wanted before one of them is used again.
         let free = SOCK + count as RawFd;

@@ -54,7 +54,7 @@ use dormouse_kernel::call::{self as kernel, CloneFlags};
 use dormouse_launch::keeper::{LOCK, SOCKET};
 use dormouse_launch::protocol::{
     DESCRIPTORS_MAX, Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
-    watch,
+    feature, watch,
 };
 use dormouse_launch::{EXIT_FILE, wire};
 use rustix::event::{Timespec, epoll};
@@ -663,6 +663,9 @@ impl Server {
     fn answer(&mut self, serial: u64, request: Request, fds: Vec<OwnedFd>) -> Option<Answer> {
         Some(match request {
             Request::Status => (Reply::Status(self.status()), Vec::new()),
+            Request::Hello => {
+                (Reply::Hello { pid: std::process::id(), features: feature::ALL }, Vec::new())
+            }
             Request::Spawn(spawn) => return self.spawn(serial, spawn, fds),
             Request::Wait { pid } => match self.children.contains_key(&pid) {
                 true => {

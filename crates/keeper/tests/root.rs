@@ -251,6 +251,109 @@ fn root_newborn_sets_sysctls_after_a_sync_before_go() {
 }
 
 #[test]
+fn root_newborn_has_its_confinement_before_go_after_an_early_sync() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let allow = [0x06u16.to_ne_bytes().as_slice(), &[0, 0], &0x7fff_0000u32.to_ne_bytes()].concat();
+    for is_early in [true, false] {
+        let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        if is_early {
+            plan.sync_early()
+        } else {
+            plan.sync()
+        }
+        plan.chdir("/", false);
+        plan.credentials(&Ids { uid: 33, gid: 33, groups: Vec::new() });
+        plan.capabilities(&CapabilityMasks::default());
+        plan.no_new_privs();
+        plan.seccomp(&allow);
+        plan.exec(&program(&["sleep", "1000"]));
+        newborn.send(plan).unwrap();
+        newborn.ready().unwrap();
+        let is_filtered = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", newborn.pid)).unwrap();
+            status.contains("Seccomp:\t2\n")
+        };
+        if is_early {
+            assert!(until(is_filtered));
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!is_filtered(), "the confinement waits for Go");
+        }
+        let (pid, pidfd) = (newborn.pid, newborn.pidfd.try_clone().unwrap());
+        let exe = || std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+        let before = exe();
+        newborn.go().unwrap();
+        assert_ne!(exe(), before, "the program is executed after Go");
+        pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+        keeper.wait(pid).unwrap();
+    }
+}
+
+#[test]
+fn root_plan_in_parts_is_executed_as_one() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let begin = |keeper: &mut Keeper| {
+        let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        let mut plan = newborn.send_part(plan).unwrap();
+        assert_eq!(plan.descriptors(), 0, "the first part is sent");
+        plan.make_dir("/first", 0o755);
+        let rest = newborn.send_part(plan).unwrap();
+        (newborn, rest)
+    };
+    let (mut newborn, mut plan) = begin(&mut keeper);
+    // Numbers of descriptors of the first part, too.
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (held, _keep) = rustix::pipe::pipe().unwrap();
+    let (out, input) = (plan.fd(writer), plan.fd(held));
+    plan.stdio([input, out, out]);
+    plan.sync();
+    plan.chdir("/first", false);
+    plan.exec(&program(&["sh", "-c", "pwd; ulimit -n"]));
+    newborn.send(plan).unwrap();
+    newborn.ready().unwrap();
+    let pid = newborn.pid;
+    newborn.go().unwrap();
+    let text = output(reader);
+    assert!(text.starts_with("/first\n"), "{text}");
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit: u64 = text.lines().nth(1).unwrap().parse().unwrap();
+    assert_eq!(Some(limit), own, "the keeper's raised limit is taken back");
+    assert_eq!(keeper.wait(pid).unwrap().code, 0);
+
+    // A failed operation is named, in any part.
+    let (mut newborn, mut plan) = begin(&mut keeper);
+    plan.chdir("/missing", false);
+    plan.sync();
+    plan.exec(&program(&["true"]));
+    newborn.send(plan).unwrap();
+    let Err(LaunchError::Failed(failure)) = newborn.ready() else { panic!("it fails") };
+    assert!(failure.to_string().contains("/missing"), "{failure}");
+    let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+    let mut plan = Plan::new();
+    scratch.plan_root(&mut plan, &mut newborn);
+    plan.chdir("/absent", false);
+    let mut rest = newborn.send_part(plan).unwrap();
+    assert!(pidfd::wait(&newborn.pidfd, Some(std::time::Duration::from_secs(60))).unwrap());
+    rest.sync();
+    rest.exec(&program(&["true"]));
+    newborn.send(rest).unwrap();
+    let Err(LaunchError::Failed(failure)) = newborn.ready() else { panic!("it fails") };
+    assert!(failure.to_string().contains("/absent"), "{failure}");
+
+    // Without an engine the newborn does not wait for ever.
+    let (newborn, _) = begin(&mut keeper);
+    let process = newborn.pidfd.try_clone().unwrap();
+    drop(newborn);
+    assert!(pidfd::wait(&process, Some(std::time::Duration::from_secs(60))).unwrap());
+}
+
+#[test]
 fn root_exec_joins_everything_and_is_waited_for() {
     let scratch = Scratch::new();
     let mut keeper = scratch.keeper();

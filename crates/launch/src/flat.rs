@@ -95,7 +95,8 @@ codes! {
     Terminal = 20, "open a terminal";
     /// A new session.
     Setsid = 21, "make a session";
-    /// Sends Ready, executes the sysctls that follow, and waits for Go.
+    /// Sends Ready, executes the sysctls that follow, and waits for Go. With flag EARLY other operations that
+    /// follow come before the wait, too.
     Sync = 22, "wait for the engine";
     /// chdir(`text`), inside the root.
     Chdir = 23, "change to the working directory";
@@ -172,6 +173,9 @@ codes! {
     /// its attributes. Where the lower half of `b` is not NO_FD, ids are mapped as in the user namespace
     /// of that descriptor, with everything below if the upper half is not 0.
     Take = 52, "copy the mount";
+    /// Receives the next part of the plan, whose operations follow, and whose descriptors are added. The last
+    /// operation of a part.
+    Rest = 53, "receive the rest of the plan";
 }
 
 impl Code {
@@ -202,6 +206,8 @@ pub const APART: u16 = 64;
 /// A copy made now is attached: in the kernel's table, which is in the order of creation of mounts,
 /// it comes after the existing ones.
 pub const COPY: u16 = 128;
+/// Credentials and confinement do not wait for the engine.
+pub const EARLY: u16 = 256;
 
 /// Words of 64 bits in a mask of all CPUs: as many as the kernel is built for at most, 8192.
 pub const AFFINITY_WORDS: usize = 128;
@@ -301,6 +307,12 @@ impl<'m> Flat<'m> {
     /// Number of descriptors of the plan.
     pub fn descriptors(&self) -> usize {
         self.descriptors
+    }
+
+    /// Whether another part follows.
+    pub fn has_rest(&self) -> bool {
+        let last = self.count.checked_sub(1).map(|last| self.record(last));
+        last.is_some_and(|last| last.is_ok_and(|last| last.code == Code::Rest as u16))
     }
 
     /// Operation `index`.

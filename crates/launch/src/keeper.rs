@@ -25,7 +25,7 @@ use rustix::net::{
 
 use crate::protocol::{
     Ended, FILL_DESCRIPTORS, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
-    stream, with,
+    feature, stream, with,
 };
 use crate::{ExitStatus, LaunchError, Newborn, wire};
 
@@ -119,11 +119,19 @@ impl Calling {
     /// Waits for the answer; `None` when there was none.
     pub fn answer(mut self) -> Result<Option<Keeper>, LaunchError> {
         match self.0.answer() {
-            Ok((Reply::Status(status), _)) => {
-                self.0.pid = status.pid;
+            Ok((Reply::Hello { pid, features }, _)) => {
+                (self.0.pid, self.0.features) = (pid, features);
                 Ok(Some(self.0))
             }
             Ok(_) => Err(unexpected()),
+            // The keeper of an older program does not know the message.
+            Err(LaunchError::Refused { source: Errno::BADMSG, .. }) => {
+                match self.0.status() {
+                    Err(LaunchError::KeeperGone) => return Ok(None),
+                    status => self.0.pid = status?.pid,
+                }
+                Ok(Some(self.0))
+            }
             Err(LaunchError::KeeperGone) => Ok(None),
             Err(e) => Err(e),
         }
@@ -140,6 +148,8 @@ pub struct Keeper {
     sock: OwnedFd,
     path: PathBuf,
     pid: u32,
+    /// Bits of [`feature`].
+    features: u32,
     mine: HashSet<u32>,
     ended: HashMap<u32, Ended>,
 }
@@ -198,8 +208,8 @@ impl Keeper {
             return Err(failed(Errno::PERM));
         }
         let (mine, ended) = (HashSet::new(), HashMap::new());
-        let mut keeper = Self { sock, path: path.clone(), pid: 0, mine, ended };
-        match keeper.say(&Request::Status, &[]) {
+        let mut keeper = Self { sock, path: path.clone(), pid: 0, features: 0, mine, ended };
+        match keeper.say(&Request::Hello, &[]) {
             Ok(()) => Ok(Some(Calling(keeper))),
             Err(LaunchError::KeeperGone) => Ok(None),
             Err(e) => Err(e),
@@ -328,6 +338,7 @@ impl Keeper {
             sock: expected.0,
             steps: Vec::new(),
             waits: false,
+            takes_parts: self.features & feature::PARTS != 0,
         })
     }
 

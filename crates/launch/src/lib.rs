@@ -12,10 +12,11 @@
 //!   connect_or_start ---------->
 //!   spawn ----------------------> clone3, id maps, proc ----> waits for its plan
 //!   <---------------- Spawned ---
+//!   Newborn::send_part -------------------------------------> executes a part of it
 //!   (mounts, with its user namespace)
-//!   Newborn::send ------------------------------------------> executes
-//!   Newborn::ready <----------------------------------------- sync
-//!   Newborn::go --------------------------------------------> seccomp, execve
+//!   Newborn::send ------------------------------------------> executes the last part
+//!   Newborn::ready <----------------------------------------- sync, credentials, seccomp
+//!   Newborn::go --------------------------------------------> execve
 //!   <-------------------------------------------------------- the socket closes
 //!   wait <----------- Exited ---- reaps, writes RUN/c/ID/exit
 //! ```

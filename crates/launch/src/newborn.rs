@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::error::LaunchError;
@@ -50,13 +51,16 @@ pub struct Newborn {
     pub(crate) steps: Vec<Step>,
     /// Whether its plan has a sync point.
     pub(crate) waits: bool,
+    /// Whether its plan may have several parts.
+    pub(crate) takes_parts: bool,
 }
 
 impl Newborn {
     /// A process that was just cloned, or one that waits at [`Plan::wait_for_start`]; `sock` is the
     /// connection to it.
     pub fn new(pid: u32, start_time: u64, pidfd: OwnedFd, sock: OwnedFd) -> Self {
-        Self { pid, start_time, pidfd, proc: None, sock, steps: Vec::new(), waits: true }
+        let steps = Vec::new();
+        Self { pid, start_time, pidfd, proc: None, sock, steps, waits: true, takes_parts: false }
     }
 
     /// Returns the operations, for [`Newborn::recall`] by a later process.
@@ -78,8 +82,32 @@ impl Newborn {
         self.proc.take()
     }
 
-    /// Sends its plan.
+    /// Sends a part of its plan, and returns the next part, which is empty. The newborn executes the part while
+    /// the engine makes the next. With a keeper of an older program nothing is sent yet, and the plan goes on.
+    ///
+    /// [`Newborn::ready`] returns the error of a part that has failed.
+    pub fn send_part(&mut self, plan: Plan) -> Result<Plan, LaunchError> {
+        if !self.takes_parts {
+            return Ok(plan);
+        }
+        let (part, next) = plan.split();
+        self.send(part)?;
+        Ok(next)
+    }
+
+    /// Sends its plan, or the last part of it.
     pub fn send(&mut self, plan: Plan) -> Result<(), LaunchError> {
+        let is_first = self.steps.is_empty();
+        match self.send_to_it(plan) {
+            // The message of a newborn that has failed is still readable.
+            Err(LaunchError::SendPlan { source: Errno::PIPE | Errno::CONNRESET }) if !is_first => {
+                Ok(())
+            }
+            sent => sent,
+        }
+    }
+
+    fn send_to_it(&mut self, plan: Plan) -> Result<(), LaunchError> {
         let finished = plan.finish()?;
         let memory = finished.to_memfd()?;
         let bytes = finished.bytes.len() as u32;
@@ -87,13 +115,13 @@ impl Newborn {
         let mut fds: Vec<BorrowedFd<'_>> = vec![memory.as_fd()];
         fds.extend(finished.fds.iter().map(AsFd::as_fd));
         let mut message = ToNewborn::Plan { bytes, descriptors };
+        self.waits |= finished.steps.iter().any(|step| step.code == Code::Sync);
+        self.steps.extend(finished.steps);
         for some in fds.chunks(wire::FDS_PER_MESSAGE) {
             wire::send(&self.sock, &message.to_bytes(), some, SendFlags::empty())
                 .map_err(|source| LaunchError::SendPlan { source })?;
             message = ToNewborn::More;
         }
-        self.waits = finished.steps.iter().any(|step| step.code == Code::Sync);
-        self.steps = finished.steps;
         Ok(())
     }
 
@@ -116,16 +144,16 @@ impl Newborn {
         // A process that exits with unread messages of ours resets the connection; the error is
         // returned once, before its own messages.
         let n = match receive() {
-            Err(rustix::io::Errno::CONNRESET) => receive(),
+            Err(Errno::CONNRESET) => receive(),
             other => other,
         };
         match n {
-            Ok(0) | Err(rustix::io::Errno::CONNRESET) => Ok((None, None)),
+            Ok(0) | Err(Errno::CONNRESET) => Ok((None, None)),
             Ok(n) => match FromNewborn::from_bytes(&bytes[..n]) {
                 Some(message) => Ok((Some(message), fd)),
                 None => Err(LaunchError::Newborn { what: "sent an unknown message" }),
             },
-            Err(rustix::io::Errno::AGAIN) => {
+            Err(Errno::AGAIN) => {
                 // A frozen newborn would not notice that its starter is gone.
                 let kill = rustix::process::Signal::KILL;
                 let _ = rustix::process::pidfd_send_signal(&self.pidfd, kill);
@@ -172,7 +200,7 @@ impl Newborn {
         // A newborn that has failed, or has no sync point, may have exited; its last message is
         // still readable.
         if let Err(source) = sent
-            && !matches!(source, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET)
+            && !matches!(source, Errno::PIPE | Errno::CONNRESET)
         {
             return Err(LaunchError::SendPlan { source });
         }

@@ -665,6 +665,24 @@ impl Plan {
         self.simple(Code::Sync, 0, "");
     }
 
+    /// The same, and before the wait come more operations that follow: the working directory, credentials and
+    /// confinement. Any other operation waits for Go first. The newborns of a keeper of an older program wait
+    /// before all of them but sysctls.
+    ///
+    /// ORDER: a filter among them permits recvmsg(2), by which the newborn waits.
+    pub fn sync_early(&mut self) {
+        self.seal_root();
+        self.push(Code::Sync, flat::EARLY, NO_FD, 0, 0, b"", "");
+    }
+
+    /// Ends a part of a plan, and returns it and an empty next one. Descriptors belong to their part.
+    pub(crate) fn split(mut self) -> (Self, Self) {
+        let root_read_only = std::mem::take(&mut self.root_read_only);
+        self.simple(Code::Rest, 0, "");
+        let rest = Self { root_read_only, is_apart: self.is_apart, ..Self::new() };
+        (self, rest)
+    }
+
     /// Sets the working directory, which must be inside the root (CVE-2024-21626); `create` makes
     /// it.
     pub fn chdir(&mut self, path: &str, create: bool) {

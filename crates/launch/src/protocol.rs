@@ -177,6 +177,14 @@ pub mod with {
     pub(super) const TEMPLATE: u8 = 16;
 }
 
+/// Bits of [`Reply::Hello`]: what a keeper and its newborns know.
+pub mod feature {
+    /// A plan in several parts.
+    pub const PARTS: u32 = 1;
+    /// All of this program's.
+    pub const ALL: u32 = PARTS;
+}
+
 /// Bits of [`Request::Hold`]: the events that the keeper polls a descriptor for. A hang-up and an
 /// error count with either; without any bit it is only held.
 pub mod watch {
@@ -229,6 +237,8 @@ impl SpawnRequest {
 pub enum Request {
     /// Liveness check. Answered by `Status`.
     Status,
+    /// The same. Answered by `Hello`, and refused by a keeper of an older program.
+    Hello,
     /// Clones a newborn. Descriptors: its socket, then those of `with`, in the order of the bits.
     /// Answered by `Spawned`, and later by `Exited`.
     Spawn(SpawnRequest),
@@ -414,6 +424,7 @@ impl Request {
         };
         match self {
             Self::Status => head(1),
+            Self::Hello => head(28),
             Self::Spawn(spawn) => {
                 let mut out = with_id(2, &spawn.id);
                 let template = spawn.template.map_or(0, |_| with::TEMPLATE);
@@ -488,6 +499,7 @@ impl Request {
         let (kind, mut fields) = open(bytes)?;
         let request = match kind {
             1 => Self::Status,
+            28 => Self::Hello,
             2 => {
                 let id = fields.id()?;
                 let kind = match fields.u8()? {
@@ -625,6 +637,13 @@ pub struct Status {
 pub enum Reply {
     /// State of the keeper.
     Status(Status),
+    /// A keeper that is no older than this message.
+    Hello {
+        /// Its own pid.
+        pid: u32,
+        /// Bits of [`feature`].
+        features: u32,
+    },
     /// Descriptors: a pidfd, and the procfs if one was requested.
     Spawned {
         /// The newborn.
@@ -664,6 +683,12 @@ impl Reply {
                 }
                 out
             }
+            Self::Hello { pid, features } => {
+                let mut out = head(107);
+                out.extend_from_slice(&pid.to_ne_bytes());
+                out.extend_from_slice(&features.to_ne_bytes());
+                out
+            }
             Self::Spawned { pid, start_time } => {
                 let mut out = head(102);
                 out.extend_from_slice(&pid.to_ne_bytes());
@@ -700,6 +725,7 @@ impl Reply {
                 settling: fields.u32()?,
                 pid: fields.u32()?,
             }),
+            107 => Self::Hello { pid: fields.u32()?, features: fields.u32()? },
             102 => Self::Spawned { pid: fields.u32()?, start_time: fields.u64()? },
             103 => Self::Exited {
                 pid: fields.u32()?,
@@ -723,7 +749,7 @@ impl Reply {
 /// next ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToNewborn {
-    /// The plan, so many bytes in the memfd, with so many descriptors in all.
+    /// The plan or a part of it, so many bytes in the memfd, with so many descriptors in all.
     Plan {
         /// Length of the plan in bytes.
         bytes: u32,

@@ -33,6 +33,7 @@ fn request() -> impl Strategy<Value = Request> {
     let logs = (id(), any::<u64>(), proptest::collection::vec("/[a-z/]{0,80}", 0..3));
     prop_oneof![
         Just(Request::Status),
+        Just(Request::Hello),
         Just(Request::End),
         spawn,
         any::<u32>().prop_map(|pid| Request::Wait { pid }),
@@ -203,6 +204,7 @@ fn replies_round_trip() {
         Reply::Spawned { pid: 4711, start_time: u64::MAX - 5 },
         Reply::Exited { pid: 1, ended },
         Reply::Done,
+        Reply::Hello { pid: 4711, features: 1 },
         Reply::Attached,
         Reply::Refused { errno: 16, step: "do that".into() },
     ] {

@@ -299,7 +299,7 @@ pub fn output_lossy(reader: OwnedFd) -> String {
 
 /// Waits ten seconds at most for something to become true.
 pub fn until(mut what: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(90);
     while Instant::now() < end {
         if what() {
             return true;
