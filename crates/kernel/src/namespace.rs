@@ -166,7 +166,7 @@ fn born_with<T>(
 /// ENOTTY for a descriptor of something else.
 pub fn kind(namespace: BorrowedFd<'_>) -> Result<CloneFlags> {
     const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
-    let kind = ask(namespace, (NS_GET_NSTYPE, "NS_GET_NSTYPE"), std::ptr::null_mut())?;
+    let kind = ask(namespace, (NS_GET_NSTYPE, "NS_GET_NSTYPE"), std::ptr::null_mut::<u32>())?;
     Ok(CloneFlags::from_bits_retain(kind as u64))
 }
 
@@ -177,7 +177,7 @@ pub fn kind(namespace: BorrowedFd<'_>) -> Result<CloneFlags> {
 /// none.
 pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     const NS_GET_USERNS: libc::c_ulong = 0xb701;
-    let fd = ask(namespace, (NS_GET_USERNS, "NS_GET_USERNS"), std::ptr::null_mut())?;
+    let fd = ask(namespace, (NS_GET_USERNS, "NS_GET_USERNS"), std::ptr::null_mut::<u32>())?;
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -193,14 +193,51 @@ pub fn owner_uid(namespace: BorrowedFd<'_>) -> Result<u32> {
     Ok(uid)
 }
 
+/// LIMIT: mounts that [`mounts`] returns.
+const MOUNTS_MAX: usize = 256;
+
+/// Returns the unique ids (statx(2), STATX_MNT_ID_UNIQUE) of mounts of another mount namespace (listmount(2)):
+/// those below the first mount on its root, 256 at most. KERNEL(6.11).
+///
+/// ENOENT where nothing is mounted on its root; ENOTTY and ENOSYS of an older kernel.
+pub fn mounts(namespace: BorrowedFd<'_>) -> Result<Vec<u64>> {
+    const NS_GET_MNTNS_ID: libc::c_ulong = 0x8008_b705;
+    const SYS_LISTMOUNT: libc::c_long = 458;
+    const LSMT_ROOT: u64 = u64::MAX;
+    /// `struct mnt_id_req`.
+    #[repr(C)]
+    struct Wanted {
+        size: u32,
+        spare: u32,
+        below: u64,
+        after: u64,
+        namespace: u64,
+    }
+    let mut id = 0u64;
+    ask(namespace, (NS_GET_MNTNS_ID, "NS_GET_MNTNS_ID"), &mut id)?;
+    let size = size_of::<Wanted>() as u32;
+    let wanted = Wanted { size, spare: 0, below: LSMT_ROOT, after: 0, namespace: id };
+    let mut found = vec![0u64; MOUNTS_MAX];
+    // SAFETY: the request is a local of its own size; the kernel writes at most as many numbers as it is passed.
+    let count = unsafe {
+        libc::syscall(SYS_LISTMOUNT, &raw const wanted, found.as_mut_ptr(), MOUNTS_MAX, 0)
+    };
+    let Ok(count) = usize::try_from(count) else {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return Err(CallError::new("listmount", namespace.as_raw_fd().to_string(), errno));
+    };
+    found.truncate(count);
+    Ok(found)
+}
+
 /// A request of ioctl_nsfs(2), which writes one number or nothing.
-fn ask(
+fn ask<N>(
     namespace: BorrowedFd<'_>,
     (request, name): (libc::c_ulong, &str),
-    to: *mut u32,
+    to: *mut N,
 ) -> Result<i32> {
     // SAFETY: `to` is the place for the result of a request, or is not used: callers pass a number
-    // of their own to the one request that writes.
+    // of their own, of the request's size, to a request that writes.
     let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), request, to) };
     if answer < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
@@ -326,6 +363,32 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn root_mounts_of_a_namespace_are_listed() {
+        // SAFETY: the child sleeps, and calls nothing else.
+        let Cloned::Parent { pid, pidfd } = (unsafe {
+            process::clone3(&CloneArgs { flags: CloneFlags::NEWNS, ..CloneArgs::default() })
+                .unwrap()
+        }) else {
+            std::thread::sleep(std::time::Duration::from_secs(1000));
+            call::exit(1)
+        };
+        let listed = mounts(std::fs::File::open(format!("/proc/{pid}/ns/mnt")).unwrap().as_fd());
+        let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
+        let (here, none) = (rustix::fs::CWD, rustix::fs::AtFlags::empty());
+        let proc = rustix::fs::statx(here, format!("/proc/{pid}/root/proc"), none, unique).unwrap();
+        let own = rustix::fs::statx(here, "/proc", none, unique).unwrap();
+        crate::pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+        pidfd::reap(&pidfd).unwrap();
+        match listed {
+            Err(e) => assert!([libc::ENOTTY, libc::ENOSYS].contains(&e.errno()), "{e}"),
+            Ok(listed) => {
+                assert!(listed.contains(&proc.stx_mnt_id), "{listed:?}");
+                assert!(!listed.contains(&own.stx_mnt_id), "of its namespace only");
+            }
+        }
     }
 
     #[test]
