@@ -121,6 +121,39 @@ fn vm_failed_wake_keeps_container_and_clients_until_cause_is_gone() {
 }
 
 /// An open connection and a waiting one outlive a failed wake, the keeper and the failed wake after it.
+/// `/etc/passwd` belongs to the container.
+#[test]
+fn container_that_removed_its_user_from_passwd_wakes() {
+    let host = Host::with_busybox();
+    let serve = ["probe", "count", "0.0.0.0", "8080", "4096"];
+    let create = ["create", "--name", "x", "--user", "app", "busybox"];
+    host.dm(&[&create[..], &serve].concat()).ok();
+    let passwd = host.dir().join("passwd");
+    fs::write(&passwd, "root:x:0:0::/:/bin/sh\napp:x:1000:1000::/:/bin/sh\n")
+        .expect("a scratch file");
+    host.dm(&["cp", passwd.to_str().expect("UTF-8"), "x:/etc/passwd"]).ok();
+    host.dm(&["start", "x"]).ok();
+    let ask = || {
+        let mut probe = host.command(image::probe());
+        probe.args(["ask", &host.address_of("x"), "8080"]);
+        dormouse_testkit::run(probe, b"", soon())
+    };
+    wait_until(soon(), || ask().status == 0);
+    host.dm(&["exec", "--user", "0", "x", "sh", "-c", ": >/etc/passwd"]).ok();
+    for _ in 0..2 {
+        host.dm(&["sleep", "x"]).ok();
+        let answer = ask().ok();
+        assert!(answer.starts_with("call "), "{answer}");
+    }
+    assert_eq!(
+        host.dm(&["exec", "--user", "0", "x", "grep", "^Uid:", "/proc/1/status"])
+            .ok()
+            .split_whitespace()
+            .nth(1),
+        Some("1000")
+    );
+}
+
 #[test]
 fn vm_connections_of_failed_wake_survive_killed_keeper() {
     let host = Host::with_busybox();

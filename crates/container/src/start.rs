@@ -39,7 +39,7 @@ use crate::restore::{self, RestorePlan};
 use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
-use crate::user::Users;
+use crate::user::{PasswdUser, Users};
 use crate::{contract, end, event, exit, hold, io, later, layer, process, remove, usage};
 
 /// A container's process that this process started or attached to.
@@ -238,8 +238,12 @@ fn start_clean(
     };
     // The source mounts are closed at the end.
     let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
-    // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
-    let user = Users::read(root.as_fd()).find(&config.spec.process.user)?;
+    let recorded = from.and_then(|from| from.since.as_ref()).and_then(|since| since.user.clone());
+    let user = match recorded {
+        Some(user) => user,
+        // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
+        None => Users::read(root.as_fd()).find(&config.spec.process.user)?,
+    };
     let proc = newborn.take_proc();
     let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
     let parts = RootParts { root, proc, mounts, userns, shared, terminals };
@@ -260,7 +264,7 @@ fn start_clean(
     io::bound_new_logs(&mut keeper, config, &streams.unbounded)?;
     from.map_or(Ok(()), RestorePlan::check_small)?;
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
-    let init = record_of(&newborn, console.is_some(), past, from);
+    let init = record_of(&newborn, console.is_some(), past, from, user);
     let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
     net::publish_ports(ground, config)?;
     // ORDER: recorded, then released: a running process is always on record.
@@ -292,6 +296,7 @@ fn record_of(
     has_console: bool,
     past: Past,
     from: Option<&RestorePlan>,
+    user: PasswdUser,
 ) -> InitRecord {
     let since = from.and_then(|from| from.since.as_ref());
     InitRecord {
@@ -306,6 +311,7 @@ fn record_of(
         unready: from.is_some_and(|from| from.wakes),
         failures: since.map_or(past.failures, |since| since.failures),
         short_runs: since.map_or(past.short_runs, |since| since.short_runs),
+        user: Some(user),
     }
 }
 

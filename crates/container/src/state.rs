@@ -5,7 +5,7 @@
 //! directory `asleep/` and the kernel. The lock `RUN/c/ID/exec.lock` shows that an exec is in transit
 //! ([`crate::exec`]).
 //!
-//! Uses `ground`.
+//! Uses `user` and `ground`.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::user::PasswdUser;
 
 /// LIMIT: how long a process without its starter may take to exit.
 const DOOMED_WAIT: Duration = Duration::from_secs(5);
@@ -66,6 +67,10 @@ pub(crate) struct InitRecord {
     /// wake is interrupted now, they are killed, and it is asleep.
     #[serde(default)]
     pub(crate) unready: bool,
+    /// The user of its first process at the start. A wake does not look the user up again, in a file that
+    /// the container may have changed. Older programs recorded none.
+    #[serde(default)]
+    pub(crate) user: Option<PasswdUser>,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.

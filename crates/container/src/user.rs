@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use dormouse_kernel::resolve;
 use dormouse_model::User;
 use rustix::fs::{FileType, Mode, OFlags};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -19,7 +20,7 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 const GROUPS_MAX: usize = 1024;
 
 /// A resolved user.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PasswdUser {
     /// User id inside.
     pub(crate) uid: u32,
