@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::load;
-use dormouse_checkpoint::load::{Allowed, Lazy, Restore, Wanted};
+use dormouse_checkpoint::load::{Allowed, Checked, Lazy, Restore, Wanted};
 use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
@@ -267,14 +267,8 @@ impl RestorePlan {
     }
 }
 
-/// Adds the last part of a restore's plan, which replaces the program.
-pub(crate) fn plan(
-    ground: &Ground,
-    plan: &mut Plan,
-    config: &Config,
-    (user, io): (&PasswdUser, &Io),
-    from: &RestorePlan,
-) -> Result<Restore> {
+/// Checks that a checkpoint can be restored here, and under the configuration of its container.
+pub(crate) fn check(config: &Config, user: &PasswdUser, from: &RestorePlan) -> Result<Checked> {
     let security = &config.spec.security;
     let granted = process::granted(security)?;
     let allowed = Allowed {
@@ -305,12 +299,25 @@ pub(crate) fn plan(
             false => 0,
         },
     };
+    Ok(load::check(&from.reader, allowed)?)
+}
+
+/// Adds the last part of a restore's plan, which replaces the program.
+pub(crate) fn plan(
+    ground: &Ground,
+    plan: &mut Plan,
+    config: &Config,
+    (user, io): (&PasswdUser, &Io),
+    (from, checked): (&RestorePlan, Checked),
+) -> Result<Restore> {
+    let security = &config.spec.security;
+    let granted = process::granted(security)?;
     let memory = match (&from.common, &from.later) {
         (Some(common), _) => load::Memory::Shared(&common.choice),
         (None, Some(later)) => load::Memory::Later(&later.lazy),
         (None, None) => load::Memory::Own,
     };
-    let mut restore = load::prepare(&from.reader, &allowed, memory)?;
+    let mut restore = load::lay_out(&from.reader, checked, memory)?;
     if silence::is_quiet(ground, &config.id) {
         restore.end_quiet(config.id.as_str());
     }

@@ -218,8 +218,18 @@ fn start_clean(
     }
     let shared = dir::make(ground, config)?;
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
+    // The keeper clones meanwhile.
+    let recorded = from.and_then(|from| from.since.as_ref()).and_then(|since| since.user.clone());
+    let check = |user: &PasswdUser| from.map(|from| restore::check(config, user, from)).transpose();
+    let checked = recorded.as_ref().map_or(Ok(None), check)?;
     let mut newborn = keeper.born(expected)?;
     from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
+    let userns = if weakened("user-namespace") {
+        layer::user_namespace(config.ids)? // file ids are not mapped
+    } else {
+        pidfd::user_namespace(newborn.pidfd.as_fd())
+            .map_err(Error::call("cannot open the container's user namespace"))?
+    };
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);
@@ -230,33 +240,29 @@ fn start_clean(
     }
     root::plan_namespaces(&mut plan, config);
     let mut plan = newborn.send_part(plan)?;
-    let userns = if weakened("user-namespace") {
-        layer::user_namespace(config.ids)? // file ids are not mapped
-    } else {
-        pidfd::user_namespace(newborn.pidfd.as_fd())
-            .map_err(Error::call("cannot open the container's user namespace"))?
-    };
     // The source mounts are closed at the end.
     let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
-    let recorded = from.and_then(|from| from.since.as_ref()).and_then(|since| since.user.clone());
     let user = match recorded {
         Some(user) => user,
         // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
         None => Users::read(root.as_fd()).find(&config.spec.process.user)?,
     };
+    // ORDER: before the newborn makes mount points.
+    let checked = checked.map_or_else(|| check(&user), |checked| Ok(Some(checked)))?;
     let proc = newborn.take_proc();
     let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
     let parts = RootParts { root, proc, mounts, userns, shared, terminals };
     root::plan_root(ground, &mut plan, config, parts)?;
     let mut plan = newborn.send_part(plan)?;
     let streams = io::streams(ground, &mut keeper, config, &user, io)?;
-    let restore = match from {
+    let restore = match from.zip(checked) {
         None => {
             process::plan_process(&mut plan, config, &user, streams.io)?;
             None
         }
-        Some(from) => {
-            Some((from, restore::plan(ground, &mut plan, config, (&user, &streams.io), from)?))
+        Some((from, checked)) => {
+            let given = (&user, &streams.io);
+            Some((from, restore::plan(ground, &mut plan, config, given, (from, checked))?))
         }
     };
     newborn.send(plan).map_err(|e| process::exec_error(&config.spec.process, e))?;

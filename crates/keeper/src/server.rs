@@ -689,13 +689,17 @@ impl Server {
                 done()
             }
             Request::KeepConsole { id } => self.keep_console(id, fds),
+            // The first process may have ended before: then nothing would remove the entry.
             Request::KeepStdin { id } => {
-                self.stdins.extend(fds.into_iter().next().map(|fd| (id, fd)));
+                let fd = fds.into_iter().next().filter(|_| self.has_first(id));
+                self.stdins.extend(fd.map(|fd| (id, fd)));
                 done()
             }
             Request::KeepLogs { id, bound_bytes, paths } => {
-                let paths = paths.into_iter().map(String::into_boxed_str).collect();
-                self.logs.insert(id, Logs { paths, bound_bytes });
+                if self.has_first(id) {
+                    let paths = paths.into_iter().map(String::into_boxed_str).collect();
+                    self.logs.insert(id, Logs { paths, bound_bytes });
+                }
                 done()
             }
             Request::AttachConsole { id } => self.attach_console(serial, id),
@@ -1099,6 +1103,11 @@ impl Server {
                 false => self.settle(child.id),
             }
         }
+    }
+
+    /// Whether the first process of a container lives, and its end is going to be noticed.
+    fn has_first(&self, id: Id) -> bool {
+        self.firsts.contains_key(&id) || self.adopted.has(id)
     }
 
     /// Watches the first process of a container whose keeper was killed.

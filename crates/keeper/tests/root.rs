@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{namespace, pidfd};
+use dormouse_kernel::{ErrorKind, namespace, pidfd};
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{
     CapabilityMasks, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn, TargetKind, Terminal,
@@ -351,6 +351,22 @@ fn root_plan_in_parts_is_executed_as_one() {
     let process = newborn.pidfd.try_clone().unwrap();
     drop(newborn);
     assert!(pidfd::wait(&process, Some(std::time::Duration::from_secs(60))).unwrap());
+}
+
+/// Nothing would remove the entry.
+#[test]
+fn root_keeper_keeps_no_stream_of_a_container_that_has_ended() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let stdin = || rustix::pipe::pipe().unwrap().1;
+    let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "1000"], |_| {});
+    keeper.keep_stdin("c1", stdin()).unwrap();
+    keeper.attach_stdin("c1").unwrap();
+    pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+    keeper.wait(pid).unwrap();
+    keeper.keep_stdin("c1", stdin()).unwrap();
+    let kept = keeper.attach_stdin("c1");
+    assert!(kept.is_err_and(|e| e.kind() == ErrorKind::NotFound));
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::call::{self, CloneArgs, CloneFlags, Cloned, Namespace};
@@ -193,17 +195,28 @@ pub fn owner_uid(namespace: BorrowedFd<'_>) -> Result<u32> {
     Ok(uid)
 }
 
-/// LIMIT: mounts that [`mounts`] returns.
+/// STATX_MNT_ID_UNIQUE (statx(2)). KERNEL(6.8): an older kernel returns the id of mountinfo instead.
+pub const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// Returns the unique id of the mount that a path leads to, `None` on an older kernel.
+pub fn unique_mount_id(path: impl AsRef<Path>) -> Result<Option<u64>> {
+    let path = path.as_ref();
+    let found = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), MNT_ID_UNIQUE)
+        .explain("statx", || path.display().to_string())?;
+    Ok((found.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(found.stx_mnt_id))
+}
+
+/// LIMIT: mounts that [`mounts_below`] returns.
 const MOUNTS_MAX: usize = 256;
 
-/// Returns the unique ids (statx(2), STATX_MNT_ID_UNIQUE) of mounts of another mount namespace (listmount(2)):
-/// those below the first mount on its root, 256 at most. KERNEL(6.11).
+/// Returns the unique ids (statx(2), STATX_MNT_ID_UNIQUE) of the mounts below one of another mount namespace, 256
+/// at most (listmount(2)). With the root of a process these are the mounts that `/proc/PID/mountinfo` has, but
+/// for the root itself. KERNEL(6.11).
 ///
-/// ENOENT where nothing is mounted on its root; ENOTTY and ENOSYS of an older kernel.
-pub fn mounts(namespace: BorrowedFd<'_>) -> Result<Vec<u64>> {
+/// ENOENT for a mount that is not of the namespace; ENOTTY and ENOSYS of an older kernel.
+pub fn mounts_below(namespace: BorrowedFd<'_>, mount: u64) -> Result<Vec<u64>> {
     const NS_GET_MNTNS_ID: libc::c_ulong = 0x8008_b705;
     const SYS_LISTMOUNT: libc::c_long = 458;
-    const LSMT_ROOT: u64 = u64::MAX;
     /// `struct mnt_id_req`.
     #[repr(C)]
     struct Wanted {
@@ -216,7 +229,7 @@ pub fn mounts(namespace: BorrowedFd<'_>) -> Result<Vec<u64>> {
     let mut id = 0u64;
     ask(namespace, (NS_GET_MNTNS_ID, "NS_GET_MNTNS_ID"), &mut id)?;
     let size = size_of::<Wanted>() as u32;
-    let wanted = Wanted { size, spare: 0, below: LSMT_ROOT, after: 0, namespace: id };
+    let wanted = Wanted { size, spare: 0, below: mount, after: 0, namespace: id };
     let mut found = vec![0u64; MOUNTS_MAX];
     // SAFETY: the request is a local of its own size; the kernel writes at most as many numbers as it is passed.
     let count = unsafe {
@@ -375,18 +388,22 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_secs(1000));
             call::exit(1)
         };
-        let listed = mounts(std::fs::File::open(format!("/proc/{pid}/ns/mnt")).unwrap().as_fd());
-        let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
-        let (here, none) = (rustix::fs::CWD, rustix::fs::AtFlags::empty());
-        let proc = rustix::fs::statx(here, format!("/proc/{pid}/root/proc"), none, unique).unwrap();
-        let own = rustix::fs::statx(here, "/proc", none, unique).unwrap();
+        let id = |path: &str| unique_mount_id(path).unwrap().unwrap_or_default();
+        let below = |path: &str| {
+            let namespace = std::fs::File::open(format!("/proc/{pid}/ns/mnt")).unwrap();
+            mounts_below(namespace.as_fd(), id(path))
+        };
+        let listed = below(&format!("/proc/{pid}/root"));
+        let foreign = below("/");
+        let [inside, own] = [id(&format!("/proc/{pid}/root/proc")), id("/proc")];
         crate::pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
         pidfd::reap(&pidfd).unwrap();
         match listed {
             Err(e) => assert!([libc::ENOTTY, libc::ENOSYS].contains(&e.errno()), "{e}"),
             Ok(listed) => {
-                assert!(listed.contains(&proc.stx_mnt_id), "{listed:?}");
-                assert!(!listed.contains(&own.stx_mnt_id), "of its namespace only");
+                assert!(listed.contains(&inside), "{listed:?}");
+                assert!(!listed.contains(&own), "of its namespace only");
+                assert!(foreign.is_err(), "{foreign:?}");
             }
         }
     }

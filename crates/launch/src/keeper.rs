@@ -339,6 +339,7 @@ impl Keeper {
             steps: Vec::new(),
             waits: false,
             takes_parts: self.features & feature::PARTS != 0,
+            sent: 0,
         })
     }
 

@@ -8,8 +8,8 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::error::LaunchError;
 use crate::failure::Failure;
-use crate::flat::Code;
-use crate::plan::{Plan, Step};
+use crate::flat::{self, Code};
+use crate::plan::{self, Plan, Step};
 use crate::protocol::{FromNewborn, ToNewborn};
 use crate::wire;
 
@@ -53,6 +53,8 @@ pub struct Newborn {
     pub(crate) waits: bool,
     /// Whether its plan may have several parts.
     pub(crate) takes_parts: bool,
+    /// Descriptors that were sent.
+    pub(crate) sent: usize,
 }
 
 impl Newborn {
@@ -60,7 +62,17 @@ impl Newborn {
     /// connection to it.
     pub fn new(pid: u32, start_time: u64, pidfd: OwnedFd, sock: OwnedFd) -> Self {
         let steps = Vec::new();
-        Self { pid, start_time, pidfd, proc: None, sock, steps, waits: true, takes_parts: false }
+        Self {
+            pid,
+            start_time,
+            pidfd,
+            proc: None,
+            sock,
+            steps,
+            waits: true,
+            takes_parts: false,
+            sent: 0,
+        }
     }
 
     /// Returns the operations, for [`Newborn::recall`] by a later process.
@@ -109,6 +121,10 @@ impl Newborn {
 
     fn send_to_it(&mut self, plan: Plan) -> Result<(), LaunchError> {
         let finished = plan.finish()?;
+        self.sent += finished.fds.len();
+        if self.sent > flat::FDS_MAX {
+            return Err(LaunchError::Plan { why: plan::TOO_MANY_DESCRIPTORS });
+        }
         let memory = finished.to_memfd()?;
         let bytes = finished.bytes.len() as u32;
         let descriptors = finished.fds.len() as u32;

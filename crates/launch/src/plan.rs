@@ -810,7 +810,7 @@ impl Plan {
             return Err(LaunchError::Plan { why });
         }
         if self.fds.len() > flat::FDS_MAX {
-            return Err(LaunchError::Plan { why: "more than 2,048 descriptors" });
+            return Err(LaunchError::Plan { why: TOO_MANY_DESCRIPTORS });
         }
         if self.writer.len() > flat::PLAN_MAX_BYTES {
             return Err(LaunchError::Plan { why: "arguments and environment larger than 8 MiB" });
@@ -819,6 +819,9 @@ impl Plan {
         Ok(Finished { bytes, fds: self.fds, steps: self.steps })
     }
 }
+
+/// The reason for the refusal of a plan with more than [`flat::FDS_MAX`] descriptors.
+pub(crate) const TOO_MANY_DESCRIPTORS: &str = "more than 2,048 descriptors";
 
 /// Whether these are instructions, and no more than the kernel takes.
 fn is_filter(program: &[u8]) -> bool {

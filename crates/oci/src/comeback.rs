@@ -96,7 +96,7 @@ impl Comeback {
             beside: false,
             passed_ns: 0,
         };
-        let mut restore = load::prepare(&self.reader, &allowed, load::Memory::Own)?;
+        let mut restore = load::prepare(&self.reader, allowed, load::Memory::Own)?;
         if self.connections {
             restore.end_quiet(&self.reader.records().about.container);
         }

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 
+use dormouse_kernel::namespace;
 use dormouse_record::{Device, Error, External, File, Records, Result, Thing};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, Statx, StatxFlags};
 
@@ -154,24 +155,25 @@ fn statx(path: &str, wanted: StatxFlags) -> rustix::io::Result<Statx> {
 /// The mounts of a process.
 struct Mounts {
     pid: u32,
-    /// Unique ids of most of them, as the kernel lists them: some 80 us faster than the table.
+    /// Unique ids, as the kernel lists them: some 80 us faster than the table. Empty on older kernels.
     unique: Vec<u64>,
     /// Ids of all of them, from `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), once they are needed.
     table: Option<HashSet<u64>>,
 }
 
 impl Mounts {
-    /// STATX_MNT_ID_UNIQUE. KERNEL(6.8): an older kernel returns the other id.
-    const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    const UNIQUE: StatxFlags = namespace::MNT_ID_UNIQUE;
     /// Fields for [`Mounts::contain`].
     const WANTED: StatxFlags = Self::UNIQUE.union(StatxFlags::MNT_ID).union(StatxFlags::TYPE);
 
     fn of(pid: u32) -> Self {
         let unique = || {
+            let root = namespace::unique_mount_id(format!("/proc/{pid}/root")).ok()??;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            let namespace = format!("/proc/{pid}/ns/mnt");
-            let namespace = rustix::fs::open(namespace, flags, Mode::empty()).ok()?;
-            dormouse_kernel::namespace::mounts(namespace.as_fd()).ok()
+            let of = rustix::fs::open(format!("/proc/{pid}/ns/mnt"), flags, Mode::empty()).ok()?;
+            let mut ids = namespace::mounts_below(of.as_fd(), root).ok()?;
+            ids.push(root);
+            Some(ids)
         };
         Self { pid, unique: unique().unwrap_or_default(), table: None }
     }

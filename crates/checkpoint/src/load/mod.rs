@@ -119,7 +119,7 @@ use dormouse_record::{About, Area, Error, PAGE_BYTES, Records, Result, StatePart
 
 use crate::clock::{self, Offsets};
 use crate::inject::program::Sequence;
-use crate::vdso::{self, Object};
+use crate::vdso::{self, Bent, Object};
 pub use allowed::Allowed;
 pub use conduct::Traced;
 pub use lazy::{Lazy, Piece};
@@ -163,12 +163,21 @@ impl<'m> Memory<'m> {
     }
 }
 
-/// Turns a checkpoint into a restore.
+/// Records that this host and a configuration permit ([`check`]).
+#[derive(Debug)]
+pub struct Checked {
+    allowed: Allowed,
+    records: Records,
+    /// The shared object of the kernel of each address space, where it is not this kernel's.
+    vdsos: Vec<Option<Bent>>,
+    clocks: Option<Offsets>,
+}
+
+/// Checks that a checkpoint can be restored here. Nothing is made.
 ///
 /// Errors: [`Error::Elsewhere`] if this host or this configuration lacks something that the
 /// processes need.
-pub fn prepare(source: &dyn Source, allowed: &Allowed, memory: Memory<'_>) -> Result<Restore> {
-    let lazy = memory.lazy();
+pub fn check(source: &dyn Source, allowed: Allowed) -> Result<Checked> {
     let mut records = source.records().clone();
     if records.has_init() != allowed.has_init {
         let (was, is) = if allowed.has_init { ("without", "with") } else { ("with", "without") };
@@ -188,24 +197,36 @@ pub fn prepare(source: &dyn Source, allowed: &Allowed, memory: Memory<'_>) -> Re
         let read = |area: &Area, range| contents(source.pages(), area, range);
         objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
     }
-    let is_foreign = objects.iter().any(Option::is_some);
-    check::check(&records, allowed)?;
+    check::check(&records, &allowed)?;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
         // The init stays in the time namespace of its host, and so do children of exec.
         let text = "its clocks began with another boot, and an --init has only this one's";
         return Err(Error::Elsewhere(text.into()));
     }
-    let passed = passed(&records, allowed, lazy.is_some());
+    Ok(Checked { allowed, records, vdsos: objects, clocks })
+}
+
+/// [`check`] and [`lay_out`].
+pub fn prepare(source: &dyn Source, allowed: Allowed, memory: Memory<'_>) -> Result<Restore> {
+    lay_out(source, check(source, allowed)?, memory)
+}
+
+/// Turns a checked checkpoint into a restore.
+pub fn lay_out(source: &dyn Source, checked: Checked, memory: Memory<'_>) -> Result<Restore> {
+    let Checked { allowed, records, vdsos, clocks } = checked;
+    let lazy = memory.lazy();
+    let is_foreign = vdsos.iter().any(Option::is_some);
+    let passed = passed(&records, &allowed, lazy.is_some());
     let work = hole(&records)?;
-    let mut plan = Plan::new(&records, allowed, work, &passed);
+    let mut plan = Plan::new(&records, &allowed, work, &passed);
     if let Some(lazy) = lazy {
         plan.userfaults.add(lazy, &mut plan.builder);
     }
     plan.born_with = memory.shared();
     plan.moves_clocks = clocks.is_some();
     plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
-    plan.vdsos = objects;
+    plan.vdsos = vdsos;
     let sequences = sequences(&mut plan)?;
     let pages = source.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;

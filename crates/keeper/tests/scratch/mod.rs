@@ -297,7 +297,7 @@ pub fn output_lossy(reader: OwnedFd) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits ten seconds at most for something to become true.
+/// Waits 90 seconds at most for something to become true.
 pub fn until(mut what: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(90);
     while Instant::now() < end {

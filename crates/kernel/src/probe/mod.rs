@@ -217,6 +217,13 @@ static FEATURES: &[Feature] = &[
         task::pidfd_namespace,
     ),
     feature(
+        "listmount",
+        "6.11",
+        "the check that files of a restore are in its mounts",
+        ("/proc/PID/mountinfo", "0.1 ms for each restore"),
+        task::mounts,
+    ),
+    feature(
         "PIDFD_GET_INFO with the exit status",
         "6.15",
         "exit codes for processes that are not the parent",

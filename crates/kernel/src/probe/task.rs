@@ -209,6 +209,16 @@ pub(super) fn pidfd_namespace(_: &Scratch) -> Probed {
     Ok(String::new())
 }
 
+pub(super) fn mounts(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs { flags: CloneFlags::NEWNS, ..CloneArgs::default() }, forever)?;
+    let root = namespace::unique_mount_id(format!("/proc/{}/root", child.pid))?;
+    let of = std::fs::File::open(format!("/proc/{}/ns/mnt", child.pid))?;
+    match (root, root.map(|root| namespace::mounts_below(of.as_fd(), root)).transpose()?) {
+        (Some(_), Some(below)) if !below.is_empty() => Ok(String::new()),
+        _ => lack("the mounts of a namespace are not listed"),
+    }
+}
+
 pub(super) fn pidfd_exit(_: &Scratch) -> Probed {
     let child = child(&CloneArgs::default(), || 7)?;
     pidfd::wait(&child.pidfd, None)?;

@@ -238,6 +238,19 @@ fn default_filter_matches_its_policy() {
     }
 }
 
+/// A newborn calls them after it has loaded the filter (`keeper/newborn.rs`).
+#[test]
+fn newborn_waits_for_go_under_every_filter() {
+    for policy in all_houses() {
+        let filter = policy.compile().unwrap();
+        for number in [libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_exit_group] {
+            let call =
+                Call { number: number as u32, machine: X86_64, arguments: [3, 0, 0, 0, 0, 0] };
+            assert_eq!(run(filter.instructions(), call).0, ALLOW, "{call:?}");
+        }
+    }
+}
+
 #[test]
 fn rule_without_arguments_reads_none() {
     // Else the kernel would run the filter for each of these calls.
