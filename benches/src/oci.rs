@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     }
     runtimes.push((NO_DEVPTS.to_owned(), runtimes[0].1.clone()));
     let bundle = |(name, _): &(String, PathBuf)| {
-        let bundle = bench.bundle(&format!("oci-{name}"), true)?;
+        let bundle = bench.bundle(&directory(name), true)?;
         if name == NO_DEVPTS {
             let path = bundle.join("config.json");
             let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
@@ -70,10 +70,10 @@ fn main() -> Result<()> {
     for (what, script) in [
         (
             "create+start+delete",
-            "\"$0\" --root $1 create -b $2 $3 && \"$0\" --root $1 start $3 && \
-                                 exec \"$0\" --root $1 delete --force $3",
+            "\"$0\" --root \"$1\" create -b \"$2\" \"$3\" && \"$0\" --root \"$1\" start \"$3\" && \
+                                 exec \"$0\" --root \"$1\" delete --force \"$3\"",
         ),
-        ("run", "exec \"$0\" --root $1 run -b $2 $3"),
+        ("run", "exec \"$0\" --root \"$1\" run -b \"$2\" \"$3\""),
     ] {
         let arms = arms(script);
         report(what, &arms, &interleave(&arms, options.rounds)?);
@@ -81,9 +81,16 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// The name of an arm's directory. Runtimes write it into records and mount options, where a space or a comma
+/// ends a field.
+fn directory(arm: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    format!("oci-{}", arm.chars().map(safe).collect::<String>())
+}
+
 fn arm(bench: &Bench, name: &str, program: &Path, bundle: &Path, script: &'static str) -> Arm {
     let bundle = bundle.to_owned();
-    let state = bench.path(Bench::STATE).join(format!("oci-{name}"));
+    let state = bench.path(Bench::STATE).join(directory(name));
     let program: PathBuf = program.to_owned();
     let mut arm = Arm::new(name, move |n| {
         let mut c = Command::new("sh");
