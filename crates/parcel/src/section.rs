@@ -89,7 +89,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
-/// The table of sections of a file whose checksum matches.
+/// The table of sections of a file with a matching checksum.
 struct Table<'b> {
     bytes: &'b [u8],
     count: usize,
