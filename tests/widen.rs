@@ -1,9 +1,11 @@
 //! A restore never widens: a checkpoint whose records were changed by an attacker, and whose checksums are
 //! right again, is refused, or gives processes that have what the configuration gives and no more.
 //!
-//! The first tests change one thing each. The last one changes things at random: values of real checkpoints
-//! become others, those of the same name from other checkpoints, or ones that an attacker would choose,
-//! such as addresses of the restore's own program and paths through links of procfs. After each restore every
+//! The first tests change one thing each. Two of them restore the records also with a program that lacks the
+//! check, where the processes have more than the configuration gives. The last one changes things at
+//! random: values of real checkpoints become others, those of the same name from other checkpoints, or ones
+//! that an attacker would choose, such as addresses of the restore's own program and paths through links of
+//! procfs. After each restore every
 //! process is compared with what it was before: capabilities, no_new_privs, mode of the filter, maps of
 //! ids, namespaces, mounts, open files and mapped files. `DORMOUSE_WIDEN_SECONDS` says how long it goes on, or
 //! `DORMOUSE_WIDEN_COUNT` for how many changes, from `DORMOUSE_WIDEN_SEED` and number
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_parcel::Reader;
 use dormouse_record::{Records, Thing};
-use dormouse_testkit::{Host, run, slowness, soon, wait_until};
+use dormouse_testkit::{Host, image, run, slowness, soon, wait_until};
 use serde_json::Value;
 
 use super::{host, newest, rewrite, start, wait_for_line};
@@ -157,6 +159,71 @@ fn restore_refuses_paths_through_links_of_procfs() {
         });
     }
     host.dm(&["restore", "event"]).ok();
+}
+
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Starts a workload and makes a checkpoint. Returns the rights of its first process before.
+fn rights_of_saved(host: &Host, name: &str, options: &[&str]) -> Given {
+    start(host, name, &[&["--net", "none"][..], options].concat());
+    wait_for_line(host, name, "ready 0");
+    let pid = host.inspect(name)["pid"].as_u64().expect("the process runs") as u32;
+    let given = Given::of(pid).expect("the process runs");
+    host.dm(&["checkpoint", name]).ok();
+    given
+}
+
+/// Restores changed records on a host without a protection, and returns the rights of the first process.
+fn rights_of_restored(host: &Host, name: &str, change: impl FnOnce(&mut Records)) -> Given {
+    rewrite(&newest(host, name), change);
+    host.dm(&["restore", name]).ok();
+    let pid = host.inspect(name)["pid"].as_u64().expect("the process runs") as u32;
+    Given::of(pid).expect("the process runs")
+}
+
+/// A host with the workloads and a program without a protection, where the control arms are built.
+fn without(protection: &str) -> Option<Host> {
+    let host = Host::without(protection)?;
+    host.import(&image::workloads(), "workloads");
+    Some(host)
+}
+
+#[test]
+fn restore_refuses_capabilities_beyond_the_configuration() {
+    let widen = |records: &mut Records| {
+        let sets = &mut records.processes[0].threads[0].credentials.capabilities;
+        sets[1..4].iter_mut().for_each(|set| *set |= CAP_SYS_ADMIN);
+    };
+    let host = host();
+    let given = rights_of_saved(&host, "pipe", &[]);
+    assert_eq!(given.capabilities[3] & CAP_SYS_ADMIN, 0);
+    is_refused(&host, "pipe", "has permitted capabilities", widen);
+    if let Some(weak) = without("restored-capabilities") {
+        rights_of_saved(&weak, "pipe", &[]);
+        let restored = rights_of_restored(&weak, "pipe", widen);
+        assert_ne!(restored.capabilities[2] & CAP_SYS_ADMIN, 0, "{restored:?}");
+    }
+}
+
+#[test]
+fn restore_refuses_users_that_the_process_cannot_have_become() {
+    let options = ["--user", "1000:1000", "--security-opt", "no-new-privileges"];
+    let widen = |records: &mut Records| {
+        records.processes[0].threads[0].credentials.uids = [0; 4];
+    };
+    let host = host();
+    let given = rights_of_saved(&host, "socketpair", &options);
+    is_refused(&host, "socketpair", "has uids [0, 0, 0, 0]", widen);
+    let root = |given: &Given| {
+        let base = given.maps[0].split_ascii_whitespace().nth(1).map(str::to_owned);
+        given.users.split_ascii_whitespace().next().map(str::to_owned) == base
+    };
+    assert!(!root(&given), "{given:?}");
+    if let Some(weak) = without("restored-users") {
+        rights_of_saved(&weak, "socketpair", &options);
+        let restored = rights_of_restored(&weak, "socketpair", widen);
+        assert!(root(&restored), "{restored:?}");
+    }
 }
 
 /// The first process of a container does not end by such a fault while it is traced.

@@ -20,7 +20,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use dormouse_kernel::nft;
+use dormouse_kernel::{nft, weakened};
 use dormouse_model::{ContainerId, Protocol, Publish};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde::{Deserialize, Serialize};
@@ -112,6 +112,7 @@ impl Table {
         let name = &self.name;
         let pool: Pool = plan.pool;
         let pool6 = format!("{}/48", plan.v6(0));
+        let closed = if weakened("closed-domains") { "" } else { "oifname @uplinks drop" };
         let mut rules = format!(
             r#"
 table inet {name}
@@ -152,7 +153,7 @@ table inet {name} {{
     type filter hook forward priority filter; policy accept;
     oifname @uplinks ct state established,related accept
     oifname @uplinks ct status dnat accept
-    oifname @uplinks drop
+    {closed}
   }}
 }}
 "#
@@ -165,7 +166,9 @@ table inet {name} {{
         }
         self.nft("make its table", &rules)?;
         // KERNEL(4.18): ct count. Without it one container can fill the host's table of connections.
-        let _ = self.nft("bound tracked connections", &self.bound());
+        if !weakened("connection-bound") {
+            let _ = self.nft("bound tracked connections", &self.bound());
+        }
         Ok(())
     }
 

@@ -106,7 +106,7 @@ impl Host {
         host
     }
 
-    /// A new host with the image `busybox` whose program lacks these protections, where the control arms are
+    /// A new host with the image `busybox` and a program without these protections, where the control arms are
     /// built.
     #[track_caller]
     pub fn without(protections: &str) -> Option<Self> {
