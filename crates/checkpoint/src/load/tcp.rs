@@ -59,9 +59,6 @@ pub(super) fn ends_in_repair(it: &Connection) -> bool {
     !matches!(it.state, TcpState::SynSent | TcpState::Closing)
 }
 
-/// LIMIT: the smallest segment that the kernel accepts, in bytes (TCP_MIN_MSS).
-const SEGMENT_BYTES_MIN: u32 = 88;
-
 /// The step that failed, and the cause.
 pub(super) type Failed = (&'static str, Errno);
 
@@ -96,25 +93,12 @@ pub(super) fn rebuild(
     set(QUEUE_SEQUENCE, received as i32).map_err(at("its sequence number"))?;
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
     set(QUEUE_SEQUENCE, it.sent_sequence as i32).map_err(at("its sequence number"))?;
-    let is_v6 = own.is_ipv6() && own.ip().to_canonical().is_ipv6();
-    if is_v6 {
-        // LIMIT: of version 6 segments are of at most this many bytes afterwards.
-        const SEGMENT_BYTES_MAX: u32 = 32_767;
-        let bytes = it.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
-        set(libc::TCP_MAXSEG, bytes as i32).map_err(at("its segments"))?;
-    }
     rustix::net::connect(socket, &it.peer).map_err(at("connect"))?;
-    if is_v6 {
-        set(libc::TCP_MAXSEG, 0).map_err(at("its segments"))?;
-    }
     agree(socket, it).map_err(at("its options"))?;
-    // The negotiated size bounds segments once the kernel computes their size again, which it does for
-    // options of version 4, here none. Until then segments have the least size (RFC 9293).
-    let compute_segments = || match is_v6 {
-        true => Ok(()),
-        false => call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[]),
-    };
-    compute_segments().map_err(at("its segments"))?;
+    // The negotiated size bounds segments once the kernel computes their size again. Until then segments have the
+    // least size (RFC 9293).
+    let compute_segments = || compute_segments(socket, own).map_err(at("its segments"));
+    compute_segments()?;
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
     write(socket, &it.received.0).map_err(at("what it received"))?;
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
@@ -130,11 +114,45 @@ pub(super) fn rebuild(
         window[3] = window[3].wrapping_add(1);
         window[4] = window[4].wrapping_sub(1);
     }
+    // Half of the largest window of the peer bounds them, too: the largest at the moment of the computation.
+    if it.sent_segment_bytes > 0 {
+        let most = window_of_segments(it.sent_segment_bytes);
+        let [begins, now, _, rest @ ..] = window;
+        set_window(socket, [&[begins, now.min(most), most], &rest[..]].concat())?;
+        compute_segments()?;
+    }
+    set_window(socket, window.to_vec())?;
+    if it.sent_segment_bytes == 0 { compute_segments() } else { Ok(()) }
+}
+
+/// Sets the windows of both sides (`struct tcp_repair_window`).
+fn set_window(socket: &OwnedFd, window: Vec<u32>) -> std::result::Result<(), Failed> {
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
-        .map_err(at("its window"))?;
-    // Half of the largest window of the peer bounds them, too.
-    compute_segments().map_err(at("its segments"))
+    call::set_socket_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
+        .map_err(|e| ("its window", e))
+}
+
+/// The largest window with which segments are of at most `bytes` (tcp_bound_to_half_wnd).
+fn window_of_segments(bytes: u32) -> u32 {
+    /// Up to this window in bytes (TCP_MSS_DEFAULT), segments may be as large as the window.
+    const WHOLE_MAX: u32 = 536;
+    match bytes.saturating_mul(2) {
+        half_of if half_of > WHOLE_MAX => half_of,
+        _ => bytes,
+    }
+}
+
+/// Makes the kernel compute the size of segments, which it does for the options of packets: here none.
+fn compute_segments(socket: &OwnedFd, own: SocketAddr) -> std::result::Result<(), Errno> {
+    /// IPV6_2292PKTOPTIONS: options as control messages.
+    const MESSAGES: i32 = 6;
+    let fd = socket.as_fd();
+    if own.is_ipv4() || own.ip().to_canonical().is_ipv4() {
+        return call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[]);
+    }
+    // Bytes that hold no whole message are no option. The kernel keeps them, until there are none.
+    call::set_socket_option(fd, libc::IPPROTO_IPV6, MESSAGES, &[0])?;
+    call::set_socket_option(fd, libc::IPPROTO_IPV6, MESSAGES, &[])
 }
 
 /// Sets the options that both sides have negotiated in the handshake.
@@ -248,6 +266,9 @@ pub(super) fn leave_repair(
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
     if it.state == TcpState::SynSent {
         request(socket, it.peer)?;
+    }
+    if it.reads_no_more {
+        rustix::net::shutdown(socket, Shutdown::Read)?;
     }
     tcp.options
         .iter()

@@ -516,12 +516,16 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     call::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
     // The state may have changed since the inspection; the present state counts.
     connection.state = known(info[0]).ok_or(Errno::CONNRESET)?;
+    connection.reads_no_more =
+        !connection.state.peer_has_ended() && ready(socket)?.contains(PollFlags::RDHUP);
     // struct tcp_info: tcpi_options, and two scales of 4 bits.
     let agreed = |bit: u8| info[5] & bit != 0;
     connection.scales = agreed(4).then_some((info[6] & 15, info[6] >> 4));
     connection.selective = agreed(2);
     connection.timestamp = if agreed(1) { Some(option(TIMESTAMP)? as u32) } else { None };
     connection.segment_bytes = option(libc::TCP_MAXSEG)? as u32;
+    let [.., a, b, c, d] = info[..20] else { return Err(Errno::BADMSG) };
+    connection.sent_segment_bytes = u32::from_ne_bytes([a, b, c, d]); // tcpi_snd_mss
 
     set(REPAIR_QUEUE, RECEIVE_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
