@@ -118,7 +118,7 @@ fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Re
         arrive(&ends, length + 1)?;
         // ORDER: while packets are dropped. The kernel acknowledges a repeated FIN at once, and the first perhaps
         // later, when a stack without the peer would answer with a reset.
-        send(FIN, length, &[])?;
+        processed(&ends, || send(FIN, length, &[]))?;
     }
     Ok(())
 }
@@ -135,6 +135,22 @@ fn arrive(ends: &Ends, bytes: u32) -> Result<(), Errno> {
     while stack::received_here(ends).is_none_or(|received| received < bytes) {
         if began.elapsed() > ARRIVES_WITHIN {
             return Err(Errno::TIMEDOUT);
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Ok(())
+}
+
+/// Sends a segment to a connection in the stack of the calling thread, and waits until the kernel has processed it.
+///
+/// LIMIT: without a count ([`stack::segments_here`]) it does not wait.
+pub fn processed(ends: &Ends, send: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+    let before = stack::segments_here(ends);
+    send()?;
+    let began = Instant::now();
+    while before.is_some() && stack::segments_here(ends) == before {
+        if began.elapsed() > ARRIVES_WITHIN {
+            break;
         }
         std::thread::sleep(Duration::from_micros(100));
     }

@@ -46,7 +46,7 @@ pub fn silence(records: &Records, id: &str, is_own: impl Fn(IpAddr) -> bool) -> 
 }
 
 /// An address as its packets have it.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

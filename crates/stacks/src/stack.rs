@@ -203,20 +203,57 @@ const BY_FAMILY: u16 = 20;
 ///
 /// KERNEL(3.3): sock_diag(7) for TCP; the module `tcp_diag` may be absent.
 fn at_port(address: &SocketAddr) -> Result<Vec<Line>, ()> {
-    let family = if address.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+    let mut all = Vec::new();
+    dump(address.is_ipv6(), (address.port(), 1 << ESTABLISHED | 1 << CLOSE_WAIT), 0, |entry| {
+        all.push(diagnosed(entry)?);
+        Some(())
+    })?;
+    Ok(all)
+}
+
+/// The number of segments that a TCP connection in the stack of the calling thread has received. The kernel locks
+/// the connection for its answer: it has processed every segment that it counts. `None` if there is no such
+/// connection.
+///
+/// KERNEL(4.2): the count. The module `tcp_diag` may be absent; then the answer is `None`, too.
+pub fn segments_here(ends: &Ends) -> Option<u32> {
+    // INET_DIAG_INFO, whose value is struct tcp_info with tcpi_segs_in at this place.
+    const INFO: u16 = 2;
+    const AT: usize = 140;
+    // A listener for both families accepts connections over IPv4 as sockets of IPv6.
+    [false, true].into_iter().find_map(|v6| {
+        let mut count = None;
+        let listed = dump(v6, (ends[0].port(), !0), 1 << (INFO - 1), |entry| {
+            if diagnosed(entry)?.ends == *ends {
+                let info = netlink::attributes(entry.get(HEAD_BYTES..)?)?;
+                let info = info.into_iter().find(|(kind, _)| *kind == INFO);
+                count = info.and_then(|(_, info)| u32_at(info, AT));
+            }
+            Some(())
+        });
+        listed.ok().and(count)
+    })
+}
+
+/// Bytes of `struct inet_diag_msg`, before the attributes.
+const HEAD_BYTES: usize = 72;
+
+/// Lists the sockets at a port that are in some states, with some extensions of sock_diag(7): a bit for each.
+fn dump(
+    v6: bool,
+    (port, states): (u16, u32),
+    extensions: u8,
+    each: impl FnMut(&[u8]) -> Option<()>,
+) -> Result<(), ()> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // struct inet_diag_req_v2: family, protocol, extensions, padding; states; struct inet_diag_sockid.
     let mut request = [0; 56];
     (request[0], request[1]) = (family as u8, libc::IPPROTO_TCP as u8);
-    let states = 1_u32 << ESTABLISHED | 1 << CLOSE_WAIT;
+    request[2] = extensions;
     request[4..8].copy_from_slice(&states.to_ne_bytes());
-    request[8..10].copy_from_slice(&address.port().to_be_bytes());
+    request[8..10].copy_from_slice(&port.to_be_bytes());
     let mut socket = netlink::Socket::open(Protocol::SocketDiagnosis).map_err(drop)?;
-    let mut all = Vec::new();
-    let listed = socket.dump(BY_FAMILY, &Message::new(&request), |entry| {
-        all.push(diagnosed(entry)?);
-        Some(())
-    });
-    listed.map(|()| all).map_err(drop)
+    socket.dump(BY_FAMILY, &Message::new(&request), each).map_err(drop)
 }
 
 /// Parses `struct inet_diag_msg`: family, state, timer, retransmits; struct inet_diag_sockid (both ports, both
@@ -417,6 +454,26 @@ mod tests {
         };
         assert_eq!(sorted(selected()), sorted(all));
         drop((listener, clients));
+    }
+
+    #[test]
+    fn segments_of_a_connection_are_counted() {
+        use std::io::Write;
+        for at in ["127.0.0.1:0", "[::]:0"] {
+            let Ok(listener) = std::net::TcpListener::bind(at) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            let mut client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let ends = [SocketAddr::from(([127, 0, 0, 1], port)), client.local_addr().unwrap()];
+            let counts = |least: u32| arrives(|| segments_here(&ends).is_some_and(|n| n >= least));
+            assert!(counts(1), "{at}");
+            let before = segments_here(&ends).unwrap();
+            client.write_all(b"x").unwrap();
+            assert!(counts(before + 1), "{at}");
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(counts(before + 2), "{at}");
+            drop(listener);
+            assert_eq!(segments_here(&[ends[0], "127.0.0.1:1".parse().unwrap()]), None);
+        }
     }
 
     /// A process that shares the listener may accept the last client first.

@@ -5,7 +5,8 @@
 //! cgroup and with its own identity, and the engine takes copies while all processes wait. In
 //! order:
 //!
-//! 1. All connections are restored in repair mode, in which nothing is sent ([`restore`]).
+//! 1. All connections are restored in repair mode, in which nothing is sent ([`restore`]), and then the end of
+//!    each peer that has ended.
 //! 2. Pending connections are put into the queues of their listeners ([`crate::accept`]).
 //! 3. The drop rules are removed, and the connections leave repair mode: unsent data is sent, and
 //!    each peer gets a packet ([`Connections::resume`]). No process of the container runs yet.
@@ -13,15 +14,17 @@
 //! This module is above the kinds of sockets ([`super::tcp`], [`super::udp`], [`super::raw`],
 //! [`super::socket`]).
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use dormouse_kernel::{Errno, namespace, pidfd};
-use dormouse_record::{Error, Result, SocketOption, TcpSocket, Thing, Waiting};
+use dormouse_record::{Connection, Error, Result, SocketOption, TcpSocket, Thing, Waiting};
 
 use super::restore::{Passed, Restore, Wanted};
 use super::{raw, socket, tcp, udp};
-use crate::{accept, quiet, stack};
+use crate::stack::{self, Ends};
+use crate::{accept, quiet};
 
 /// Connections that are complete and still in repair mode.
 #[derive(Debug, Default)]
@@ -85,41 +88,83 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             _ => {}
         }
     }
-    // ORDER: after all connections exist. The kernel acknowledges the FIN of a peer. If the peer is
-    // in the same stack and does not exist yet, that segment is answered with RST.
-    for (copy, index) in &connections.sockets {
-        let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
-        let connection = tcp.connection.as_ref().filter(|it| tcp::ends_in_repair(it));
-        let Some(it) = connection else { continue };
-        tcp::complete_receiving(copy, it).map_err(|source| Error::Restore {
-            what: format!("object {index} (a connection to {})", it.peer),
-            call: "the end of its peer".into(),
-            source,
-        })?;
-    }
+    complete(pid, restore, &connections.sockets)?;
     Ok(connections)
 }
 
-/// Puts pending connections into the queue of a listener.
+/// Completes the receiving side of connections, with the end of their peers.
 ///
-/// A client that has ended its side may be gone with its stack. That stack would answer the acknowledgement of the
-/// end with a reset, so packets of such a queue are dropped meanwhile. A stack that is shared with others has no such
-/// rules: a forged record could name connections of others, and a killed restore would leave the rules behind.
-fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
+/// ORDER: after all connections exist. The kernel acknowledges the FIN of a peer. If the peer is in the same stack and
+/// does not exist yet, that segment is answered with RST.
+fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result<()> {
+    let mut stacks: BTreeMap<Option<usize>, Vec<(&OwnedFd, usize, &Connection)>> = BTreeMap::new();
+    for (copy, index) in sockets {
+        let object = &restore.records.objects[*index];
+        let Thing::TcpSocket(tcp) = &object.thing else { continue };
+        if let Some(it) = tcp.connection.as_ref().filter(|it| tcp::ends_in_repair(it)) {
+            stacks.entry(object.net).or_default().push((copy, *index, it));
+        }
+    }
+    for all in stacks.into_values() {
+        let Some((any, ..)) = all.first() else { continue };
+        let own = |index: usize| match &restore.records.objects[index].thing {
+            Thing::TcpSocket(tcp) => tcp.address,
+            _ => None,
+        };
+        let ended = all.iter().filter(|(.., it)| it.state.peer_has_ended());
+        let ends = ended.filter_map(|(_, index, it)| Some([own(*index)?, it.peer])).collect();
+        let act = || {
+            all.iter().try_for_each(|(copy, index, it)| {
+                tcp::complete_receiving(copy, it).map_err(|source| Error::Restore {
+                    what: format!("object {index} (a connection to {})", it.peer),
+                    call: "the end of its peer".into(),
+                    source,
+                })
+            })
+        };
+        quietly(pid, any, ends, act)?;
+    }
+    Ok(())
+}
+
+/// Acts while the packets of connections at their ends are dropped, if the stack of the socket is the container's own.
+///
+/// A peer that has ended its side may be gone with its stack. That stack would answer the acknowledgement of the end
+/// with a reset. A stack that is shared with others has no such rules: a forged record could name connections of
+/// others, and a killed restore would leave the rules behind.
+fn quietly(
+    pid: u32,
+    socket: &OwnedFd,
+    ends: Vec<Ends>,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let enter = Error::call("enter the container's network namespace");
-    let netns = stack::of_socket(listener).map_err(enter)?;
-    let has_ended = |one: &Waiting| one.connection.state.peer_has_ended();
+    let netns = stack::of_socket(socket).map_err(enter)?;
     let id = format!("restore{pid}");
-    let drops = waiting.iter().any(has_ended) && is_own(&netns);
+    let drops = !ends.is_empty() && is_own(&netns);
     if drops {
-        let ends: Vec<_> = waiting.iter().map(|one| [one.address, one.connection.peer]).collect();
+        let ends: Vec<Ends> = ends.into_iter().map(|both| both.map(quiet::canonical)).collect();
         quiet::begin(&netns, &id, &ends)?;
     }
-    let put = stack::inside_of(&netns, || Ok(accept::put(listener, waiting)));
+    let done = act();
     if drops {
         quiet::end(&netns, &id)?;
     }
-    put.map_err(Error::call("enter the container's network namespace"))?
+    done
+}
+
+/// Puts pending connections into the queue of a listener.
+fn put(pid: u32, listener: &OwnedFd, waiting: &[Waiting]) -> Result<()> {
+    let enter = || Error::call("enter the container's network namespace");
+    let netns = stack::of_socket(listener).map_err(enter())?;
+    let has_ended = |one: &Waiting| one.connection.state.peer_has_ended();
+    let both = |one: &Waiting| [one.address, one.connection.peer];
+    let ends =
+        if waiting.iter().any(has_ended) { waiting.iter().map(both).collect() } else { Vec::new() };
+    quietly(pid, listener, ends, || {
+        let put = stack::inside_of(&netns, || Ok(accept::put(listener, waiting)));
+        put.map_err(enter())?
+    })
 }
 
 /// Whether a stack belongs to a user namespace of the container. A trust domain's and the host's belong to that of

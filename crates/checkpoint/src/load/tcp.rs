@@ -239,7 +239,12 @@ fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Err
     let found = stack::tcp_addresses(&netns, &[inode])?;
     let [own, peer] = found.get(&inode).copied().ok_or(Errno::NOTCONN)?;
     let segment = accept::segment(it, it.received_sequence, acknowledged, flags, &[]);
-    packet::send(&netns, &[(peer, own, segment)])
+    // The kernel acknowledges a repeated FIN at once, and the first perhaps later: see `super::connection`.
+    let times = if ends_in_repair(it) && it.state.peer_has_ended() { 2 } else { 1 };
+    stack::inside_of(&netns, || {
+        let send = || packet::send_here(&[(peer, own, segment)]);
+        (0..times).try_for_each(|_| accept::processed(&[own, peer], send))
+    })
 }
 
 /// Ends repair mode: unsent data is sent, and the peer gets a packet.
