@@ -242,7 +242,7 @@ fn query(
     script: &mut Script,
 ) -> impl FnOnce(&mut Process, &Answers) -> std::result::Result<(u64, u32, bool), Errno> + use<> {
     let inside = thread::inside(script);
-    let actions = signal::actions(seen, script);
+    let actions = signal::actions(script);
     let intervals = signal::interval_timers(script);
     record.timers = timer::posix(seen).unwrap_or_default(); // refused before where it cannot be
     for posix in &mut record.timers {

@@ -8,18 +8,13 @@ use dormouse_record::{Action, AlternateStack, Bytes, Error, IntervalTimer, Resul
 use super::seen::Seen;
 use crate::inject::script::{Answers, Arg, Script};
 
-/// Queries actions that are not the default: those that `/proc/PID/status` shows as set.
+/// Queries actions that are not as a new program has them. An action without a handler may have flags: of SIGCHLD
+/// they decide whether children become zombies (SA_NOCLDWAIT).
 pub(crate) fn actions(
-    seen: &Seen,
     script: &mut Script,
 ) -> impl FnOnce(&Answers) -> std::result::Result<Vec<Action>, Errno> + use<> {
-    let mask = |field: &str| seen.fields.mask(field).unwrap_or(u64::MAX);
-    let set = mask("SigCgt") | mask("SigIgn");
     let mut queried = Vec::new();
-    for signal in (1..=64).filter(|s| set & (1u64 << (s - 1)) != 0) {
-        if signal == libc::SIGKILL || signal == libc::SIGSTOP {
-            continue;
-        }
+    for signal in (1..=64).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal)) {
         let to = script.room(32);
         let args = [Arg::from(signal), 0.into(), to.into(), 8.into()];
         queried.push((signal, script.call(libc::SYS_rt_sigaction, args), to));
@@ -27,10 +22,11 @@ pub(crate) fn actions(
     move |answers| {
         let action = |(signal, made, to)| {
             answers.returned(made)?;
-            let [handler, flags, restorer, mask] = answers.numbers(to);
-            Ok(Action { signal, handler, flags, restorer, mask })
+            let all = answers.numbers(to);
+            let [handler, flags, restorer, mask] = all;
+            Ok((all != [0; 4]).then_some(Action { signal, handler, flags, restorer, mask }))
         };
-        queried.into_iter().map(action).collect()
+        queried.into_iter().filter_map(|one| action(one).transpose()).collect()
     }
 }
 
