@@ -2,7 +2,7 @@
 #include "workload.h"
 #include <sys/prctl.h>
 
-#define AREAS 8
+#define AREAS 10
 #define SIZE 16384
 static char *areas[AREAS];
 
@@ -19,7 +19,7 @@ static void flags_of(void *area, char *out, size_t size) {
 		if (!is || strncmp(line, "VmFlags:", 8))
 			continue;
 		for (char *word = strtok(line + 8, " \n"); word; word = strtok(0, " \n"))
-			if (strstr("gd dc dd wf hg nh mg lo nr rd wr ex", word))
+			if (strstr("gd dc dd wf hg nh mg lo nr rd wr ex rr sr", word))
 				snprintf(out + strlen(out), size - strlen(out), "%s ", word);
 	}
 	fclose(f);
@@ -51,6 +51,9 @@ int main(void) {
 	areas[7] = mmap(room + (1 << 21) - SIZE, SIZE, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_FIXED, -1, 0);
 	must(areas[7] != MAP_FAILED);
+	areas[8] = map(0);
+	areas[9] = map(0);
+	must(madvise(areas[8], SIZE, MADV_RANDOM) == 0 && madvise(areas[9], SIZE, MADV_SEQUENTIAL) == 0);
 	areas[7][SIZE - 1] = 's';
 	for (int n = 0; n < AREAS; n++)
 		flags_of(areas[n], before[n], sizeof before[n]);

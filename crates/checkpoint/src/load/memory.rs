@@ -329,13 +329,15 @@ fn attach(memory: &SystemVMemory, area: &Area) -> Call {
 
 /// Sets flags of madvise(2) and mlock(2).
 fn advise(sequence: &mut Sequence, what: &str, area: &Area) {
-    const ADVICE: [(&str, i32); 6] = [
+    const ADVICE: [(&str, i32); 8] = [
         ("dc", libc::MADV_DONTFORK),
         ("dd", libc::MADV_DONTDUMP),
         ("wf", libc::MADV_WIPEONFORK),
         ("hg", libc::MADV_HUGEPAGE),
         ("nh", libc::MADV_NOHUGEPAGE),
         ("mg", libc::MADV_MERGEABLE),
+        ("sr", libc::MADV_SEQUENTIAL),
+        ("rr", libc::MADV_RANDOM),
     ];
     for (_, advice) in ADVICE.iter().filter(|(flag, _)| area.has(flag)) {
         let args = [area.start.into(), area.bytes().into(), Arg::from(*advice)];

@@ -25,7 +25,8 @@ use super::survey::{Found, Survey};
 use super::{deleted, file};
 
 /// Flags of areas that madvise(2), mlock(2), mmap(2) and mseal(2) set and that are restored.
-const KEPT: [&str; 12] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "lf", "nr", "dp", "sl"];
+const KEPT: [&str; 14] =
+    ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "lf", "nr", "dp", "sl", "sr", "rr"];
 
 /// Flags of areas that cannot be saved. The texts follow "memory that is".
 const REFUSED: [(&str, &str); 4] = [
