@@ -32,10 +32,19 @@ int main(void) {
 		}
 		_exit(0);
 	}
+	/* The seals of these are compared by the records. */
+	int last = memfd_create("mapped by one", MFD_ALLOW_SEALING), read_only = memfd_create("read", MFD_ALLOW_SEALING);
+	must(last >= 0 && read_only >= 0 && ftruncate(last, 4096) == 0 && ftruncate(read_only, 4096) == 0);
+	int *late = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, last, 0);
+	must(fcntl(last, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_GROW) == 0);
+	must(fcntl(read_only, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0);
+	must(late != MAP_FAILED && mmap(0, 4096, PROT_READ, MAP_PRIVATE, read_only, 0) != MAP_FAILED);
+	must(close(last) == 0 && close(read_only) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		char c = 'a' + round, got;
 		must(write(ask[1], &c, 1) == 1 && read(answer[0], &got, 1) == 1);
+		must(++*late == round + 1);
 		must(shared[0] == round + 1 && shared[1] == round + 1 && only[0] == 10 * (round + 1));
 		must(pread(plain, &got, 1, 0) == 1 && got == c);
 		char text[8] = "";

@@ -3,10 +3,11 @@
 use dormouse_record::{Process, Result, Thing};
 
 use super::plan::Plan;
-use super::{pidfd, user};
+use super::{memfd, pidfd, user};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    memfd::seal_mapped(plan, sequence, record)?;
     let mut numbers = Vec::new();
     if user::keep(plan, sequence, record)? {
         numbers.push(plan.kept());
