@@ -20,7 +20,7 @@ const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
 const SUFFIX: &str = " (deleted)";
 
 /// The prefix of the kernel to the name of a memfd.
-const MEMORY: &str = "/memfd:";
+pub(super) const MEMORY: &str = "/memfd:";
 
 /// The name of the kernel for memory of huge pages without a file.
 pub(super) const HUGE_MEMORY: &str = "/anon_hugepage (deleted)";

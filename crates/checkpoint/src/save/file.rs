@@ -57,14 +57,28 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     locks.retain(|lock| lock.kind != LockKind::Process);
     let mut flags =
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
-    if lock::lease(open)?.is_some() {
+    if let Some(lease) = lock::lease(open)? {
         flags &= !libc::O_ASYNC as u32; // a lease sets it
+        // A read of the contents would break a lease for writing. A memfd that is opened again permits none.
+        let has_contents = is_deleted(&open.link, &open.stat) || is_in_memory(open);
+        if has_contents && (lease.writes || open.link.starts_with(deleted::MEMORY)) {
+            return Err(format!("'{}' with a lease (F_SETLEASE), not saved yet", open.link));
+        }
+        if lease.writes {
+            survey.leased.insert((open.stat.st_dev, open.stat.st_ino), open.index);
+        }
     }
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
     }
     let file = found(survey, open.process, &open.link, &open.stat, open.copy.as_fd())?;
     Ok(Thing::File(File { flags, offset: open.offset(), locks, ..file }))
+}
+
+/// Whether a file is one of a tmpfs, whose contents are saved.
+fn is_in_memory(open: &Open<'_>) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    rustix::fs::fstatfs(&open.copy).is_ok_and(|of| of.f_type as u64 == TMPFS)
 }
 
 /// A file that can be found again: by its name, which is looked up and must lead to the same file;
@@ -223,6 +237,10 @@ pub(crate) fn mapped(
     }
     if file_type(&stat) != FileType::RegularFile {
         return Err(format!("'{link}' mapped, which is not saved yet"));
+    }
+    // It was mapped by that open file, beside which the lease of a restore permits no other.
+    if let Some(index) = survey.leased.get(&(stat.st_dev, stat.st_ino)) {
+        return Ok(*index);
     }
     // A deleted file is identified by device and inode.
     let name = match is_deleted(link, &stat) {

@@ -89,6 +89,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, TerminalSides>,
     /// Deleted files, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// Open files with a lease for writing, by device and inode: no file has another open file beside such a one.
+    pub(crate) leased: HashMap<(u64, u64), usize>,
     /// Mount namespaces but the container's own.
     pub(crate) mounts: MountNamespaces,
     /// IPC namespaces but the container's own.
@@ -167,6 +169,7 @@ impl<'s> Survey<'s> {
             message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            leased: HashMap::new(),
             mounts: MountNamespaces::default(),
             ipc: IpcNamespaces::default(),
             nets: NetNamespaces::default(),
