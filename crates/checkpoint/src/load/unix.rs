@@ -29,8 +29,8 @@
 use std::collections::BTreeMap;
 
 use dormouse_record::{
-    Error, PeerCredentials, Records, Result, Thing, UnixLeft, UnixMessage, UnixName, UnixPeer,
-    UnixSocket,
+    Error, PeerCredentials, Records, Result, SocketOption, Thing, UnixLeft, UnixMessage, UnixName,
+    UnixPeer, UnixSocket,
 };
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
@@ -46,8 +46,11 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let mut all = sockets(plan.records);
     // A held socket exists, has its queue, and is used by no socket inside.
     all.retain(|index, _| !plan.held.contains_key(index));
-    let mut work =
-        Work { plan, sequence, all, closed_peers: Vec::new(), closed_clients: Vec::new() };
+    let passes_late = all.values().any(|socket| {
+        passes_credentials(socket) && socket.received.iter().any(|one| one.credentials.is_none())
+    });
+    let (closed_peers, closed_clients) = (Vec::new(), Vec::new());
+    let mut work = Work { plan, sequence, all, closed_peers, closed_clients, passes_late };
     work.make_sockets()?;
     work.bind_names();
     work.accept_inherited_names()?;
@@ -60,6 +63,16 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     }
     work.send_queues()?;
     work.finish()
+}
+
+/// Whether a socket receives the credentials of senders. The kernel adds them to a message when it is sent to or by
+/// such a socket.
+fn passes_credentials(socket: &UnixSocket) -> bool {
+    socket.options.iter().any(is_about_credentials)
+}
+
+fn is_about_credentials(option: &SocketOption) -> bool {
+    option.is(libc::SOL_SOCKET, libc::SO_PASSCRED)
 }
 
 fn sockets(records: &Records) -> BTreeMap<usize, &UnixSocket> {
@@ -135,6 +148,9 @@ struct Work<'w, 'r> {
     closed_peers: Vec<(usize, Cell)>,
     /// Temporary clients in place of closed ones, each with the listener and the record.
     closed_clients: Vec<(usize, Cell, &'r UnixLeft)>,
+    /// A socket that receives credentials has a message that was sent before it did: the option is set last, and for
+    /// each message with credentials. Listeners have it early, and pass it to what they accept.
+    passes_late: bool,
 }
 
 /// A client that connects, and waits to be accepted.
@@ -197,6 +213,9 @@ impl<'r> Work<'_, 'r> {
     /// Sets the options of a socket, and records its descriptor.
     fn register(&mut self, index: usize, cell: Cell) -> Result<()> {
         for option in &self.all[&index].options {
+            if self.is_late(index) && is_about_credentials(option) {
+                continue;
+            }
             let what = self.what(index);
             socket::option(self.plan, self.sequence, &what, cell, option);
         }
@@ -204,6 +223,19 @@ impl<'r> Work<'_, 'r> {
         let cell = self.plan.lift(self.sequence, &what, cell);
         self.plan.cells[index] = Some(cell);
         Ok(())
+    }
+
+    /// Whether a socket receives credentials only for the time of a message that has some.
+    fn is_late(&self, index: usize) -> bool {
+        self.passes_late && self.all[&index].backlog.is_none()
+    }
+
+    /// Makes a socket receive the credentials of senders, or not.
+    fn pass_credentials(&mut self, index: usize, cell: Cell, on: u32) {
+        let at = self.plan.builder.data(&on.to_ne_bytes());
+        let (level, name) = (Arg::from(libc::SOL_SOCKET), Arg::from(libc::SO_PASSCRED));
+        let args = [cell.into(), level, name, at.into(), Arg::Number(4)];
+        self.call(index, libc::SYS_setsockopt, args);
     }
 
     fn is_made(&self, index: usize) -> bool {
@@ -286,6 +318,11 @@ impl<'r> Work<'_, 'r> {
         }
         if let Some(who) = who {
             credentials::assume(self.plan, self.sequence, what, who);
+            // A new socket belongs to the ids for files, which may have been others than those that a peer sees.
+            // Its recorded owner is set later, if it is not root.
+            for call in [libc::SYS_setfsgid, libc::SYS_setfsuid] {
+                self.sequence.call(what, Call::new(call, [Arg::Number(0)]));
+            }
         }
         act(self)?;
         if reverts {
@@ -336,6 +373,15 @@ impl<'r> Work<'_, 'r> {
                     self.closed_peers.push((index, other));
                     self.register(index, one)?;
                 }
+                UnixPeer::None if self.was_one_of_a_pair(index) => {
+                    let [one, other] = self.pair(index)?;
+                    self.call(index, libc::SYS_close, [other.into()]);
+                    let family = (libc::AF_UNSPEC as u16).to_ne_bytes();
+                    let at = self.plan.builder.data(&family);
+                    let args = [one.into(), at.into(), Arg::Number(family.len() as u64)];
+                    self.call(index, libc::SYS_connect, args);
+                    self.register(index, one)?;
+                }
                 UnixPeer::Socket { .. } | UnixPeer::None | UnixPeer::Waiting { .. } => {
                     let cell = self.socket(index)?;
                     self.register(index, cell)?;
@@ -343,6 +389,13 @@ impl<'r> Work<'_, 'r> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a datagram socket was parted from its peer: only socketpair(2) gives such a socket credentials of one,
+    /// and these stay.
+    fn was_one_of_a_pair(&self, index: usize) -> bool {
+        let socket = self.all[&index];
+        socket.socket_type == libc::SOCK_DGRAM && socket.peer_credentials.is_some()
     }
 
     fn is_mutual(&self, index: usize, other: usize) -> bool {
@@ -617,6 +670,9 @@ impl<'r> Work<'_, 'r> {
         let args = [listener.into(), Arg::Number(0), Arg::Number(0), flags];
         let what = self.what(index);
         self.sequence.call_into(what, accepted, Call::new(libc::SYS_accept4, args));
+        if self.is_late(index) {
+            self.pass_credentials(index, accepted, 0);
+        }
         if self.all[&index].peer == UnixPeer::Gone {
             let what = self.what(index);
             let client = self.plan.lift(self.sequence, &what, client);
@@ -690,7 +746,16 @@ impl<'r> Work<'_, 'r> {
         to: Option<&[u8]>,
     ) -> Result<()> {
         let who = message.credentials.as_ref();
-        self.act_as(index, who, |work| work.send_message(index, from, message, to))
+        let receiver = self.plan.object(index)?;
+        let is_for_it = who.is_some() && self.is_late(index);
+        if is_for_it {
+            self.pass_credentials(index, receiver, 1);
+        }
+        self.act_as(index, who, |work| work.send_message(index, from, message, to))?;
+        if is_for_it {
+            self.pass_credentials(index, receiver, 0);
+        }
+        Ok(())
     }
 
     fn send_message(
@@ -811,6 +876,9 @@ impl<'r> Work<'_, 'r> {
             if record.shut != 0 && !is_shut_by_peer {
                 let how = Arg::from(u32::from(record.shut) - 1);
                 self.call(index, libc::SYS_shutdown, [cell.into(), how]);
+            }
+            if self.is_late(index) && passes_credentials(record) {
+                self.pass_credentials(index, cell, 1);
             }
             let what = self.what(index);
             open::set_flags(self.sequence, &what, cell, record.flags);
