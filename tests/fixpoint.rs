@@ -15,7 +15,9 @@ use std::fs;
 use std::path::Path;
 
 use dormouse_parcel::Reader;
-use dormouse_record::{Backing, Mounts, PAGE_BYTES, Records, Run, Thing, TmpfsEntry, TmpfsKind};
+use dormouse_record::{
+    Area, Backing, Mounts, PAGE_BYTES, Records, Run, Thing, TmpfsEntry, TmpfsKind, UnixPeer,
+};
 use dormouse_testkit::fact::{Difference, Expected, Facts, Rule, unexplained};
 use dormouse_testkit::{Host, seen};
 use serde_json::Value;
@@ -88,6 +90,13 @@ pub(super) const OF_PROCFS: &[Expected] = &[
     row("process/*/task/*/syscall", Rule::To("219 "), "an interrupted wait is restart_syscall(2)"),
     row("process/*/task/*/status/SigQ", Rule::Any, "a count over all processes of a user"),
 ];
+
+/// Only a seal takes from a shared mapping of a writable file the right to become writable.
+pub(super) const SEALED: Expected = row(
+    "process/*/area/*/flags",
+    Rule::Loses { word: "sh", without: "mw" },
+    "a mapping of sealed memory that cannot be written is made before the seal (docs/state.md)",
+);
 
 /// Places that a running program changes by itself.
 const MOVING: &[Expected] = &[
@@ -244,11 +253,21 @@ pub(super) fn facts_of(dir: &Path) -> Facts {
         let threads = records.processes.iter().filter(|process| process.memory == Some(n));
         let threads = threads.flat_map(|process| &process.threads);
         let rseqs: Vec<u64> = threads.filter_map(|t| Some(t.rseq.as_ref()?.address)).collect();
+        let mut whole: Vec<(&Area, u64, Value)> = Vec::new();
         for (area, value) in memory.areas.iter().zip(areas.as_array().expect("a list")) {
-            walk(&mut facts, &format!("{place}/area/{:x}", area.start), value);
+            match whole.last_mut() {
+                Some((last, _, of)) if continues(last, area) => {
+                    of["end"] = value["end"].clone();
+                    *last = area;
+                }
+                _ => whole.push((area, area.start, value.clone())),
+            }
             let runs = (&area.runs[..], &rseqs[..]);
             let is_of_file = matches!(area.backing, Backing::Private { .. });
             pages(&mut facts, &reader, &place, runs, is_of_file);
+        }
+        for (_, start, value) in whole {
+            walk(&mut facts, &format!("{place}/area/{start:x}"), &value);
         }
     }
     let mounts: HashMap<String, Vec<String>> = (0..names.len())
@@ -272,6 +291,26 @@ pub(super) fn facts_of(dir: &Path) -> Facts {
         }
     }
     facts
+}
+
+/// Whether an area is the rest of the one before it: the kernel may divide memory in two without a difference
+/// (PR_SET_MEMORY_MERGE), and a restore maps it at once.
+fn continues(before: &Area, area: &Area) -> bool {
+    let follows = |from: u64, to: u64| from + before.bytes() == to;
+    let is_same = match (&before.backing, &area.backing) {
+        (Backing::Anonymous, Backing::Anonymous) => true,
+        (
+            Backing::Private { object: one, offset: from },
+            Backing::Private { object: other, offset: to },
+        )
+        | (
+            Backing::Shared { object: one, offset: from },
+            Backing::Shared { object: other, offset: to },
+        ) => one == other && follows(*from, *to),
+        _ => false,
+    };
+    let of = |area: &Area| (area.access, area.flags.clone());
+    is_same && before.end == area.start && of(before) == of(area)
 }
 
 /// Names of mounts that do not depend on their order in the records: their places, and a number where one covers
@@ -334,9 +373,22 @@ fn without_chance(
                 }
             }
         }
+        Thing::Pipe(pipe)
+            if pipe.path.as_ref().is_some_and(|path| path.contains("/.dormouse-")) =>
+        {
+            // The name for a restore has the number of the object.
+            value["path"] = "(deleted)".into();
+        }
         Thing::File(file) if file.deleted.is_some() => {
             // The restored file had another name for a moment.
             value["path"] = "(deleted)".into();
+        }
+        Thing::UnixSocket(socket) => {
+            // Of a datagram socket whose peer has closed: made as one of a pair (docs/state.md).
+            const SOCK_DGRAM: i32 = 2;
+            if socket.socket_type == SOCK_DGRAM && socket.peer == UnixPeer::Gone {
+                value["peer_credentials"] = Value::Null;
+            }
         }
         Thing::TcpSocket(tcp) if tcp.connection.is_some() || tcp.held || tcp.over => {
             // The bind of a restore sets it, and it has no effect on a connection (docs/state.md).
@@ -553,14 +605,7 @@ impl Looks {
 
 /// Differences of one workload alone.
 const OF_ONE: &[(&str, Expected)] = &[
-    (
-        "memfd",
-        row(
-            "process/*/area/*/flags",
-            Rule::Any,
-            "a mapping of sealed memory that cannot be written is made before the seal (docs/state.md)",
-        ),
-    ),
+    ("memfd", SEALED),
     ("gro", row("process/*/net/udp/*", Rule::Any, "datagrams received as one take other memory")),
     (
         "ownplace",

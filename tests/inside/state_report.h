@@ -133,8 +133,9 @@ static void report_socket(struct out *o, int fd)
 		{IPPROTO_TCP, 22}, {IPPROTO_TCP, 29}, {IPPROTO_TCP, 39}};
 	/* The kernel fills these of an accepted connection from its first packet, and never uses them. */
 	static const int multicast[][2] = {{IPPROTO_IP, IP_MULTICAST_IF}, {IPPROTO_IP, IP_MULTICAST_TTL},
-					   {IPPROTO_IPV6, IPV6_MULTICAST_IF},
-					   {IPPROTO_IPV6, IPV6_MULTICAST_HOPS}};
+					   {IPPROTO_IP, IP_PKTOPTIONS}, {IPPROTO_IPV6, IPV6_MULTICAST_IF},
+					   {IPPROTO_IPV6, IPV6_MULTICAST_HOPS},
+					   {IPPROTO_IPV6, IPV6_2292PKTOPTIONS}};
 	static const int levels[][2] = {{SOL_SOCKET, 90}, {IPPROTO_IP, 52}, {IPPROTO_TCP, 50},
 					{IPPROTO_UDP, 110}, {IPPROTO_IPV6, 80}};
 	struct sockaddr_storage s;
@@ -154,10 +155,14 @@ static void report_socket(struct out *o, int fd)
 	size = sizeof s;
 	memset(&s, 0, sizeof s);
 	int got = getpeername(fd, (void *)&s, &size);
-	put(o, "fd/%d/peer %d %lx\n", fd, got, got ? 0ul : hash(7, &s, size < sizeof s ? size : sizeof s));
-	int type = 0;
-	size = sizeof type;
-	getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size);
+	int type = 0, family = 0;
+	socklen_t word = sizeof type;
+	getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &word);
+	word = sizeof family;
+	getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &word);
+	put(o, "fd/%d/peer/%d %d %lx\n", fd, family, got, got ? 0ul : hash(7, &s, size < sizeof s ? size : sizeof s));
+	/* The bind of a restore sets IPV6_V6ONLY of a connection, on which it has no effect (docs/state.md). */
+	int state = info.tcpi_state, is_connection = state != 0 && state != TCP_CLOSE && state != TCP_LISTEN;
 	for (unsigned l = 0; l < 5; l++)
 		for (int name = 1; name < levels[l][1]; name++) {
 			unsigned char value[64] = {0};
@@ -167,6 +172,7 @@ static void report_socket(struct out *o, int fd)
 				is_out |= without[w][0] == levels[l][0] && without[w][1] == name;
 			for (unsigned m = 0; type == SOCK_STREAM && m < sizeof multicast / sizeof *multicast; m++)
 				is_out |= multicast[m][0] == levels[l][0] && multicast[m][1] == name;
+			is_out |= is_connection && levels[l][0] == IPPROTO_IPV6 && name == IPV6_V6ONLY;
 			if (is_out || getsockopt(fd, levels[l][0], name, value, &length) != 0)
 				continue;
 			uint64_t number = length <= 8 ? 0 : hash(7, value, length);

@@ -47,6 +47,13 @@ pub enum Rule {
     Near(i128),
     /// A value that begins with this text.
     To(&'static str),
+    /// A text without one of its words, where another word is absent.
+    Loses {
+        /// The word.
+        word: &'static str,
+        /// The word that is absent before.
+        without: &'static str,
+    },
     /// The fact is absent afterwards.
     Ends,
     /// The fact is absent before.
@@ -62,6 +69,7 @@ impl Rule {
             Self::Rises => "larger",
             Self::Near(_) => "a little",
             Self::To(_) => "one value",
+            Self::Loses { .. } => "without a word",
             Self::Ends => "absent afterwards",
             Self::Begins => "absent before",
         }
@@ -81,6 +89,16 @@ impl Rule {
             }
             Self::To(value) => {
                 difference.after.as_ref().is_some_and(|after| after.starts_with(value))
+            }
+            Self::Loses { word, without } => {
+                let words = |text: &Option<String>| -> Vec<String> {
+                    let text = text.as_deref().unwrap_or_default();
+                    text.split_ascii_whitespace().map(str::to_owned).collect()
+                };
+                let (mut before, after) = (words(&difference.before), words(&difference.after));
+                let is_permitted = !before.iter().any(|one| one == without);
+                before.retain(|one| one != word);
+                is_permitted && before == after
             }
             Self::Ends => difference.after.is_none(),
             Self::Begins => difference.before.is_none(),
@@ -213,6 +231,10 @@ mod tests {
         assert!(!row("fd/*/left", Rule::Ends).explains(falls));
         let ends = &facts(&[("a", "9")]).differences(&Facts::default())[0];
         assert!(row("a", Rule::Ends).explains(ends) && !row("a", Rule::Falls(5)).explains(ends));
+        let loses = &facts(&[("a", "sh mr me")]).differences(&facts(&[("a", "mr me")]))[0];
+        assert!(row("a", Rule::Loses { word: "sh", without: "mw" }).explains(loses));
+        assert!(!row("a", Rule::Loses { word: "sh", without: "mr" }).explains(loses));
+        assert!(!row("a", Rule::Loses { word: "me", without: "mw" }).explains(loses));
         let left = unexplained(vec![ends.clone()], &[row("b", Rule::Any)]);
         assert_eq!(left, std::slice::from_ref(ends));
     }

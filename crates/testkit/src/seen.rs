@@ -78,7 +78,9 @@ const STAT: &[(usize, &str)] = &[
 /// Bits of `flags` that a program sets: PF_EXITING, PF_MCE_PROCESS, PF_NPROC_EXCEEDED, PF_MCE_EARLY,
 /// PF_NO_SETAFFINITY, PF_SUSPEND_TASK, PF_LOCAL_THROTTLE. Not PF_SIGNALED: a zombie has it also where another
 /// thread has exited for all, and `exit_code` has the signal.
-const FLAGS: u64 = 0x0411_1084;
+const FLAGS: u64 = 0x0c11_1084;
+/// PF_MCE_PROCESS and PF_MCE_EARLY: what happens to the task when memory fails. A zombie has those of its maker.
+const OF_MEMORY_ERRORS: u64 = 0x0800_0080;
 /// Files of a thread that are facts as they are.
 const OF_THREAD: &[&str] = &["comm", "personality", "oom_score_adj", "loginuid", "sessionid"];
 /// Files of a process that are facts as they are.
@@ -360,7 +362,10 @@ impl Reader {
                 continue;
             }
             let value = match *name {
-                "flags" => (value.parse::<u64>().unwrap_or(0) & FLAGS).to_string(),
+                "flags" => {
+                    let known = if is_zombie { FLAGS & !OF_MEMORY_ERRORS } else { FLAGS };
+                    (value.parse::<u64>().unwrap_or(0) & known).to_string()
+                }
                 _ => (*value).to_owned(),
             };
             self.add(format!("{place}/{name}"), value);

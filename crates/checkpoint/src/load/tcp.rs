@@ -267,13 +267,13 @@ pub(super) fn leave_repair(
     if it.state == TcpState::Closing {
         complete_receiving(socket, it)?; // after the FIN of this side
     }
+    if it.reads_no_more {
+        rustix::net::shutdown(socket, Shutdown::Read)?;
+    }
     let locked = i32::from(it.buffers_locked);
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
     if it.state == TcpState::SynSent {
         request(socket, it.peer)?;
-    }
-    if it.reads_no_more {
-        rustix::net::shutdown(socket, Shutdown::Read)?;
     }
     tcp.options
         .iter()
