@@ -39,6 +39,17 @@ int main(void) {
 	connected(ends + 2, (void *)&six, sizeof six);
 	int narrow = 20000;
 	must(setsockopt(ends[0], IPPROTO_TCP, TCP_WINDOW_CLAMP, &narrow, sizeof narrow) == 0);
+	/* A window that has grown beyond what TCP_MAXSEG can be set to. */
+	static char data[60000];
+	for (int n = 0; n < 100 && segment(ends[2]) <= 40000; n++) {
+		must(write(ends[2], data, sizeof data) == sizeof data);
+		for (size_t got = 0; got < sizeof data;) {
+			ssize_t part = read(ends[3], data, sizeof data);
+			must(part > 0);
+			got += part;
+		}
+	}
+	must(segment(ends[2]) > 40000);
 	for (int round = 0; round < ROUNDS; round++) {
 		int windows[4], segments[4];
 		for (int n = 0; n < 4; n++)
@@ -47,7 +58,9 @@ int main(void) {
 		char text[4] = "";
 		for (int n = 0; n < 4; n++) {
 			must(window(ends[n]) == windows[n]);
-			must(segments[n] > 16000 && segment(ends[n]) == segments[n]);
+			/* Half of a window, which an acknowledgement of a small packet may raise to 65,536 (of version 6 from 65,464). */
+			int more = segment(ends[n]) - segments[n];
+			must(segments[n] > 16000 && more >= 0 && more <= 40);
 			must(write(ends[n], "abc", 3) == 3 && read(ends[n ^ 1], text, 3) == 3);
 		}
 	}

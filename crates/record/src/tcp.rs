@@ -109,9 +109,6 @@ pub struct Connection {
     /// TCP_WINDOW_CLAMP: the largest window that is offered, in bytes; 0 in records of earlier versions.
     #[serde(default)]
     pub window_bytes_max: u32,
-    /// The size of segments that it sends (tcpi_snd_mss), in bytes; 0 in records of earlier versions.
-    #[serde(default)]
-    pub sent_segment_bytes: u32,
     /// This side has ended reading (shutdown(2), SHUT_RD), and the peer has sent no FIN.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reads_no_more: bool,

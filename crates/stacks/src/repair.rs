@@ -49,7 +49,6 @@ pub fn unread(state: TcpState, peer: SocketAddr) -> Connection {
         buffers_bytes: (0, 0),
         buffers_locked: 0,
         window_bytes_max: 0,
-        sent_segment_bytes: 0,
         reads_no_more: false,
     }
 }

@@ -114,32 +114,11 @@ pub(super) fn rebuild(
         window[3] = window[3].wrapping_add(1);
         window[4] = window[4].wrapping_sub(1);
     }
-    // Half of the largest window of the peer bounds them, too: the largest at the moment of the computation.
-    if it.sent_segment_bytes > 0 {
-        let most = window_of_segments(it.sent_segment_bytes);
-        let [begins, now, _, rest @ ..] = window;
-        set_window(socket, [&[begins, now.min(most), most], &rest[..]].concat())?;
-        compute_segments()?;
-    }
-    set_window(socket, window.to_vec())?;
-    if it.sent_segment_bytes == 0 { compute_segments() } else { Ok(()) }
-}
-
-/// Sets the windows of both sides (`struct tcp_repair_window`).
-fn set_window(socket: &OwnedFd, window: Vec<u32>) -> std::result::Result<(), Failed> {
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    call::set_socket_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
-        .map_err(|e| ("its window", e))
-}
-
-/// The largest window with which segments are of at most `bytes` (tcp_bound_to_half_wnd).
-fn window_of_segments(bytes: u32) -> u32 {
-    /// Up to this window in bytes (TCP_MSS_DEFAULT), segments may be as large as the window.
-    const WHOLE_MAX: u32 = 536;
-    match bytes.saturating_mul(2) {
-        half_of if half_of > WHOLE_MAX => half_of,
-        _ => bytes,
-    }
+    call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
+        .map_err(at("its window"))?;
+    // Half of the largest window of the peer bounds them, too.
+    compute_segments()
 }
 
 /// Makes the kernel compute the size of segments, which it does for the options of packets: here none.

@@ -524,8 +524,6 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     connection.selective = agreed(2);
     connection.timestamp = if agreed(1) { Some(option(TIMESTAMP)? as u32) } else { None };
     connection.segment_bytes = option(libc::TCP_MAXSEG)? as u32;
-    let [.., a, b, c, d] = info[..20] else { return Err(Errno::BADMSG) };
-    connection.sent_segment_bytes = u32::from_ne_bytes([a, b, c, d]); // tcpi_snd_mss
 
     set(REPAIR_QUEUE, RECEIVE_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
