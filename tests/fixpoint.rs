@@ -276,7 +276,13 @@ pub(super) fn facts_of(dir: &Path) -> Facts {
             Some((names[n].clone(), mount_names(mounts)))
         })
         .collect();
+    let descriptors = records.processes.iter().flat_map(|process| &process.descriptors);
+    let open: BTreeSet<usize> = descriptors.map(|descriptor| descriptor.object).collect();
     for (n, value) in list(&mut value, "objects").iter_mut().enumerate() {
+        if !open.contains(&n) && value["peer_credentials"].is_object() {
+            // Only a process that has a socket open can read the id of a helper, which has exited (docs/state.md).
+            value["peer_credentials"]["pid"] = Value::Null;
+        }
         without_chance(&records.objects[n].thing, value, (&names[n], &mounts));
         const DIRECTORY: u64 = 0o40_000;
         if value["file_type"] == DIRECTORY || value["deleted"].is_string() {

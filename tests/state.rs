@@ -74,6 +74,16 @@ const OF_THE_PROGRAM: &[Expected] = &[
         reason: "the kernel writes the remaining time of ppoll(2)",
     },
     SEALED,
+    Expected {
+        place: "process/*/net/tcp/*",
+        rule: Rule::To("08 00000000:00000001 "),
+        reason: "the end of the peer counts as a byte until it is read, and is read once more (docs/state.md)",
+    },
+    Expected {
+        place: "process/*/net/tcp6/*",
+        rule: Rule::To("08 00000000:00000001 "),
+        reason: "the end of the peer counts as a byte until it is read, and is read once more (docs/state.md)",
+    },
 ];
 
 /// Random numbers: splitmix64.
