@@ -72,8 +72,9 @@ pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
         Handshakes::attach().map_err(|e| Error::Elsewhere(format!("a pending connection: {e}")))?;
     let room = Room::make(listener, all).map_err(Error::call("make room in a socket"))?;
     let at = address_of(listener).map_err(Error::call("find a listener"))?;
+    let patience = Patience::default();
     for one in all {
-        put_one(&handshakes, at, one).map_err(|source| Error::Restore {
+        put_one(&handshakes, at, one, &patience).map_err(|source| Error::Restore {
             what: format!("the connection of {} at {}", one.connection.peer, one.address),
             call: "its handshake".into(),
             source,
@@ -82,7 +83,12 @@ pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
     room.give_back().map_err(Error::call("give back room in a socket"))
 }
 
-fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Result<(), Errno> {
+fn put_one(
+    handshakes: &Handshakes,
+    listens_at: SocketAddr,
+    one: &Waiting,
+    patience: &Patience,
+) -> Result<(), Errno> {
     let it = &one.connection;
     let ends = [one.address, it.peer];
     let listener = if listens_at.ip().is_unspecified() { one.address } else { listens_at };
@@ -118,7 +124,7 @@ fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Re
         arrive(&ends, length + 1)?;
         // ORDER: while packets are dropped. The kernel acknowledges a repeated FIN at once, and the first perhaps
         // later, when a stack without the peer would answer with a reset.
-        processed(&ends, || send(FIN, length, &[]))?;
+        patience.send(|| stack::segments_here(&ends), || send(FIN, length, &[]))?;
     }
     Ok(())
 }
@@ -141,20 +147,34 @@ fn arrive(ends: &Ends, bytes: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sends a segment to a connection in the stack of the calling thread, and waits until the kernel has processed it.
-///
-/// LIMIT: without a count ([`stack::segments_here`]) it does not wait.
-pub fn processed(ends: &Ends, send: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
-    let before = stack::segments_here(ends);
-    send()?;
-    let began = Instant::now();
-    while before.is_some() && stack::segments_here(ends) == before {
-        if began.elapsed() > ARRIVES_WITHIN {
-            break;
-        }
-        std::thread::sleep(Duration::from_micros(100));
+/// The time for which segments to all connections of a restore are waited for. The container's own packet filter may
+/// drop them all.
+#[derive(Debug)]
+pub struct Patience(Instant);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Instant::now() + ARRIVES_WITHIN)
     }
-    Ok(())
+}
+
+impl Patience {
+    /// Sends a segment to a connection, and waits until the kernel has processed it. `received` returns the number of
+    /// segments that the connection has received.
+    ///
+    /// LIMIT: without this number, and after 5 s in all, there is no wait.
+    pub fn send(
+        &self,
+        received: impl Fn() -> Option<u32>,
+        send: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let before = received();
+        send()?;
+        while before.is_some() && received() == before && Instant::now() < self.0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
 }
 
 /// A segment of the peer of a connection.

@@ -23,8 +23,9 @@ use dormouse_record::{Connection, Error, Result, SocketOption, TcpSocket, Thing,
 
 use super::restore::{Passed, Restore, Wanted};
 use super::{raw, socket, tcp, udp};
+use crate::accept::{self, Patience};
+use crate::quiet;
 use crate::stack::{self, Ends};
-use crate::{accept, quiet};
 
 /// Connections that are complete and still in repair mode.
 #[derive(Debug, Default)]
@@ -105,6 +106,7 @@ fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result
             stacks.entry(object.net).or_default().push((copy, *index, it));
         }
     }
+    let patience = Patience::default();
     for all in stacks.into_values() {
         let Some((any, ..)) = all.first() else { continue };
         let own = |index: usize| match &restore.records.objects[index].thing {
@@ -115,7 +117,7 @@ fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result
         let ends = ended.filter_map(|(_, index, it)| Some([own(*index)?, it.peer])).collect();
         let act = || {
             all.iter().try_for_each(|(copy, index, it)| {
-                tcp::complete_receiving(copy, it).map_err(|source| Error::Restore {
+                tcp::complete_receiving(copy, it, &patience).map_err(|source| Error::Restore {
                     what: format!("object {index} (a connection to {})", it.peer),
                     call: "the end of its peer".into(),
                     source,

@@ -60,6 +60,12 @@ pub(super) fn wait(sequence: &mut Sequence, what: &str, pid: u32) {
     sequence.call(what, Call::new(libc::SYS_wait4, wait));
 }
 
+/// The same after the process has its actions of signals, which may let no zombie be (SA_NOCLDWAIT, sigaction(2)).
+pub(super) fn wait_for_end(sequence: &mut Sequence, what: &str, pid: u32) {
+    let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
+    sequence.call(what, Call::new(libc::SYS_wait4, wait).lenient());
+}
+
 /// clone3(2) of a child with that pid, in that control group.
 pub(super) fn clone_with_pid(
     plan: &mut Plan<'_>,

@@ -54,7 +54,8 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
 pub(super) fn end(plan: &mut Plan<'_>, sequence: &mut Sequence, is_first: bool) {
     let Some(pid) = plan.numberer else { return };
     if is_first {
-        helper::wait(sequence, "the numbers of threads", pid);
+        // Where the process ignores the ends of its children, wait4(2) returns ECHILD after the end.
+        helper::wait_for_end(sequence, "the numbers of threads", pid);
     }
     sequence.stage(stage::INSIDE);
 }

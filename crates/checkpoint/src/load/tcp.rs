@@ -18,12 +18,13 @@ use rustix::net::{SendFlags, Shutdown};
 
 use super::plan::Plan;
 use super::{net, open, socket};
+use crate::accept::{self, Patience};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
     SEND_QUEUE, TIMESTAMP,
 };
-use crate::{accept, packet, stack};
+use crate::{packet, stack};
 
 pub(super) fn make(
     plan: &mut Plan<'_>,
@@ -180,8 +181,9 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 pub(super) fn complete_receiving(
     socket: &OwnedFd,
     it: &Connection,
+    patience: &Patience,
 ) -> std::result::Result<(), Errno> {
-    end_of_peer(socket, it)?;
+    end_of_peer(socket, it, patience)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)?;
     // ORDER: after the connection exists, which sets it by the size of the buffer at that moment.
     bound_window(socket, it)
@@ -204,7 +206,11 @@ fn set_buffer(socket: &OwnedFd, option: i32, bytes: u32) -> std::result::Result<
 }
 
 /// Repeats the FIN of the peer, or its acknowledgement of the FIN of this side.
-fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+fn end_of_peer(
+    socket: &OwnedFd,
+    it: &Connection,
+    patience: &Patience,
+) -> std::result::Result<(), Errno> {
     use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
         TcpState::SynSent | TcpState::Established | TcpState::FinWait1 => return Ok(()),
@@ -218,12 +224,24 @@ fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Err
     let found = stack::tcp_addresses(&netns, &[inode])?;
     let [own, peer] = found.get(&inode).copied().ok_or(Errno::NOTCONN)?;
     let segment = accept::segment(it, it.received_sequence, acknowledged, flags, &[]);
-    // The kernel acknowledges a repeated FIN at once, and the first perhaps later: see `super::connection`.
-    let times = if ends_in_repair(it) && it.state.peer_has_ended() { 2 } else { 1 };
     stack::inside_of(&netns, || {
         let send = || packet::send_here(&[(peer, own, segment)]);
-        (0..times).try_for_each(|_| accept::processed(&[own, peer], send))
+        if !ends_in_repair(it) || !it.state.peer_has_ended() {
+            return send();
+        }
+        // The kernel acknowledges a repeated FIN at once, and the first perhaps later: see `super::connection`.
+        (0..2).try_for_each(|_| patience.send(|| segments_received(socket), send))
     })
+}
+
+/// The number of segments that a connection has received (tcp(7), TCP_INFO). KERNEL(4.2).
+fn segments_received(socket: &OwnedFd) -> Option<u32> {
+    // The place of tcpi_segs_in in struct tcp_info.
+    const AT: usize = 140;
+    let mut info = [0; AT + 4];
+    let length = call::socket_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info);
+    let counted = info.last_chunk().copied().map(u32::from_ne_bytes);
+    counted.filter(|_| length == Ok(info.len()))
 }
 
 /// Ends repair mode: unsent data is sent, and the peer gets a packet.
@@ -244,7 +262,7 @@ pub(super) fn leave_repair(
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
     if it.state == TcpState::Closing {
-        complete_receiving(socket, it)?; // after the FIN of this side
+        complete_receiving(socket, it, &Patience::default())?; // after the FIN of this side
     }
     if it.reads_no_more {
         rustix::net::shutdown(socket, Shutdown::Read)?;
