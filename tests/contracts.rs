@@ -16,7 +16,7 @@ fn cpus() -> u32 {
 }
 
 #[track_caller]
-fn start(host: &Host, name: &str, options: &[&str]) {
+pub(crate) fn start(host: &Host, name: &str, options: &[&str]) {
     host.dm(&[&["run", "-d", "--name", name], options, COUNT].concat()).ok();
 }
 
@@ -46,7 +46,7 @@ fn number(host: &Host, below: &str, v1: &str, v2: &str) -> (u64, bool) {
 }
 
 #[track_caller]
-fn id(host: &Host, name: &str) -> String {
+pub(crate) fn id(host: &Host, name: &str) -> String {
     host.inspect(name)["id"].as_str().expect("an id").to_owned()
 }
 
@@ -96,11 +96,11 @@ fn parent(host: &Host) -> u64 {
     }
 }
 
-struct Daemon(Child);
+pub(crate) struct Daemon(Child);
 
 impl Daemon {
     #[track_caller]
-    fn start(host: &Host) -> Self {
+    pub(crate) fn start(host: &Host) -> Self {
         let mut command = host.dormouse(&["daemon", "--memory", "off"]);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
@@ -110,7 +110,7 @@ impl Daemon {
         Self(child)
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -18,6 +18,7 @@ mod drowsy;
 mod errors;
 mod fault;
 mod gatekeeper;
+mod guarantees;
 mod host_users;
 mod hostile;
 mod images;

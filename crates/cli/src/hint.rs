@@ -37,7 +37,6 @@ const OPTIONS: &[(&[&str], &str)] = &[
         "containers of a --domain find each other by name and host name",
     ),
     (&["--log-opt"], "use --log-max-size"),
-    (&["--memory-reservation"], "use --memory"),
     (&["--platform", "--arch", "--os", "--variant"], "images are for this machine only"),
     (&["--pod", "--pod-id-file"], "containers of a --domain share a network stack"),
     (&["--replace"], "remove the container first: dormouse rm --force NAME"),

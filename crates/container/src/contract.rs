@@ -1,4 +1,5 @@
-//! Contracts for CPU: admission of reservations, and the static weights that keep them without a daemon.
+//! Contracts for CPU and memory: admission of reservations, and the static weights and limits that keep them
+//! without a daemon.
 //!
 //! `RUN/contract.json` is the *ledger*: the running containers with a reservation. A start adds its container
 //! under `RUN/contract.lock`, or is refused, so that two starts never share the last CPU. A container that
@@ -11,12 +12,20 @@
 //! weights ten times a second. It marks that with `RUN/governed`, and the first command after a killed daemon
 //! writes the static weights.
 //!
+//! **Limits.** A guarantee of memory is kept by the kernel on cgroup v2, and by limits of all containers on v1
+//! (`contract/memory.rs`). They are computed again when a container with a guarantee comes, changes or goes. The
+//! ledger has them before the kernel has, so after a kill the next start or end of a container writes them. The
+//! daemon lowers and raises limits of v1, which `RUN/governed` marks too.
+//!
 //! **Stale entries.** A killed start leaves its entry. An entry counts only while `RUN/c/ID` exists, and where a
 //! container would be refused, only if the holder lives or is locked by a verb.
 //!
 //! LIMIT: the ledger is that of one instance; instances (`--root`) promise the same CPUs independently.
 //!
-//! Uses `ground`, `state` and `settings`.
+//! Uses `ground`, `state`, `settings` and `usage`.
+
+mod ledger;
+mod memory;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,51 +34,23 @@ use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
 use dormouse_kernel::cgroup::{self, CgroupError};
-use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits};
-use serde::{Deserialize, Serialize};
+use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits, Memory};
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::{settings, state};
 
+use self::ledger::{Due, Grant, InForce, Ledger};
+
 /// A part of the number of containers, and of their weight, whose change is ignored.
 const CHANGE: u64 = 20;
-
-/// `RUN/contract.json`.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Ledger {
-    /// The running containers with a reservation.
-    granted: BTreeMap<ContainerId, Grant>,
-    /// Number of entries in `RUN/c` when the weights were computed; 0 if it is not known.
-    #[serde(default)]
-    started: u64,
-    /// Weight of the other containers then, in shares.
-    #[serde(default)]
-    others_shares: u64,
-}
-
-/// The reservation of one container.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Grant {
-    cpu: Cpu,
-    /// The CPUs to which it is bound.
-    #[serde(default)]
-    cpuset: Option<String>,
-}
-
-impl Grant {
-    /// The reservation in a container's limits, if there is one.
-    fn of(limits: &Limits) -> Option<Self> {
-        let cpu = Cpu::of(limits);
-        (cpu.reserve_milli > 0).then(|| Self { cpu, cpuset: limits.cpuset_cpus.clone() })
-    }
-}
 
 /// Refuses limits that contradict each other, or that this host can never keep.
 pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     let cpu = Cpu::of(limits);
     cpu.check().map_err(CgroupError::from)?;
+    memory::check(ground, &Memory::of(limits))?;
     if cpu.reserve_milli == 0 {
         return Ok(());
     }
@@ -87,7 +68,7 @@ fn host_milli(ground: &Ground) -> Result<(u32, u32)> {
 /// Enters the reservation of a container that starts, wakes or is updated; `limits` are those from now on. The
 /// caller holds its lock, and has made `RUN/c/ID`.
 ///
-/// Errors: [`Error::NoCpu`] with the numbers. Nothing has changed then.
+/// Errors: [`Error::NoCpu`] and [`Error::NoMemory`] with the numbers. Nothing has changed then.
 pub(crate) fn admit(ground: &Ground, config: &Config, limits: &Limits) -> Result<()> {
     enter(ground, config, limits, Admission::Checked)
 }
@@ -122,12 +103,19 @@ fn enter(ground: &Ground, config: &Config, limits: &Limits, how: Admission) -> R
         }
         Some(grant) => {
             check(ground, limits)?;
-            let (host, all) = host_milli(ground)?;
+            // A wrong setting of one resource is no error for a container that reserves another.
+            let cpus = (grant.cpu.reserve_milli > 0).then(|| host_milli(ground)).transpose()?;
+            let memory = (grant.memory_min_bytes > 0).then(|| memory::host(ground)).transpose()?;
             ledger.granted.insert(config.id.clone(), grant);
-            if refusal(&ledger, config, host, all).is_some() {
+            let refused = |ledger: &Ledger| {
+                let no_cpu = cpus.and_then(|(host, all)| refusal(ledger, config, host, all));
+                let no_memory = || memory::refusal(&ledger.minima(), config, memory?);
+                no_cpu.or_else(no_memory)
+            };
+            if refused(&ledger).is_some() {
                 ledger.granted.retain(|id, _| *id == config.id || lives(ground, id));
             }
-            if let Some(error) = refusal(&ledger, config, host, all) {
+            if let Some(error) = refused(&ledger) {
                 return Err(error);
             }
         }
@@ -137,7 +125,7 @@ fn enter(ground: &Ground, config: &Config, limits: &Limits, how: Admission) -> R
 
 /// Returns the error for a ledger that promises more than there is, `config` being the container that came last.
 fn refusal(ledger: &Ledger, config: &Config, host_milli: u32, all_milli: u32) -> Option<Error> {
-    let own = ledger.granted.get(&config.id)?;
+    let own = ledger.granted.get(&config.id).filter(|own| own.cpu.reserve_milli > 0)?;
     let sum = |all: &mut dyn Iterator<Item = &Grant>| -> u32 {
         all.fold(0, |sum, grant| sum.saturating_add(grant.cpu.reserve_milli))
     };
@@ -150,7 +138,7 @@ fn refusal(ledger: &Ledger, config: &Config, host_milli: u32, all_milli: u32) ->
         holders,
         host: Cpus(host),
     };
-    let others = || ledger.granted.iter().filter(|(id, _)| **id != config.id).map(|(_, it)| it);
+    let others = || ledger.cpus().filter(|(id, _)| **id != config.id).map(|(_, it)| it);
     let taken = sum(&mut others());
     if taken.saturating_add(own.cpu.reserve_milli) > all_milli.saturating_sub(host_milli) {
         let of = format!("{} CPUs", Cpus(all_milli));
@@ -183,53 +171,124 @@ pub(crate) fn leave(ground: &Ground, id: &ContainerId) {
     if !path(ground).exists() {
         return;
     }
-    let _ = with_ledger(ground, |ledger| match ledger.granted.remove(id) {
-        Some(_) => balance_locked(ground, ledger),
-        None => balance_if_changed(ground, ledger, 0),
+    let _ = with_ledger(ground, None, |ledger| {
+        ledger.restored.remove(id);
+        match ledger.granted.remove(id) {
+            Some(_) => balance_locked(ground, ledger),
+            None => balance_if_changed(ground, ledger, 0),
+        }
     });
 }
 
-/// Writes the static weights after the cgroup of a container was made or changed.
-pub(crate) fn balance(ground: &Ground, limits: &Limits) -> Result<()> {
+/// Writes the static weights and limits after the cgroup of a container was made, which begins with
+/// `restored_bytes` of memory.
+pub(crate) fn balance(ground: &Ground, config: &Config, restored_bytes: u64) -> Result<()> {
     if !path(ground).exists() {
         return Ok(());
     }
+    let limits = &config.spec.limits;
     let is_reserved = Grant::of(limits).is_some();
-    with_ledger(ground, |ledger| match is_reserved {
-        true => balance_locked(ground, ledger),
-        false => balance_if_changed(ground, ledger, Cpu::of(limits).weight),
+    with_ledger(ground, Some(&config.id), |ledger| {
+        match restored_bytes {
+            0 => ledger.restored.remove(&config.id),
+            bytes => ledger.restored.insert(config.id.clone(), bytes),
+        };
+        match is_reserved {
+            true => balance_locked(ground, ledger),
+            false => balance_if_changed(ground, ledger, Cpu::of(limits).weight),
+        }
     })
 }
 
-/// Writes the static weights of all containers with a reservation, whatever they are.
+/// Writes the static weights and limits of all containers, whatever they are.
 pub(crate) fn balance_all(ground: &Ground) -> Result<()> {
     match path(ground).exists() {
-        true => with_ledger(ground, |ledger| balance_locked(ground, ledger)),
+        true => with_ledger(ground, None, |ledger| {
+            memory::decide(ground, ledger, true);
+            balance_locked(ground, ledger)
+        }),
         false => Ok(()),
     }
 }
 
-/// The running containers with a reservation.
+/// The memory of all containers together, and the running containers with a guarantee of it.
+pub(crate) fn memory_granted(ground: &Ground) -> Result<MemoryGranted> {
+    if !path(ground).exists() {
+        return Ok(MemoryGranted::default());
+    }
+    let ledger = read(ground)?;
+    let minima = ledger.minima();
+    match &ledger.memory {
+        Some(now) if !minima.is_empty() => {
+            let mut ceilings = memory::limits(ground, &ledger)?;
+            // ORDER: the record comes after the limit: the memory of a restored container is known.
+            ceilings.retain(|id, _| state::has_begun(ground, id));
+            let (room_bytes, restored) = (now.room_bytes, ledger.restored);
+            Ok(MemoryGranted { room_bytes, minima, restored, ceilings })
+        }
+        // A start that has not come so far reports itself later.
+        _ => Ok(MemoryGranted::default()),
+    }
+}
+
+/// What is guaranteed to running containers.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryGranted {
+    /// Memory of all containers together; 0 without guarantees.
+    pub room_bytes: u64,
+    /// The containers with a guarantee.
+    pub minima: BTreeMap<ContainerId, u64>,
+    /// The memory of containers that were restored.
+    pub restored: BTreeMap<ContainerId, u64>,
+    /// The limits of all running containers, on cgroup v1.
+    pub ceilings: BTreeMap<ContainerId, u64>,
+}
+
+/// The running containers with reserved CPUs.
 pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
     if !path(ground).exists() {
         return Ok(Vec::new());
     }
     let ledger = read(ground)?;
-    Ok(ledger.granted.into_iter().map(|(id, grant)| (id, grant.cpu)).collect())
+    Ok(ledger.cpus().map(|(id, grant)| (id.clone(), grant.cpu)).collect())
 }
+
+/// The content of `RUN/governed` while a daemon changes limits of memory too.
+const WITH_MEMORY: &[u8] = b"memory";
 
 /// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.
 pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
     let mark = governed(ground);
-    match governs {
-        true => disk::write(&mark, b"", Durable::No),
-        false => {
-            // ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
-            let balanced = balance_all(ground);
-            disk::remove(&mark)?;
-            balanced
-        }
+    // A killed daemon may have left limits of memory.
+    let has_limits = fs::read(&mark).is_ok_and(|content| content == WITH_MEMORY);
+    let settled = if has_limits { write_limits(ground) } else { Ok(()) };
+    if governs {
+        return settled.and(disk::write(&mark, b"", Durable::No));
     }
+    // ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
+    let balanced = balance_all(ground);
+    disk::remove(&mark)?;
+    settled.and(balanced)
+}
+
+/// Marks that a daemon, which governs the weights, changes limits of memory too, or that it does no longer and static
+/// limits are to hold.
+pub(crate) fn govern_memory(ground: &Ground, governs: bool) -> Result<()> {
+    let mark = governed(ground);
+    if governs {
+        return disk::write(&mark, WITH_MEMORY, Durable::No);
+    }
+    let written = write_limits(ground);
+    disk::write(&mark, b"", Durable::No)?;
+    written
+}
+
+/// Writes the static limits, also if nothing is guaranteed any longer.
+fn write_limits(ground: &Ground) -> Result<()> {
+    with_ledger(ground, None, |ledger| {
+        ledger.memory = Some(InForce::of(ledger, memory::room_bytes(ground)));
+        Ok(())
+    })
 }
 
 /// Writes the static weights if a daemon was killed while it governed them.
@@ -261,27 +320,71 @@ fn read(ground: &Ground) -> Result<Ledger> {
     // A damaged ledger is lost with the boot; the entries come back as their containers start.
     let mut ledger: Ledger = disk::read_json(&path(ground))?.unwrap_or_default();
     ledger.granted.retain(|id, _| ground.run_dir(id).exists());
+    ledger.restored.retain(|id, _| ground.run_dir(id).exists());
     Ok(ledger)
 }
 
 fn write(ground: &Ground, ledger: &Ledger) -> Result<()> {
-    match ledger.granted.is_empty() {
+    // Limits that are in force outlive the last guarantee until they are removed.
+    match ledger.granted.is_empty() && ledger.memory.is_none() {
         true => disk::remove(&path(ground)),
         false => disk::write_json(&path(ground), ledger, Durable::No),
     }
 }
 
-/// Changes the ledger under its lock.
-fn with_ledger(ground: &Ground, change: impl FnOnce(&mut Ledger) -> Result<()>) -> Result<()> {
-    let _alone = lock(ground)?;
+/// LIMIT: how often limits are written that other processes have changed meanwhile. After that they are left to the
+/// next start or end of a container.
+const TURNS: u32 = 10;
+
+/// Changes the ledger under its lock, and writes the limits that have changed without it. `own` is a container whose
+/// cgroup was just made.
+///
+/// ORDER: a process that has written limits reads the ledger again, and writes the limits of another process that has
+/// changed it meanwhile. So the limits that are written last are those of the ledger.
+fn with_ledger(
+    ground: &Ground,
+    own: Option<&ContainerId>,
+    change: impl FnOnce(&mut Ledger) -> Result<()>,
+) -> Result<()> {
+    let alone = lock(ground)?;
     let mut ledger = read(ground)?;
     let changed = change(&mut ledger);
+    write(ground, &ledger)?;
+    drop(alone);
+    // A container without a guarantee starts although the limits around others cannot be written.
+    let has_min = |own| ledger.granted.get(own).is_some_and(|grant| grant.memory_min_bytes > 0);
+    let is_concerned = own.is_none_or(has_min);
+    let mut due = ledger.due(own);
+    for _ in 0..TURNS {
+        if due == Due::None {
+            return changed;
+        }
+        let written = memory::write(ground, &ledger, &due);
+        let _alone = lock(ground)?;
+        let mut now = read(ground)?;
+        if ledger.is_same_turn(&now) {
+            if due == Due::All && now.settle(written.is_ok()) {
+                write(ground, &now)?;
+            }
+            return changed.and(if is_concerned { written } else { Ok(()) });
+        }
+        (ledger, due) = (now, Due::All);
+    }
+    let _alone = lock(ground)?;
+    let mut ledger = read(ground)?;
+    ledger.memory = Some(InForce::of(&ledger, memory::room_bytes(ground)));
     write(ground, &ledger)?;
     changed
 }
 
 /// Computes the weights again if the number of containers has changed much, or one with much weight came.
 fn balance_if_changed(ground: &Ground, ledger: &mut Ledger, weight: u32) -> Result<()> {
+    if ledger.is_outdated() {
+        memory::decide(ground, ledger, false);
+    }
+    if ledger.cpus().next().is_none() && !ledger.granted.is_empty() {
+        return Ok(()); // only memory
+    }
     let started = count_started(ground);
     let is_much = |change: u64, of: u64| change.saturating_mul(CHANGE) > of;
     let same = !ledger.granted.is_empty()
@@ -301,15 +404,18 @@ fn count_started(ground: &Ground) -> u64 {
     links.saturating_sub(2)
 }
 
-/// Writes the static weights of all containers with a reservation, and the weight of their parent.
+/// Writes the static weights, and that of the parent of all containers, and decides the limits of memory.
 fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
+    memory::decide(ground, ledger, false);
     let cgroups = ground.cgroups()?;
-    if ledger.granted.is_empty() {
+    if ledger.cpus().next().is_none() {
         return Ok(cgroups.set_parent_shares(None)?);
     }
     ledger.started = count_started(ground);
     let mut others_shares = 0;
-    for id in ground.started()?.iter().filter(|id| !ledger.granted.contains_key(id)) {
+    let is_reserved =
+        |id: &ContainerId| ledger.granted.get(id).is_some_and(|grant| grant.cpu.reserve_milli > 0);
+    for id in ground.started()?.iter().filter(|id| !is_reserved(id)) {
         others_shares += u64::from(cgroups.shares_of(id.as_str())?.unwrap_or(0));
     }
     ledger.others_shares = others_shares;
@@ -318,8 +424,7 @@ fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
     let host_milli = host_milli(ground).map_or(all_milli / 20, |(host, _)| host);
     cgroups.set_parent_shares(Some((host_milli, all_milli)))?;
     let host = Host { cpus_milli: all_milli, shares_max: cgroups.shares_max() };
-    let all: Vec<(&ContainerId, Cpu)> =
-        ledger.granted.iter().map(|(id, grant)| (id, grant.cpu)).collect();
+    let all: Vec<(&ContainerId, Cpu)> = ledger.cpus().map(|(id, grant)| (id, grant.cpu)).collect();
     for Setting { id, shares } in statics(&host, &all, others_shares) {
         cgroups.set_shares(id.as_str(), shares)?;
     }
@@ -407,5 +512,31 @@ mod tests {
         assert!(!lives(&ground, &id(1)), "it has no process");
         let _lock = ground.lock(&id(1)).unwrap();
         assert!(lives(&ground, &id(1)), "a verb works on it");
+    }
+
+    #[test]
+    fn limit_is_the_own_one_without_a_guarantee() {
+        const MB: u64 = 1 << 20;
+        let with_min = |min_bytes| {
+            let mut granted = ledger(&[]);
+            let min = Limits { memory_min_bytes: Some(min_bytes), ..Limits::default() };
+            granted.granted.extend(Grant::of(&min).map(|grant| (id(2), grant)));
+            Some(InForce::of(&granted, 400 * MB))
+        };
+        let mut config = config(1);
+        let mut ledger = Ledger::default();
+        assert_eq!(memory::limit(&ledger, &config), u64::MAX);
+        ledger.memory = with_min(150 * MB);
+        assert_eq!(memory::limit(&ledger, &config), 250 * MB);
+        ledger.restored.insert(id(1), 300 * MB + 1);
+        assert_eq!(memory::limit(&ledger, &config), 300 * MB, "it was larger when it fell asleep");
+        config.spec.limits.memory_max_bytes = Some(200 * MB);
+        assert_eq!(memory::limit(&ledger, &config), 200 * MB, "never above its own");
+        ledger.memory = with_min(0);
+        assert_eq!(
+            memory::limit(&ledger, &config),
+            200 * MB,
+            "a guarantee that has ended is no limit"
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dormouse_kernel::{CallError, ErrorKind};
-use dormouse_model::{Config, Cpus, Invalid, State};
+use dormouse_model::{Config, Cpus, Invalid, Size, State};
 
 /// A failed verb of the engine; the container is in the state before or after the verb.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +95,28 @@ pub enum Error {
         needed_kb: u64,
         /// Available memory and free swap.
         free_kb: u64,
+    },
+    /// The memory is promised to other containers.
+    #[error(
+        "container '{name}' is to have {wanted} of memory guaranteed, and {free} of {all} are free: {taken} is \
+         guaranteed to {holders} running containers, and {host} is kept for the host (`[contract] \
+         host-memory-reserve` in config.toml); lower --memory-min, or stop or suspend a container with a guarantee"
+    )]
+    NoMemory {
+        /// The container.
+        name: String,
+        /// Its guarantee.
+        wanted: Size,
+        /// Memory without a guarantee.
+        free: Size,
+        /// The memory of the host.
+        all: Size,
+        /// The guarantees of other containers together.
+        taken: Size,
+        /// The number of these containers.
+        holders: usize,
+        /// The part of the host.
+        host: Size,
     },
     /// The CPUs are promised to other containers.
     #[error(
@@ -248,7 +270,9 @@ impl Error {
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::NoIds | Self::NoRoom { .. } | Self::NoCpu { .. } => ErrorKind::Limit,
+            Self::NoIds | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
+                ErrorKind::Limit
+            }
             Self::Call { source, .. } => source.kind(),
             Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
             Self::Launch(e) => e.kind(),

@@ -168,6 +168,7 @@ mod volume;
 mod wake;
 
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
+pub use contract::MemoryGranted;
 pub use create::Created;
 pub use drowsy::PushOut;
 pub use engine::Engine;

@@ -193,6 +193,11 @@ fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<(
     }
 }
 
+/// Memory that the kernel itself needs for the processes of a restore, such as page tables and descriptors: this, and
+/// so large a part of their memory.
+const KERNEL_BYTES: u64 = 16 << 20;
+const KERNEL_PART: u64 = 8;
+
 impl RestorePlan {
     /// Plans the restore of a verified checkpoint, for a container that was not asleep.
     pub(crate) fn verified(reader: Arc<Reader>) -> Self {
@@ -240,6 +245,12 @@ impl RestorePlan {
             true => Err(CheckpointError::Elsewhere("the restore took too long".into())),
             false => Ok(()),
         }
+    }
+
+    /// Returns the memory with which the container begins, with a part for the kernel.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let bytes = self.reader.records().pages.bytes;
+        bytes.saturating_add(bytes / KERNEL_PART).saturating_add(KERNEL_BYTES)
     }
 
     /// Returns the keeper's key of the template.

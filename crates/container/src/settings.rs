@@ -20,6 +20,7 @@
 //!
 //! [contract]
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
+//! host-memory-reserve = "5%"   # memory that containers cannot reserve, or use beside a guarantee
 //! ```
 
 use std::fs::Metadata;
@@ -30,7 +31,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
-use dormouse_model::{Cpus, Invalid, LogDriver, parse_bytes, parse_cpu_reserve, parse_span_ms};
+use dormouse_model::{
+    Cpus, Invalid, LogDriver, Size, parse_bytes, parse_cpu_reserve, parse_span_ms,
+};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -51,25 +54,42 @@ struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ContractSection {
     host_cpu_reserve: Option<String>,
+    host_memory_reserve: Option<String>,
 }
 
 /// The part of the CPUs that is kept for the host by default: a twentieth.
 const HOST_PART: u32 = 20;
+
+/// Parses a percentage of `all`, such as `5%`.
+fn part_of(all: u64, text: &str) -> Option<u64> {
+    let digits = text.strip_suffix('%').filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?;
+    let percent = digits.parse::<u64>().ok().filter(|percent| *percent <= 100)?;
+    Some((u128::from(all) * u128::from(percent) / 100) as u64)
+}
+
+/// Returns how much of `all_bytes` of memory is kept for the host.
+pub(crate) fn host_memory_bytes(path: &Path, all_bytes: u64) -> Result<u64> {
+    let Some(text) = read(path)?.contract.host_memory_reserve else {
+        return Ok(all_bytes / u64::from(HOST_PART));
+    };
+    let size = || parse_bytes(&text).ok().filter(|bytes| *bytes <= all_bytes);
+    part_of(all_bytes, &text).or_else(size).ok_or_else(|| {
+        let what = format!(
+            "host-memory-reserve '{text}' is not a percentage such as 5%, or a part such as 1g of the host's {}",
+            Size(all_bytes)
+        );
+        Error::Invalid(format!("{}: {what}", path.display()))
+    })
+}
 
 /// Returns how many of `all_milli` CPUs are kept for the host, all in thousandths.
 pub(crate) fn host_cpu_milli(path: &Path, all_milli: u32) -> Result<u32> {
     let Some(text) = read(path)?.contract.host_cpu_reserve else {
         return Ok(all_milli / HOST_PART);
     };
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    let milli = match text.strip_suffix('%') {
-        Some(percent) => {
-            let percent = percent.parse::<u64>().ok().filter(|n| digits(percent) && *n <= 100);
-            percent.map(|percent| (u64::from(all_milli) * percent / 100) as u32)
-        }
-        None => parse_cpu_reserve(&text).ok().filter(|milli| *milli <= all_milli),
-    };
-    milli.ok_or_else(|| {
+    let number = || parse_cpu_reserve(&text).ok().filter(|milli| *milli <= all_milli);
+    let part = part_of(all_milli.into(), &text).map(|milli| milli as u32);
+    part.or_else(number).ok_or_else(|| {
         let all = Cpus(all_milli);
         let what = format!(
             "host-cpu-reserve '{text}' is not a percentage such as 5%, or a number of the {all} CPUs"
@@ -353,6 +373,25 @@ mod tests {
         }
         assert!(read("[keeper]\nlinger = 10\n").is_err());
         assert!(read("[keeper]\nlingers = \"1s\"\n").is_err());
+    }
+
+    #[test]
+    fn host_memory_reserve_is_a_percentage_or_a_size() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let set = |text: &str| {
+            let text = format!("[contract]\nhost-memory-reserve = \"{text}\"\n");
+            std::fs::write(file.path(), text).unwrap();
+            host_memory_bytes(file.path(), 1 << 30)
+        };
+        assert_eq!(set("50%").unwrap(), 512 << 20);
+        assert_eq!(set("100m").unwrap(), 100 << 20);
+        assert_eq!(set("0").unwrap(), 0);
+        for bad in ["2g", "101%", "-1%", "much", "5 %"] {
+            let error = set(bad).unwrap_err().to_string();
+            assert!(error.contains("host-memory-reserve") && error.contains("1g"), "{error}");
+        }
+        std::fs::write(file.path(), "").unwrap();
+        assert_eq!(host_memory_bytes(file.path(), 2000).unwrap(), 100);
     }
 
     #[test]

@@ -208,7 +208,7 @@ fn start_clean(
             })?;
             Ok::<_, Error>((keeper, expected))
         })?;
-    contract::balance(ground, &config.spec.limits)?;
+    contract::balance(ground, config, from.map_or(0, RestorePlan::memory_bytes))?;
     if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;
     }

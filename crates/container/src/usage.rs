@@ -70,6 +70,11 @@ fn kilobytes(bytes: u64) -> String {
     format!("{}k", bytes.div_ceil(1024))
 }
 
+/// Returns the memory of the host.
+pub(crate) fn host_memory_bytes() -> u64 {
+    meminfo(&["MemTotal:"])
+}
+
 /// Returns the size of the host's swap.
 fn host_swap_bytes() -> u64 {
     meminfo(&["SwapTotal:"])

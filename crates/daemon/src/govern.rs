@@ -1,12 +1,13 @@
-//! CPU reservations: the room that reads CPU times and changes CPU weights.
+//! Contracts: the room that reads CPU times and changes CPU weights, and has the thread for guarantees of memory
+//! ([`crate::shrink`]).
 //!
 //! [`dormouse_governor::cpu`] decides, this room reads and writes. Each tenth of a second it reads the CPU time of
 //! the containers with a reservation through descriptors that stay open, and writes the weights that have changed
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
-//! **Nothing to do.** Without a running container that has a reservation the room has no due time but the round
-//! every ten minutes, as the other rooms: an idle host does not tick.
+//! **Nothing to do.** Without a running container that has a reservation or a guarantee the room has no due time
+//! but the round every ten minutes, as the other rooms: an idle host does not tick.
 //!
 //! **Killed.** The weights in the kernel stay, and the first command afterwards, or the next daemon, writes the
 //! static ones (`RUN/governed` marks that they were changed). The next daemon begins with full buckets.
@@ -16,7 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::Engine;
+use dormouse_container::{Engine, MemoryGranted};
 use dormouse_governor::cpu::{
     self, Host, OTHERS_HUNGRY_MS, OTHERS_MS, Other, Readings, Reserved, State, TICK_MS,
 };
@@ -26,9 +27,12 @@ use dormouse_model::{ContainerId, Cpu};
 use crate::error::Result;
 use crate::notify::say;
 use crate::room::{Notice, Room};
+use crate::shrink::Shrinker;
 
 /// Time between decisions.
 const TICK: Duration = Duration::from_millis(TICK_MS);
+/// LIMIT: the time for which the end of the daemon waits for a limit of memory that is being written.
+const MEMORY_ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// Interval of rounds, which make up for missed events.
 const ROUND_EVERY: Duration = Duration::from_secs(600);
 
@@ -39,7 +43,7 @@ struct Held {
     share: CpuShare,
 }
 
-/// The room of CPU reservations.
+/// The room of contracts.
 #[derive(Debug)]
 pub(crate) struct Governor {
     engine: Rc<Engine>,
@@ -48,6 +52,8 @@ pub(crate) struct Governor {
     cgroups: Option<Hierarchy>,
     host: Host,
     held: BTreeMap<ContainerId, Held>,
+    /// Governs memory, on cgroup v1.
+    shrinker: Option<Shrinker>,
     state: State<ContainerId>,
     /// Containers may have come, changed or gone since the last round.
     is_outdated: bool,
@@ -69,6 +75,7 @@ impl Governor {
             cgroups: None,
             host: Host { cpus_milli: 1000, shares_max: 1 },
             held: BTreeMap::new(),
+            shrinker: None,
             state: State::default(),
             is_outdated: true,
             round: now,
@@ -77,12 +84,14 @@ impl Governor {
         }
     }
 
-    /// Finds the containers with a reservation, and opens those that are new.
+    /// Finds the containers with a contract, and opens those that are new.
     fn find(&mut self, now: Instant) -> Result<()> {
         self.round = now;
         let reserved = self.engine.cpu_reservations()?;
-        self.is_outdated = false;
-        if reserved.is_empty() {
+        let memory = self.engine.memory_granted()?;
+        // A thread that is writing a limit ends later.
+        self.is_outdated = memory.minima.is_empty() && !self.end_memory()?;
+        if reserved.is_empty() && memory.minima.is_empty() {
             return self.rest();
         }
         let cgroups = match self.cgroups.take() {
@@ -112,17 +121,56 @@ impl Governor {
                 self.held.insert(id, Held { cpu, share });
             }
         }
+        let keeps_memory = cgroups.keeps_memory();
         self.cgroups = Some(cgroups);
+        if !keeps_memory && !memory.minima.is_empty() {
+            self.govern_memory(memory)?;
+        }
         // A start or an end has written static weights.
         self.state.forget_weights();
         Ok(())
     }
 
-    /// Leaves the weights alone, because no running container has a reservation.
+    /// Orders the thread for memory to keep some guarantees, and begins it where it is missing.
+    fn govern_memory(&mut self, memory: MemoryGranted) -> Result<()> {
+        self.shrinker.take_if(|shrinker| shrinker.has_ended());
+        let shrinker = match &self.shrinker {
+            Some(shrinker) if shrinker.is_stopped() => {
+                self.is_outdated = true; // a new one begins once it has ended
+                return Ok(());
+            }
+            Some(shrinker) => shrinker,
+            None => {
+                // ORDER: marked first: limits that a killed daemon has changed are always found.
+                self.engine.govern_memory(true)?;
+                self.shrinker.insert(Shrinker::begin(self.engine.places()))
+            }
+        };
+        shrinker.order(memory);
+        Ok(())
+    }
+
+    /// Ends the thread for memory, and writes the limits that hold without it. Returns false while the thread is
+    /// still writing one.
+    fn end_memory(&mut self) -> Result<bool> {
+        let Some(shrinker) = &mut self.shrinker else { return Ok(true) };
+        shrinker.stop();
+        if !shrinker.has_ended() {
+            return Ok(false);
+        }
+        self.shrinker = None;
+        self.engine.govern_memory(false)?;
+        Ok(true)
+    }
+
+    /// Leaves weights and limits alone, because no running container has a contract.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
         self.state = State::default();
         self.others_read = None;
+        if self.shrinker.is_some() {
+            return Ok(()); // called again once it has ended
+        }
         match self.cgroups.take() {
             Some(_) => Ok(self.engine.govern_cpu(false)?),
             None => Ok(()),
@@ -180,7 +228,7 @@ impl Governor {
 
 impl Room for Governor {
     fn name(&self) -> &'static str {
-        "CPU reservations"
+        "contracts"
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -211,8 +259,13 @@ impl Room for Governor {
     }
 
     fn end(mut self: Box<Self>) {
-        if let Err(e) = self.rest() {
-            say(&format!("cannot write the static CPU weights: {e}"));
+        if let Some(shrinker) = &mut self.shrinker {
+            shrinker.stop();
+            shrinker.wait(MEMORY_ENDS_WITHIN);
+        }
+        // A thread that is still writing a limit leaves the mark: the next command writes the static ones.
+        if let Err(e) = self.end_memory().and_then(|_| self.rest()) {
+            say(&format!("cannot write the static weights and limits: {e}"));
         }
     }
 }

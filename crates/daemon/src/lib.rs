@@ -11,6 +11,7 @@
 //!                                                   ([`budget`]): workers suspend others
 //! the keeper exits ----> what it held is re-created ([`recovery`])
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
+//! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! ```
 //!
 //! Each of these tasks is a *room* on one loop ([`room`]). `budget` and `watch` are the pure part
@@ -21,7 +22,8 @@
 //! twice in its idle time, one file of some 300 bytes; an idle one twice in all; a sleeping one
 //! costs nothing. Active containers pay nothing, because the kernel counts their CPU time anyway.
 //! While a container with a CPU reservation runs, each of these is read ten times a second, and each other
-//! container once.
+//! container once. While a container with a guarantee of memory runs on cgroup v1, the memory of each container
+//! is read ten times a second.
 //! For why no program at every task switch is used see docs/decisions/0010.
 //!
 //! **Shutdown.** On SIGTERM or SIGINT the daemon starts no new job, waits for the running ones, and
@@ -38,6 +40,7 @@ mod notify;
 mod recovery;
 mod room;
 mod settings;
+mod shrink;
 mod swap;
 mod watch;
 mod work;

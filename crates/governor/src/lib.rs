@@ -1,8 +1,9 @@
 //! The governor: decides how the contracts of containers are kept.
 //!
-//! One module for each resource, CPU so far. A module is pure: it takes readings and the state of the
+//! One module for each resource. A module is pure: it takes readings and the state of the
 //! last decision, and returns settings and the next state. It has no clock and makes no system call. Readers
 //! and writers are the daemon's room and the verbs of the engine.
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+pub mod memory;

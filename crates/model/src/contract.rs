@@ -2,7 +2,7 @@
 //! and the most that may be used.
 //!
 //! Limits are stored in [`Limits`], one number each. A contract is the same numbers together, with the
-//! defaults filled in, and the checks of numbers that contradict each other. CPU is the first resource.
+//! defaults filled in, and the checks of numbers that contradict each other, for CPU and for memory.
 //!
 //! ```text
 //! reserve <= entitlement <= max
@@ -161,6 +161,61 @@ impl fmt::Display for Cpu {
     }
 }
 
+/// The contract for memory: `min <= high <= max`, and `low` is reclaimed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Guaranteed memory; 0 is no guarantee.
+    pub min_bytes: u64,
+    /// Memory above which the container is slowed down.
+    pub high_bytes: Option<u64>,
+    /// The most memory.
+    pub max_bytes: Option<u64>,
+}
+
+impl Memory {
+    /// The contract in a container's limits.
+    pub fn of(limits: &Limits) -> Self {
+        Self {
+            min_bytes: limits.memory_min_bytes.unwrap_or(0),
+            high_bytes: limits.memory_high_bytes,
+            max_bytes: limits.memory_max_bytes,
+        }
+    }
+
+    /// Refuses numbers that contradict each other. The message has the number that does not fit.
+    pub fn check(&self) -> Result<(), Contradiction> {
+        let above = |option, smaller: u64, than: &'static str, larger: Option<u64>| match larger {
+            Some(larger) if smaller > larger => Err(Contradiction::MemoryAbove {
+                option,
+                bytes: Size(smaller),
+                than,
+                limit: Size(larger),
+            }),
+            _ => Ok(()),
+        };
+        above("--memory-min", self.min_bytes, "--memory", self.max_bytes)?;
+        above("--memory-min", self.min_bytes, "--memory-high", self.high_bytes)?;
+        above("--memory-high", self.high_bytes.unwrap_or(0), "--memory", self.max_bytes)
+    }
+}
+
+/// An amount of memory in bytes, shown as `--memory` accepts it: `512m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("g", 30), ("m", 20), ("k", 10)];
+        let whole = |shift: &u32| self.0 > 0 && self.0.is_multiple_of(1 << shift);
+        match units.iter().find(|(_, shift)| whole(shift)) {
+            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
+            // A number of bytes is hard to read, and the rest does not matter.
+            None if self.0 >= 1 << 20 => write!(f, "{}m", self.0 >> 20),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
 /// An amount of CPUs in thousandths, shown as `0.5`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpus(pub u32);
@@ -219,6 +274,29 @@ pub enum Contradiction {
         reserve: Cpus,
         /// The CPUs without the part that is kept for the host.
         host: Cpus,
+    },
+    /// One limit of memory is above another.
+    #[error("{option} {bytes} is more than {than} {limit}: lower {option} or raise {than}")]
+    MemoryAbove {
+        /// The option that is too large.
+        option: &'static str,
+        /// Its value.
+        bytes: Size,
+        /// The option that bounds it.
+        than: &'static str,
+        /// Its value.
+        limit: Size,
+    },
+    /// More memory is guaranteed than the host can promise.
+    #[error(
+        "a guarantee of {min} of memory is more than the {host} that this host can promise: lower --memory-min \
+         (`[contract] host-memory-reserve` in config.toml is the part of the host)"
+    )]
+    MinAboveHost {
+        /// The guarantee.
+        min: Size,
+        /// The memory without the part that is kept for the host.
+        host: Size,
     },
     /// A burst without a limit.
     #[error("a CPU burst needs a limit that it may exceed: give --cpus")]
@@ -348,5 +426,26 @@ mod tests {
         for bad in ["", "0.001", "-1", "x"] {
             assert!(parse_cpu_reserve(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn memory_limits_that_contradict_each_other_are_refused_with_both_numbers() {
+        let of = |min, high, max| Memory { min_bytes: min, high_bytes: high, max_bytes: max };
+        assert!(of(1 << 20, Some(1 << 20), Some(1 << 20)).check().is_ok());
+        assert!(of(1 << 40, None, None).check().is_ok());
+        let refused = |memory: Memory| memory.check().unwrap_err().to_string();
+        let text = refused(of(300 << 20, None, Some(200 << 20)));
+        assert!(text.contains("--memory-min 300m is more than --memory 200m"), "{text}");
+        let text = refused(of(300 << 20, Some(200 << 20), None));
+        assert!(text.contains("--memory-min 300m is more than --memory-high 200m"), "{text}");
+        let text = refused(of(0, Some(1 << 30), Some(200 << 20)));
+        assert!(text.contains("--memory-high 1g is more than --memory 200m"), "{text}");
+    }
+
+    #[test]
+    fn sizes_are_shown_as_they_are_given() {
+        let shown =
+            [0, 1000, 1 << 10, 1 << 20, 3 << 30, (5 << 20) + 17].map(|n| Size(n).to_string());
+        assert_eq!(shown, ["0", "1000", "1k", "1m", "3g", "5m"]);
     }
 }

@@ -21,7 +21,7 @@ pub use config::{
     Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,
 };
 pub use contract::{
-    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Time, parse_cpu_period_us,
+    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Size, Time, parse_cpu_period_us,
     parse_cpu_reserve,
 };
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};

@@ -28,6 +28,15 @@ pub struct Limits {
     pub cpuset_cpus: Option<String>,
     /// Memory before reclaim and then the OOM killer, in bytes (`memory.max`).
     pub memory_max_bytes: Option<u64>,
+    /// Memory that is guaranteed, in bytes (`memory.min`); 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_min_bytes: Option<u64>,
+    /// Memory that is reclaimed last, in bytes (`memory.low`); 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_low_bytes: Option<u64>,
+    /// Memory above which the container is slowed down and reclaimed, in bytes (`memory.high`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_high_bytes: Option<u64>,
     /// Swap, in bytes, not counting memory (`memory.swap.max`).
     pub swap_max_bytes: Option<u64>,
     /// Tasks (`pids.max`).
@@ -75,6 +84,9 @@ impl Limits {
             cpu_weight: new.cpu_weight.or(self.cpu_weight),
             cpuset_cpus: new.cpuset_cpus.or(self.cpuset_cpus.take()),
             memory_max_bytes: new.memory_max_bytes.or(self.memory_max_bytes),
+            memory_min_bytes: new.memory_min_bytes.or(self.memory_min_bytes),
+            memory_low_bytes: new.memory_low_bytes.or(self.memory_low_bytes),
+            memory_high_bytes: new.memory_high_bytes.or(self.memory_high_bytes),
             swap_max_bytes: new.swap_max_bytes.or(self.swap_max_bytes),
             pids_max: new.pids_max.or(self.pids_max),
             io_weight: new.io_weight.or(self.io_weight),
@@ -99,6 +111,9 @@ mod tests {
             cpu_reserve_milli: Some(500),
             cpu_period_us: Some(10_000),
             cpu_burst: Some(CpuBurst::Percent(50)),
+            memory_min_bytes: Some(1 << 20),
+            memory_low_bytes: Some(2 << 20),
+            memory_high_bytes: Some(3 << 20),
             ..limits
         };
         let text = serde_json::to_string(&new).unwrap();

@@ -1,4 +1,5 @@
-//! Resource limits: `--memory`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
+//! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
+//! `--memory-high`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
 //! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
@@ -47,6 +48,20 @@ pub(crate) struct LimitArgs {
     /// Memory (512m, 2g)
     #[arg(long, short = 'm', value_name = "SIZE")]
     pub(crate) memory: Option<String>,
+    /// Memory that is guaranteed (512m), 0 for none
+    ///
+    /// Neither other containers nor the host take it, also not the pages of files. The sum over all running
+    /// containers is at most 15/16 of the memory of the host without its own part ([contract] host-memory-reserve
+    /// in config.toml, 5%). On cgroup v1 it is kept by limits for the other containers, and beside several that
+    /// grow by `dormouse daemon`.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_min: Option<String>,
+    /// Memory that is reclaimed last (512m), 0 for none
+    #[arg(long, value_name = "SIZE", alias = "memory-reservation")]
+    pub(crate) memory_low: Option<String>,
+    /// Memory above which the container is slowed down, and never killed (512m); cgroup v2 only
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_high: Option<String>,
     /// Memory and swap together, -1 for swap without limit (default twice the memory)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) memory_swap: Option<String>,
@@ -88,6 +103,9 @@ impl LimitArgs {
             cpu_weight,
             cpuset_cpus: self.cpuset_cpus.as_deref().map(cpu_list).transpose()?,
             memory_max_bytes,
+            memory_min_bytes: text(&self.memory_min).map(|t| parse_bytes(&t)).transpose()?,
+            memory_low_bytes: text(&self.memory_low).map(|t| parse_bytes(&t)).transpose()?,
+            memory_high_bytes: text(&self.memory_high).map(|t| parse_bytes(&t)).transpose()?,
             swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,
             pids_max: self.pids.as_deref().map(pids).transpose()?,
             io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,

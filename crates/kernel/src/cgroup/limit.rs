@@ -10,6 +10,9 @@
 //! | CPU weight | `cpu.weight` | `cpu.shares` = weight x 1024 / 100 (`cpu_weight_write_u64()`) |
 //! | CPUs | `cpuset.cpus` | the same, and `cpuset.mems`, which is empty in a new cgroup |
 //! | memory | `memory.max` | `memory.limit_in_bytes` |
+//! | guaranteed memory | `memory.min` | limits of the other containers ([`super::guarantee`]) |
+//! | memory reclaimed last | `memory.low` | `memory.soft_limit_in_bytes` |
+//! | memory before it is slowed down | `memory.high` | none |
 //! | swap | `memory.swap.max` | `memory.memsw.limit_in_bytes`, which counts memory *and* swap |
 //! | tasks | `pids.max` | the same |
 //! | disk weight | `io.weight`, `io.bfq.weight` | `blkio.bfq.weight`, `blkio.weight` |
@@ -17,7 +20,7 @@
 //! A CPU reservation is not translated here. It becomes a weight that depends on the other containers
 //! ([`super::share`]), so the weight of such a container is left to the caller.
 
-use dormouse_model::{Cpu, Invalid, Limits};
+use dormouse_model::{Cpu, Invalid, Limits, Memory};
 
 use super::controller::Controllers;
 use super::error::CgroupError;
@@ -181,6 +184,8 @@ impl<H: Host> Plan<'_, H> {
         {
             return Err(Invalid::new(memory, bytes.to_string(), "at least 1 MiB").into());
         }
+        Memory::of(limits).check()?;
+        self.protected_memory(limits)?;
         if limits.memory_max_bytes.is_none() && limits.swap_max_bytes.is_none() {
             return Ok(());
         }
@@ -223,6 +228,40 @@ impl<H: Host> Plan<'_, H> {
             _ => new.memsw != now.memsw,
         };
         self.settings.extend(pair.into_iter().filter(changed));
+        Ok(())
+    }
+
+    /// Memory that is protected from reclaim, or is reclaimed early.
+    fn protected_memory(&mut self, limits: &Limits) -> Result<(), CgroupError> {
+        if let Some(bytes) = limits.memory_min_bytes {
+            let limit = "guaranteed memory";
+            if self.home(limit, Controllers::MEMORY)? == Version::V2 {
+                self.require(limit, Controllers::MEMORY, "memory.min", "Linux 4.18")?;
+                self.add(limit, Controllers::MEMORY, "memory.min", bytes.to_string());
+            }
+        }
+        if let Some(bytes) = limits.memory_low_bytes {
+            let limit = "memory reclaimed last";
+            let file = match self.home(limit, Controllers::MEMORY)? {
+                Version::V2 => "memory.low",
+                Version::V1 => "memory.soft_limit_in_bytes",
+            };
+            // v1 reclaims what is above a soft limit first; without one nothing is above.
+            let is_none = bytes == 0 && file != "memory.low";
+            let value = if is_none { "-1".into() } else { bytes.to_string() };
+            self.add(limit, Controllers::MEMORY, file, value);
+        }
+        if let Some(bytes) = limits.memory_high_bytes {
+            let limit = "memory before it is slowed down";
+            if self.home(limit, Controllers::MEMORY)? == Version::V1 {
+                return Err(CgroupError::Missing {
+                    limit,
+                    why: "cgroup v1 has no memory.high: limit memory with --memory".into(),
+                    since: "4.5",
+                });
+            }
+            self.add(limit, Controllers::MEMORY, "memory.high", bytes.to_string());
+        }
         Ok(())
     }
 
@@ -391,8 +430,14 @@ mod tests {
 
     const V1_FILES: &[&str] =
         &["cpu.cfs_quota_us", "cpu.cfs_burst_us", "memory.memsw.limit_in_bytes"];
-    const V2_FILES: &[&str] =
-        &["cpu.max", "cpu.max.burst", "memory.swap.max", "io.weight", "io.bfq.weight"];
+    const V2_FILES: &[&str] = &[
+        "cpu.max",
+        "cpu.max.burst",
+        "memory.min",
+        "memory.swap.max",
+        "io.weight",
+        "io.bfq.weight",
+    ];
     const V1: Fake = Fake { version: Some(Version::V1), files: V1_FILES };
     const V2: Fake = Fake { version: Some(Version::V2), files: V2_FILES };
 
@@ -432,6 +477,9 @@ mod tests {
             cpu_weight: Some(100),
             cpuset_cpus: Some("0-1,6".into()),
             memory_max_bytes: Some(64 << 20),
+            memory_min_bytes: Some(8 << 20),
+            memory_low_bytes: Some(16 << 20),
+            memory_high_bytes: None,
             swap_max_bytes: Some(1 << 20),
             pids_max: Some(7),
             io_weight: None,
@@ -440,12 +488,15 @@ mod tests {
 
     #[test]
     fn limits_are_written_in_v2_file_formats() {
-        let limits = Limits { io_weight: Some(10_000), ..all() };
+        let limits = Limits { io_weight: Some(10_000), memory_high_bytes: Some(32 << 20), ..all() };
         let expected = [
             ("cpu.max", "150000 100000"),
             ("cpu.max.burst", "15000"),
             ("cpu.weight", "100"),
             ("cpuset.cpus", "0-1,6"),
+            ("memory.min", "8388608"),
+            ("memory.low", "16777216"),
+            ("memory.high", "33554432"),
             ("memory.swap.max", "1048576"),
             ("memory.max", "67108864"),
             ("pids.max", "7"),
@@ -464,6 +515,7 @@ mod tests {
             ("cpu.shares", "1024"),
             ("cpuset.mems", "0-1"),
             ("cpuset.cpus", "0-1,6"),
+            ("memory.soft_limit_in_bytes", "16777216"),
             ("memory.limit_in_bytes", "67108864"),
             ("memory.memsw.limit_in_bytes", "68157440"),
             ("pids.max", "7"),
@@ -581,6 +633,10 @@ mod tests {
         let limits = Limits { io_weight: Some(5), ..Limits::default() };
         let error = plan(&limits, &V1, MemoryV1::UNLIMITED).unwrap_err();
         assert!(error.to_string().contains("bfq"), "{error}");
+
+        let limits = Limits { memory_high_bytes: Some(1 << 20), ..Limits::default() };
+        let error = plan(&limits, &V1, MemoryV1::UNLIMITED).unwrap_err();
+        assert!(error.to_string().contains("no memory.high"), "{error}");
 
         let limits = Limits { swap_max_bytes: Some(0), ..Limits::default() };
         let error = plan(&limits, &V1, MemoryV1::UNLIMITED).unwrap_err();

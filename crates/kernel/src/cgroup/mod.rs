@@ -34,14 +34,16 @@
 //! **Cost.** A memory cgroup costs 16 bytes per superblock of the machine; each directory about
 //! 30 us to make and 25 to remove. Nothing is cached but descriptors of the parents.
 //!
-//! **Not here**: decisions. The weight that keeps a CPU reservation is computed by crate `governor`; guarantees
-//! of memory and pressure come with later governors.
+//! **Not here**: decisions. The weights that keep a CPU reservation, and the limits that keep a guarantee of memory
+//! on v1, are computed by crate `governor`.
 
 mod controller;
 mod device;
 mod dir;
 mod error;
+mod fit;
 mod freezer;
+mod guarantee;
 mod life;
 mod limit;
 mod mounts;
@@ -63,6 +65,7 @@ use rustix::fs::OFlags;
 pub use self::controller::Controllers;
 pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
+pub use self::guarantee::{MemoryShare, ParentMemory};
 pub use self::share::{CpuShare, count_cpus, online_cpus};
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
@@ -649,8 +652,9 @@ impl Cgroup {
             }
             _ => {}
         }
-        if let Some(bytes) = limits.memory_max_bytes {
-            self.reclaim_to(bytes)?;
+        if let (Some(bytes), Some(v2)) = (limits.memory_max_bytes, self.in_v2(Controllers::MEMORY))
+        {
+            fit::reclaim_to(v2, bytes)?;
         }
         self.apply(&settings)
     }
@@ -664,28 +668,6 @@ impl Cgroup {
             now.memsw = read("memory.memsw.limit_in_bytes")?.unwrap_or(now.memsw);
         }
         Ok(now)
-    }
-
-    /// v2 kills where it cannot reclaim below a new `memory.max`; v1 refuses. Be like v1.
-    fn reclaim_to(&self, bytes: u64) -> Result<(), CgroupError> {
-        let Some(v2) = self.in_v2(Controllers::MEMORY) else { return Ok(()) };
-        let used = || v2.read_number("memory.current").map_err(CgroupError::Read);
-        let over = used()?.unwrap_or(0).saturating_sub(bytes);
-        if over == 0 {
-            return Ok(());
-        }
-        // KERNEL(5.19): memory.reclaim; EAGAIN if less was found. Before, only the usage is read.
-        let _ = v2.write("memory.reclaim", &over.to_string());
-        let used = used()?.unwrap_or(0);
-        if used <= bytes {
-            return Ok(());
-        }
-        let call = crate::CallError::new(
-            "write",
-            format!("\"memory.max\", {bytes} while {used} bytes are in use"),
-            libc::EBUSY,
-        );
-        Err(CgroupError::Set { limit: "memory", source: call })
     }
 
     /// Makes what is not there yet: its directories of v1.

@@ -311,7 +311,13 @@ static FEATURES: &[Feature] = &[
         NO_LIMIT,
         host::cpu,
     ),
-    feature("memory controller", "2.6.25", "`--memory`", NO_LIMIT, host::memory),
+    feature(
+        "memory controller",
+        "2.6.25",
+        "`--memory`, `--memory-min`, `--memory-low`, `--memory-high`",
+        NO_LIMIT,
+        host::memory,
+    ),
     feature(
         "counting of swap",
         "2.6.34",

@@ -1,0 +1,174 @@
+//! Guaranteed memory: what surrounds a guarantee on each version of cgroups.
+//!
+//! | | v2 | v1 |
+//! |---|---|---|
+//! | guarantee | `memory.min` of the container and, for all of them together, of its parent | none |
+//! | memory reclaimed last | `memory.low` of both | `memory.soft_limit_in_bytes` of the container |
+//! | memory of all containers | `memory.max` of the parent | `memory.limit_in_bytes` of the parent |
+//!
+//! On v1 a guarantee is kept from the other side: while the others are below limits that leave the guaranteed
+//! memory free, the parent's limit is never reached, and nothing of the container is reclaimed.
+//!
+//! **No limit is set by killing.** v1 refuses a limit below the memory in use that cannot be reclaimed. v2 kills
+//! processes there, so the memory is reclaimed first, and the limit is refused in the same way.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::OFlags;
+
+use super::dir::field;
+use super::error::CgroupError;
+use super::fit::reclaim_to;
+use super::limit::{Host as _, V1_UNLIMITED_BYTES, Version};
+use super::{Controllers, Hierarchy, check_name};
+use crate::error::{CallError, Explain, Result as CallResult};
+
+/// The memory of all containers of a [`Hierarchy`] together. The default is no limit and no protection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ParentMemory {
+    /// The most memory; `None` is no limit.
+    pub max_bytes: Option<u64>,
+    /// The guarantees of all containers.
+    pub min_bytes: u64,
+    /// Memory of all containers that is reclaimed last.
+    pub low_bytes: u64,
+}
+
+/// Usage and limit of memory of one container of v1, through descriptors that stay open.
+#[derive(Debug)]
+pub struct MemoryShare {
+    usage: OwnedFd,
+    limit: OwnedFd,
+}
+
+impl MemoryShare {
+    /// Memory charged now, page cache included; `None` if the cgroup was removed.
+    pub fn used_bytes(&self) -> Result<Option<u64>, CgroupError> {
+        number(&self.usage)
+    }
+
+    /// The limit; `None` if the cgroup was removed. [`u64::MAX`] is none.
+    pub fn limit_bytes(&self) -> Result<Option<u64>, CgroupError> {
+        let limit = number(&self.limit)?;
+        Ok(limit.map(|bytes| if bytes >= V1_UNLIMITED_BYTES { u64::MAX } else { bytes }))
+    }
+
+    /// Sets the limit. The kernel reclaims meanwhile, as long as that takes. Returns false if the cgroup was
+    /// removed, or if the limit stays: the memory cannot be reclaimed, or a signal arrived.
+    pub fn set(&self, bytes: u64) -> Result<bool, CgroupError> {
+        match rustix::io::pwrite(&self.limit, written(Some(bytes)).as_bytes(), 0) {
+            // INVAL: above the limit of memory and swap, which another process has lowered meanwhile.
+            Err(
+                rustix::io::Errno::NODEV
+                | rustix::io::Errno::BUSY
+                | rustix::io::Errno::INTR
+                | rustix::io::Errno::INVAL,
+            ) => Ok(false),
+            wrote => {
+                let wrote = wrote.explain("pwrite", || format!("memory limit, {bytes}"));
+                wrote.map(|_| true).map_err(set_failed)
+            }
+        }
+    }
+}
+
+/// Reads a file with one number.
+fn number(file: &OwnedFd) -> Result<Option<u64>, CgroupError> {
+    let mut bytes = [0; 32];
+    let read = match rustix::io::pread(file, &mut bytes, 0) {
+        Err(rustix::io::Errno::NODEV) => return Ok(None),
+        read => read.explain("pread", || "memory".into()).map_err(CgroupError::Read)?,
+    };
+    Ok(Some(String::from_utf8_lossy(&bytes[..read]).trim().parse().unwrap_or(0)))
+}
+
+fn set_failed(source: CallError) -> CgroupError {
+    CgroupError::Set { limit: "memory", source }
+}
+
+/// The text for a limit of v1.
+fn written(bytes: Option<u64>) -> String {
+    bytes.filter(|bytes| *bytes < V1_UNLIMITED_BYTES).map_or("-1".into(), |bytes| bytes.to_string())
+}
+
+/// `None` for a cgroup that was removed meanwhile.
+fn unless_removed<T>(result: CallResult<Option<T>>) -> CallResult<Option<T>> {
+    match result {
+        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => Ok(None),
+        other => other,
+    }
+}
+
+impl Hierarchy {
+    /// Returns whether the kernel itself keeps guarantees of memory: on cgroup v2.
+    pub fn keeps_memory(&self) -> bool {
+        self.version(Controllers::MEMORY) == Some(Version::V2)
+    }
+
+    /// Opens usage and limit of a container; `None` without its cgroup, and on v2.
+    pub fn memory_share(&self, name: &str) -> Result<Option<MemoryShare>, CgroupError> {
+        check_name(name)?;
+        let Some(parent) = self.v1_parent(Controllers::MEMORY)? else { return Ok(None) };
+        let open = |file, flags| {
+            unless_removed(parent.child(name).and_then(|dir| match dir {
+                None => Ok(None),
+                Some(dir) => dir.open_file(file, flags).map(Some),
+            }))
+            .map_err(CgroupError::Open)
+        };
+        let usage = open("memory.usage_in_bytes", OFlags::RDONLY)?;
+        let limit = open("memory.limit_in_bytes", OFlags::RDWR)?;
+        Ok(usage.zip(limit).map(|(usage, limit)| MemoryShare { usage, limit }))
+    }
+
+    /// Reads the page cache of files that is charged to a container of v1. 0 without its cgroup, and on v2.
+    pub fn file_cache_bytes(&self, name: &str) -> Result<u64, CgroupError> {
+        check_name(name)?;
+        let Some(parent) = self.v1_parent(Controllers::MEMORY)? else { return Ok(0) };
+        let stat = parent.child(name).and_then(|dir| match dir {
+            None => Ok(None),
+            Some(dir) => dir.read("memory.stat").map(Some),
+        });
+        let Some(stat) = unless_removed(stat).map_err(CgroupError::Read)? else { return Ok(0) };
+        // Not "total_cache", which includes tmpfs.
+        let lists = ["total_inactive_file", "total_active_file"].map(|list| field(&stat, list));
+        Ok(lists[0].saturating_add(lists[1]))
+    }
+
+    /// Sets the memory of all containers together, and the parts of it that are protected from reclaim for some of
+    /// them. Nothing happens without a memory controller.
+    ///
+    /// Errors: [`CgroupError::Set`] with EBUSY if more is in use and cannot be reclaimed.
+    pub fn set_parent_memory(&self, memory: ParentMemory) -> Result<(), CgroupError> {
+        match (self.version(Controllers::MEMORY), &self.0.v2) {
+            (Some(Version::V1), _) => match self.v1_parent(Controllers::MEMORY)? {
+                Some(parent) => parent
+                    .write("memory.limit_in_bytes", &written(memory.max_bytes))
+                    .map_err(set_failed),
+                None => Ok(()),
+            },
+            (Some(Version::V2), Some(v2)) => {
+                let write = |file, text: &str| v2.parent.write(file, text).map_err(set_failed);
+                if let Some(max) = memory.max_bytes {
+                    reclaim_to(&v2.parent, max)?;
+                }
+                write("memory.min", &memory.min_bytes.to_string())?;
+                write("memory.low", &memory.low_bytes.to_string())?;
+                let max = memory.max_bytes.map_or("max".into(), |max| max.to_string());
+                write("memory.max", &max)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_limit_of_v1_is_minus_one() {
+        let texts = [None, Some(u64::MAX), Some(V1_UNLIMITED_BYTES), Some(4096)].map(written);
+        assert_eq!(texts, ["-1", "-1", "-1", "4096"]);
+    }
+}
