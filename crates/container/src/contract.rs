@@ -4,7 +4,8 @@
 //! `RUN/contract.json` is the *ledger*: the running containers with a reservation. A start adds its container
 //! under `RUN/contract.lock`, or is refused, so that two starts never share the last CPU. A container that
 //! stops or sleeps leaves the ledger, and its wake is admitted again. While the ledger is empty it does not
-//! exist, and no other container pays for it but one access(2) at its start and at its end.
+//! exist, and no other container pays for it but one access(2) at its start and at its end, and on cgroup v1 a small
+//! file at its wake.
 //!
 //! **Weights.** A reservation is kept by a weight, which depends on the weights of all running containers
 //! ([`dormouse_governor::cpu`]). The weights are computed again when a container with a reservation comes,
@@ -14,8 +15,9 @@
 //!
 //! **Limits.** A guarantee of memory is kept by the kernel on cgroup v2, and by limits of all containers on v1
 //! (`contract/memory.rs`). They are computed again when a container with a guarantee comes, changes or goes. The
-//! ledger has them before the kernel has, so after a kill the next start or end of a container writes them. The
-//! daemon lowers and raises limits of v1, which `RUN/governed` marks too.
+//! ledger has them before the kernel has, so after a kill the next start or end of a container writes them
+//! (`contract/writer.rs`). A thread of the daemon lowers and raises limits of v1 ([`MemoryLimits`]), which
+//! `RUN/governed-memory` marks.
 //!
 //! **Stale entries.** A killed start leaves its entry. An entry counts only while `RUN/c/ID` exists, and where a
 //! container would be refused, only if the holder lives or is locked by a verb.
@@ -26,6 +28,7 @@
 
 mod ledger;
 mod memory;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,15 +36,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
-use dormouse_kernel::cgroup::{self, CgroupError};
+use dormouse_kernel::cgroup::{self, CgroupError, LimitSet, MemoryShare};
 use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits, Memory};
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::place::Places;
 use crate::{settings, state};
 
-use self::ledger::{Due, Grant, InForce, Ledger};
+use self::ledger::{Extent, Grant, InForce, Ledger, lock, path, read, write};
+pub(crate) use self::memory::expect_restored;
+use self::writer::Snapshot;
 
 /// A part of the number of containers, and of their weight, whose change is ignored.
 const CHANGE: u64 = 20;
@@ -171,77 +177,167 @@ pub(crate) fn leave(ground: &Ground, id: &ContainerId) {
     if !path(ground).exists() {
         return;
     }
-    let _ = with_ledger(ground, None, |ledger| {
-        ledger.restored.remove(id);
-        match ledger.granted.remove(id) {
-            Some(_) => balance_locked(ground, ledger),
-            None => balance_if_changed(ground, ledger, 0),
-        }
+    let _ = ledger::change(ground, |ledger| match ledger.granted.remove(id) {
+        Some(_) => balance_locked(ground, ledger),
+        None => balance_if_changed(ground, ledger, 0),
     });
+    let _ = writer::settle(ground, Extent::Raises);
 }
 
-/// Writes the static weights and limits after the cgroup of a container was made, which begins with
-/// `restored_bytes` of memory.
-pub(crate) fn balance(ground: &Ground, config: &Config, restored_bytes: u64) -> Result<()> {
+/// Writes the static weights and limits after the cgroup of a container was made.
+///
+/// A container without a guarantee does not wait for limits of others, and starts although they cannot be written.
+pub(crate) fn balance(ground: &Ground, config: &Config) -> Result<()> {
     if !path(ground).exists() {
         return Ok(());
     }
     let limits = &config.spec.limits;
-    let is_reserved = Grant::of(limits).is_some();
-    with_ledger(ground, Some(&config.id), |ledger| {
-        match restored_bytes {
-            0 => ledger.restored.remove(&config.id),
-            bytes => ledger.restored.insert(config.id.clone(), bytes),
-        };
-        match is_reserved {
-            true => balance_locked(ground, ledger),
-            false => balance_if_changed(ground, ledger, Cpu::of(limits).weight),
+    ledger::change(ground, |ledger| {
+        match Grant::of(limits) {
+            Some(_) => balance_locked(ground, ledger)?,
+            None => balance_if_changed(ground, ledger, Cpu::of(limits).weight)?,
         }
-    })
+        writer::begin(ground, ledger, &config.id)
+    })?;
+    let settled = writer::settle(ground, extent(limits));
+    if is_guaranteed(limits) { settled } else { Ok(()) }
 }
 
-/// Writes the static weights and limits of all containers, whatever they are.
-pub(crate) fn balance_all(ground: &Ground) -> Result<()> {
-    match path(ground).exists() {
-        true => with_ledger(ground, None, |ledger| {
-            memory::decide(ground, ledger, true);
-            balance_locked(ground, ledger)
-        }),
-        false => Ok(()),
-    }
+fn is_guaranteed(limits: &Limits) -> bool {
+    Memory::of(limits).min_bytes > 0
 }
 
-/// The memory of all containers together, and the running containers with a guarantee of it.
-pub(crate) fn memory_granted(ground: &Ground) -> Result<MemoryGranted> {
+/// The limits for which a container waits.
+fn extent(limits: &Limits) -> Extent {
+    if is_guaranteed(limits) { Extent::All } else { Extent::Raises }
+}
+
+/// Writes the static weights and limits of all containers after the limits of one have `changed`, which are now `all`.
+pub(crate) fn balance_all(ground: &Ground, changed: &Limits, all: &Limits) -> Result<()> {
     if !path(ground).exists() {
-        return Ok(MemoryGranted::default());
+        return Ok(());
     }
-    let ledger = read(ground)?;
-    let minima = ledger.minima();
-    match &ledger.memory {
-        Some(now) if !minima.is_empty() => {
-            let mut ceilings = memory::limits(ground, &ledger)?;
-            // ORDER: the record comes after the limit: the memory of a restored container is known.
-            ceilings.retain(|id, _| state::has_begun(ground, id));
-            let (room_bytes, restored) = (now.room_bytes, ledger.restored);
-            Ok(MemoryGranted { room_bytes, minima, restored, ceilings })
+    let is_memory = changed.memory_max_bytes.or(changed.memory_min_bytes).is_some();
+    ledger::change(ground, |ledger| {
+        if is_memory {
+            ledger.decide(memory::room_bytes(ground), true);
         }
-        // A start that has not come so far reports itself later.
-        _ => Ok(MemoryGranted::default()),
+        balance_locked(ground, ledger)
+    })?;
+    match is_memory {
+        true => writer::settle(ground, Extent::All),
+        false => writer::settle(ground, extent(all)),
     }
 }
 
-/// What is guaranteed to running containers.
-#[derive(Debug, Clone, Default)]
+/// The limits of memory of an instance, for the thread of a daemon that changes them. Its calls wait for the kernel's
+/// reclaim.
+#[derive(Debug)]
+pub struct MemoryLimits {
+    ground: Ground,
+}
+
+/// What is guaranteed to running containers on cgroup v1.
+#[derive(Debug)]
 pub struct MemoryGranted {
-    /// Memory of all containers together; 0 without guarantees.
+    /// Another number for each change of the guarantees.
+    turn: u64,
+    /// Memory of all containers together.
     pub room_bytes: u64,
-    /// The containers with a guarantee.
-    pub minima: BTreeMap<ContainerId, u64>,
-    /// The memory of containers that were restored.
-    pub restored: BTreeMap<ContainerId, u64>,
-    /// The limits of all running containers, on cgroup v1.
-    pub ceilings: BTreeMap<ContainerId, u64>,
+    /// The running containers.
+    pub members: BTreeMap<ContainerId, MemoryMember>,
+}
+
+/// A running container beside a guarantee, or with one.
+#[derive(Debug)]
+pub struct MemoryMember {
+    /// Usage and limit of its cgroup, which a later one of the same container does not have.
+    pub share: MemoryShare,
+    /// Its guarantee; 0 is none.
+    pub min_bytes: u64,
+    /// The memory with which it was restored; 0 if it was not.
+    pub restored_bytes: u64,
+    /// Its limit without the daemon.
+    pub ceiling_bytes: u64,
+}
+
+impl MemoryLimits {
+    /// Opens nothing yet.
+    pub fn new(places: &Places) -> Self {
+        Self { ground: Ground::new(places.clone()) }
+    }
+
+    /// Returns the containers whose limits can be changed; `None` without guarantees, and on cgroup v2, where the
+    /// kernel keeps them. Limits that a killed verb has left are written.
+    pub fn granted(&self) -> Result<Option<MemoryGranted>> {
+        if !governs_memory(&self.ground)? {
+            return Ok(None);
+        }
+        // A refused limit is reported by the verb of its container.
+        if self.is_due()? {
+            let _ = writer::settle(&self.ground, Extent::All);
+        }
+        let Some(Snapshot { ledger, members }) = writer::snapshot(&self.ground)? else {
+            return Ok(None);
+        };
+        let Some(now) = &ledger.memory else { return Ok(None) };
+        let minima = ledger.minima();
+        let member = |it: writer::Member<MemoryShare>| {
+            let ceiling_bytes = it.due_bytes(&ledger);
+            let min_bytes = minima.get(&it.id).copied().unwrap_or(0);
+            let (share, restored_bytes) = (it.group, it.restored_bytes);
+            (it.id, MemoryMember { share, min_bytes, restored_bytes, ceiling_bytes })
+        };
+        let members = members.into_iter().map(member).collect();
+        Ok(Some(MemoryGranted { turn: now.turn, room_bytes: now.room_bytes, members }))
+    }
+
+    fn is_due(&self) -> Result<bool> {
+        ledger::change(&self.ground, |ledger| Ok(ledger.is_due(Extent::All)))
+    }
+
+    /// Sets a limit that was decided for these guarantees. `None` if the guarantees have changed since.
+    pub fn set(
+        &self,
+        granted: &MemoryGranted,
+        share: &MemoryShare,
+        bytes: u64,
+    ) -> Result<Option<LimitSet>> {
+        writer::write_one(&self.ground, granted.turn, share, bytes)
+    }
+
+    /// Reads the page cache of files that is charged to a container.
+    pub fn file_cache_bytes(&self, id: &ContainerId) -> Result<u64> {
+        Ok(self.ground.cgroups()?.file_cache_bytes(id.as_str())?)
+    }
+
+    /// Marks that the caller, a daemon, changes limits, or that it does no longer. Then the static limits are written.
+    pub fn govern(&self, governs: bool) -> Result<()> {
+        match governs {
+            true => disk::write(&governed_memory(&self.ground), b"", Durable::No),
+            false => give_back(&self.ground, Extent::All),
+        }
+    }
+}
+
+/// Returns whether memory is guaranteed, and by limits that a daemon changes: on cgroup v1.
+pub(crate) fn governs_memory(ground: &Ground) -> Result<bool> {
+    Ok(path(ground).exists()
+        && !read(ground)?.minima().is_empty()
+        && !ground.cgroups()?.keeps_memory())
+}
+
+/// Writes the static limits, which a daemon has changed, also if nothing is guaranteed any longer.
+///
+/// ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
+fn give_back(ground: &Ground, extent: Extent) -> Result<()> {
+    ledger::change(ground, |ledger| {
+        ledger.memory = Some(InForce::of(ledger, memory::room_bytes(ground)));
+        Ok(())
+    })?;
+    let settled = writer::settle(ground, extent);
+    disk::remove(&governed_memory(ground))?;
+    settled
 }
 
 /// The running containers with reserved CPUs.
@@ -253,134 +349,50 @@ pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
     Ok(ledger.cpus().map(|(id, grant)| (id.clone(), grant.cpu)).collect())
 }
 
-/// The content of `RUN/governed` while a daemon changes limits of memory too.
-const WITH_MEMORY: &[u8] = b"memory";
-
 /// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.
 pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
     let mark = governed(ground);
-    // A killed daemon may have left limits of memory.
-    let has_limits = fs::read(&mark).is_ok_and(|content| content == WITH_MEMORY);
-    let settled = if has_limits { write_limits(ground) } else { Ok(()) };
     if governs {
-        return settled.and(disk::write(&mark, b"", Durable::No));
+        return disk::write(&mark, b"", Durable::No);
     }
     // ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
-    let balanced = balance_all(ground);
+    let weighed = match path(ground).exists() {
+        true => ledger::change(ground, |ledger| weigh(ground, ledger)),
+        false => Ok(()),
+    };
     disk::remove(&mark)?;
-    settled.and(balanced)
+    weighed
 }
 
-/// Marks that a daemon, which governs the weights, changes limits of memory too, or that it does no longer and static
-/// limits are to hold.
-pub(crate) fn govern_memory(ground: &Ground, governs: bool) -> Result<()> {
-    let mark = governed(ground);
-    if governs {
-        return disk::write(&mark, WITH_MEMORY, Durable::No);
-    }
-    let written = write_limits(ground);
-    disk::write(&mark, b"", Durable::No)?;
-    written
-}
-
-/// Writes the static limits, also if nothing is guaranteed any longer.
-fn write_limits(ground: &Ground) -> Result<()> {
-    with_ledger(ground, None, |ledger| {
-        ledger.memory = Some(InForce::of(ledger, memory::room_bytes(ground)));
-        Ok(())
-    })
-}
-
-/// Writes the static weights if a daemon was killed while it governed them.
+/// Writes the static weights and limits if a daemon was killed while it governed them.
 pub(crate) fn recover(ground: &Ground) -> Result<()> {
-    if !governed(ground).exists() {
+    let has = [governed(ground), governed_memory(ground)].map(|mark| mark.exists());
+    if has == [false; 2] {
         return Ok(());
     }
     // The lock of a running daemon. A daemon that starts now waits for it.
-    match Lock::try_take(&ground.places.run.join("daemon.lock"))? {
-        Some(_no_daemon) => govern(ground, false),
-        None => Ok(()),
-    }
+    let Some(_no_daemon) = Lock::try_take(&ground.places.run.join("daemon.lock"))? else {
+        return Ok(());
+    };
+    let weights = if has[0] { govern(ground, false) } else { Ok(()) };
+    // The limits that the daemon has lowered are raised, which does not wait.
+    let limits = if has[1] { give_back(ground, Extent::Raises) } else { Ok(()) };
+    weights.and(limits)
 }
 
 fn governed(ground: &Ground) -> PathBuf {
     ground.places.run.join("governed")
 }
 
-fn path(ground: &Ground) -> PathBuf {
-    ground.places.run.join("contract.json")
-}
-
-fn lock(ground: &Ground) -> Result<Lock> {
-    Lock::take_new(&ground.places.run.join("contract.lock"))
-}
-
-/// Reads the ledger without the entries of containers that are gone.
-fn read(ground: &Ground) -> Result<Ledger> {
-    // A damaged ledger is lost with the boot; the entries come back as their containers start.
-    let mut ledger: Ledger = disk::read_json(&path(ground))?.unwrap_or_default();
-    ledger.granted.retain(|id, _| ground.run_dir(id).exists());
-    ledger.restored.retain(|id, _| ground.run_dir(id).exists());
-    Ok(ledger)
-}
-
-fn write(ground: &Ground, ledger: &Ledger) -> Result<()> {
-    // Limits that are in force outlive the last guarantee until they are removed.
-    match ledger.granted.is_empty() && ledger.memory.is_none() {
-        true => disk::remove(&path(ground)),
-        false => disk::write_json(&path(ground), ledger, Durable::No),
-    }
-}
-
-/// LIMIT: how often limits are written that other processes have changed meanwhile. After that they are left to the
-/// next start or end of a container.
-const TURNS: u32 = 10;
-
-/// Changes the ledger under its lock, and writes the limits that have changed without it. `own` is a container whose
-/// cgroup was just made.
-///
-/// ORDER: a process that has written limits reads the ledger again, and writes the limits of another process that has
-/// changed it meanwhile. So the limits that are written last are those of the ledger.
-fn with_ledger(
-    ground: &Ground,
-    own: Option<&ContainerId>,
-    change: impl FnOnce(&mut Ledger) -> Result<()>,
-) -> Result<()> {
-    let alone = lock(ground)?;
-    let mut ledger = read(ground)?;
-    let changed = change(&mut ledger);
-    write(ground, &ledger)?;
-    drop(alone);
-    // A container without a guarantee starts although the limits around others cannot be written.
-    let has_min = |own| ledger.granted.get(own).is_some_and(|grant| grant.memory_min_bytes > 0);
-    let is_concerned = own.is_none_or(has_min);
-    let mut due = ledger.due(own);
-    for _ in 0..TURNS {
-        if due == Due::None {
-            return changed;
-        }
-        let written = memory::write(ground, &ledger, &due);
-        let _alone = lock(ground)?;
-        let mut now = read(ground)?;
-        if ledger.is_same_turn(&now) {
-            if due == Due::All && now.settle(written.is_ok()) {
-                write(ground, &now)?;
-            }
-            return changed.and(if is_concerned { written } else { Ok(()) });
-        }
-        (ledger, due) = (now, Due::All);
-    }
-    let _alone = lock(ground)?;
-    let mut ledger = read(ground)?;
-    ledger.memory = Some(InForce::of(&ledger, memory::room_bytes(ground)));
-    write(ground, &ledger)?;
-    changed
+/// Marks that a daemon changes limits of memory.
+fn governed_memory(ground: &Ground) -> PathBuf {
+    ground.places.run.join("governed-memory")
 }
 
 /// Computes the weights again if the number of containers has changed much, or one with much weight came.
 fn balance_if_changed(ground: &Ground, ledger: &mut Ledger, weight: u32) -> Result<()> {
     if ledger.is_outdated() {
-        memory::decide(ground, ledger, false);
+        ledger.decide(memory::room_bytes(ground), false);
     }
     if ledger.cpus().next().is_none() && !ledger.granted.is_empty() {
         return Ok(()); // only memory
@@ -404,9 +416,14 @@ fn count_started(ground: &Ground) -> u64 {
     links.saturating_sub(2)
 }
 
-/// Writes the static weights, and that of the parent of all containers, and decides the limits of memory.
+/// Decides the limits of memory, and writes the static weights.
 fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
-    memory::decide(ground, ledger, false);
+    ledger.decide(memory::room_bytes(ground), false);
+    weigh(ground, ledger)
+}
+
+/// Writes the static weights, and that of the parent of all containers.
+fn weigh(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
     let cgroups = ground.cgroups()?;
     if ledger.cpus().next().is_none() {
         return Ok(cgroups.set_parent_shares(None)?);
@@ -512,31 +529,5 @@ mod tests {
         assert!(!lives(&ground, &id(1)), "it has no process");
         let _lock = ground.lock(&id(1)).unwrap();
         assert!(lives(&ground, &id(1)), "a verb works on it");
-    }
-
-    #[test]
-    fn limit_is_the_own_one_without_a_guarantee() {
-        const MB: u64 = 1 << 20;
-        let with_min = |min_bytes| {
-            let mut granted = ledger(&[]);
-            let min = Limits { memory_min_bytes: Some(min_bytes), ..Limits::default() };
-            granted.granted.extend(Grant::of(&min).map(|grant| (id(2), grant)));
-            Some(InForce::of(&granted, 400 * MB))
-        };
-        let mut config = config(1);
-        let mut ledger = Ledger::default();
-        assert_eq!(memory::limit(&ledger, &config), u64::MAX);
-        ledger.memory = with_min(150 * MB);
-        assert_eq!(memory::limit(&ledger, &config), 250 * MB);
-        ledger.restored.insert(id(1), 300 * MB + 1);
-        assert_eq!(memory::limit(&ledger, &config), 300 * MB, "it was larger when it fell asleep");
-        config.spec.limits.memory_max_bytes = Some(200 * MB);
-        assert_eq!(memory::limit(&ledger, &config), 200 * MB, "never above its own");
-        ledger.memory = with_min(0);
-        assert_eq!(
-            memory::limit(&ledger, &config),
-            200 * MB,
-            "a guarantee that has ended is no limit"
-        );
     }
 }

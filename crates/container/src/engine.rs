@@ -18,7 +18,6 @@ use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
 
-use crate::contract::MemoryGranted;
 use crate::create::Created;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
@@ -527,9 +526,10 @@ impl Engine {
         contract::granted(&self.ground)
     }
 
-    /// Returns what is guaranteed of memory to running containers, and the limits around it.
-    pub fn memory_granted(&self) -> Result<MemoryGranted> {
-        contract::memory_granted(&self.ground)
+    /// Returns whether memory is guaranteed to a running container on cgroup v1, where a daemon changes limits
+    /// ([`crate::MemoryLimits`]).
+    pub fn governs_memory(&self) -> Result<bool> {
+        contract::governs_memory(&self.ground)
     }
 
     /// Marks that the caller, a daemon, changes the CPU weights of these containers. Without the mark the
@@ -537,12 +537,6 @@ impl Engine {
     /// killed.
     pub fn govern_cpu(&self, governs: bool) -> Result<()> {
         contract::govern(&self.ground, governs)
-    }
-
-    /// Marks that the caller, which governs the weights, changes limits of memory of running containers too. The
-    /// static limits are written when it does no longer.
-    pub fn govern_memory(&self, governs: bool) -> Result<()> {
-        contract::govern_memory(&self.ground, governs)
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) fn finish(ground: &Ground, config: &Config, stays: bool) -> Result<()
 pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
     state::alive(ground, config)?;
     contract::admit_again(ground, config)?;
-    state::cgroup(ground, config)?.set(&config.spec.limits)?;
-    contract::balance_all(ground)
+    let limits = &config.spec.limits;
+    state::cgroup(ground, config)?.set(limits)?;
+    contract::balance_all(ground, limits, limits)
 }

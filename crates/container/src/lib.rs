@@ -71,8 +71,10 @@
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
+//! RUN/c/ID/restored                 the memory with which it was restored (`contract`)
 //! RUN/contract.json                 reservations of the running containers (`contract`)
 //! RUN/governed                      a daemon changes the CPU weights of these containers
+//! RUN/governed-memory               a daemon changes limits of memory of running containers
 //! RUN/unwoken-ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
 //! RUN/wakes                         when clients may wake containers again (`caller`)
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
@@ -95,8 +97,8 @@
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
-//!    `RUN/contract.lock`: held while reservations are added up, and container locks and that of the daemon
-//!    are only tried (`contract`);
+//!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
+//!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
 //! 8. the locks inside image, network and keeper, which take none of these;
 //! 9. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
 //!
@@ -168,7 +170,7 @@ mod volume;
 mod wake;
 
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
-pub use contract::MemoryGranted;
+pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
 pub use drowsy::PushOut;
 pub use engine::Engine;

@@ -192,6 +192,8 @@ fn start_clean(
         Some(from) if from.keeps_quiet => net::keep_quiet(ground, config, &net)?,
         Some(_) => {}
     }
+    // ORDER: before the cgroup is made: a limit of another verb is not below this.
+    from.map_or(Ok(()), |from| contract::expect_restored(ground, &config.id, from.memory_bytes()))?;
     let map = config.ids.to_proc_text();
     let (flags, maps) = (process::namespaces(), (map.clone(), map));
     let (cgroup, (mut keeper, expected)) =
@@ -208,7 +210,7 @@ fn start_clean(
             })?;
             Ok::<_, Error>((keeper, expected))
         })?;
-    contract::balance(ground, config, from.map_or(0, RestorePlan::memory_bytes))?;
+    contract::balance(ground, config)?;
     if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;
     }

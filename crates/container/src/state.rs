@@ -223,11 +223,6 @@ pub(crate) fn write_init(ground: &Ground, id: &ContainerId, init: &InitRecord) -
     disk::write_json(&ground.run_dir(id).join("init.json"), init, Durable::No)
 }
 
-/// Returns whether the first process of a container is on record. Its cgroup and limits are made before.
-pub(crate) fn has_begun(ground: &Ground, id: &ContainerId) -> bool {
-    ground.run_dir(id).join("init.json").exists()
-}
-
 /// Writes the record of the last exit.
 pub(crate) fn write_exit(ground: &Ground, id: &ContainerId, exit: &Exit) -> Result<()> {
     disk::write_json(&ground.dir(id).join("exit.json"), exit, Durable::No)

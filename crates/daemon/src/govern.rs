@@ -6,8 +6,9 @@
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
-//! **Nothing to do.** Without a running container that has a reservation or a guarantee the room has no due time
-//! but the round every ten minutes, as the other rooms: an idle host does not tick.
+//! **Nothing to do.** Without a running container that has a reservation of CPU the room has no due time but the round
+//! every ten minutes, as the other rooms: an idle host does not tick. Guarantees of memory do not change that: on
+//! cgroup v2 the kernel keeps them, and on v1 the thread.
 //!
 //! **Killed.** The weights in the kernel stay, and the first command afterwards, or the next daemon, writes the
 //! static ones (`RUN/governed` marks that they were changed). The next daemon begins with full buckets.
@@ -17,7 +18,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, MemoryGranted};
+use dormouse_container::Engine;
 use dormouse_governor::cpu::{
     self, Host, OTHERS_HUNGRY_MS, OTHERS_MS, Other, Readings, Reserved, State, TICK_MS,
 };
@@ -52,7 +53,7 @@ pub(crate) struct Governor {
     cgroups: Option<Hierarchy>,
     host: Host,
     held: BTreeMap<ContainerId, Held>,
-    /// Governs memory, on cgroup v1.
+    /// Governs memory, on cgroup v1, from the first guarantee on.
     shrinker: Option<Shrinker>,
     state: State<ContainerId>,
     /// Containers may have come, changed or gone since the last round.
@@ -87,11 +88,10 @@ impl Governor {
     /// Finds the containers with a contract, and opens those that are new.
     fn find(&mut self, now: Instant) -> Result<()> {
         self.round = now;
+        self.is_outdated = false;
+        self.look_at_memory()?;
         let reserved = self.engine.cpu_reservations()?;
-        let memory = self.engine.memory_granted()?;
-        // A thread that is writing a limit ends later.
-        self.is_outdated = memory.minima.is_empty() && !self.end_memory()?;
-        if reserved.is_empty() && memory.minima.is_empty() {
+        if reserved.is_empty() {
             return self.rest();
         }
         let cgroups = match self.cgroups.take() {
@@ -121,56 +121,30 @@ impl Governor {
                 self.held.insert(id, Held { cpu, share });
             }
         }
-        let keeps_memory = cgroups.keeps_memory();
         self.cgroups = Some(cgroups);
-        if !keeps_memory && !memory.minima.is_empty() {
-            self.govern_memory(memory)?;
-        }
         // A start or an end has written static weights.
         self.state.forget_weights();
         Ok(())
     }
 
-    /// Orders the thread for memory to keep some guarantees, and begins it where it is missing.
-    fn govern_memory(&mut self, memory: MemoryGranted) -> Result<()> {
+    /// Notifies the thread for memory, and begins it with the first guarantee. It stays for the next ones.
+    fn look_at_memory(&mut self) -> Result<()> {
         self.shrinker.take_if(|shrinker| shrinker.has_ended());
-        let shrinker = match &self.shrinker {
-            Some(shrinker) if shrinker.is_stopped() => {
-                self.is_outdated = true; // a new one begins once it has ended
-                return Ok(());
+        match &self.shrinker {
+            Some(shrinker) => shrinker.look_again(),
+            None if self.engine.governs_memory()? => {
+                self.shrinker = Some(Shrinker::begin(self.engine.places()));
             }
-            Some(shrinker) => shrinker,
-            None => {
-                // ORDER: marked first: limits that a killed daemon has changed are always found.
-                self.engine.govern_memory(true)?;
-                self.shrinker.insert(Shrinker::begin(self.engine.places()))
-            }
-        };
-        shrinker.order(memory);
+            None => {}
+        }
         Ok(())
     }
 
-    /// Ends the thread for memory, and writes the limits that hold without it. Returns false while the thread is
-    /// still writing one.
-    fn end_memory(&mut self) -> Result<bool> {
-        let Some(shrinker) = &mut self.shrinker else { return Ok(true) };
-        shrinker.stop();
-        if !shrinker.has_ended() {
-            return Ok(false);
-        }
-        self.shrinker = None;
-        self.engine.govern_memory(false)?;
-        Ok(true)
-    }
-
-    /// Leaves weights and limits alone, because no running container has a contract.
+    /// Leaves the weights alone, because no running container has a reservation.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
         self.state = State::default();
         self.others_read = None;
-        if self.shrinker.is_some() {
-            return Ok(()); // called again once it has ended
-        }
         match self.cgroups.take() {
             Some(_) => Ok(self.engine.govern_cpu(false)?),
             None => Ok(()),
@@ -244,7 +218,7 @@ impl Room for Governor {
     fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
         let round = if self.is_outdated { TICK } else { ROUND_EVERY };
         if self.round + round <= now {
-            self.find(now)?;
+            self.find(now).inspect_err(|_| self.is_outdated = true)?;
         }
         if self.cgroups.is_some() && self.decided + TICK <= now {
             self.govern(now)?;
@@ -261,11 +235,11 @@ impl Room for Governor {
     fn end(mut self: Box<Self>) {
         if let Some(shrinker) = &mut self.shrinker {
             shrinker.stop();
+            // A thread that is still writing a limit leaves its mark: the next command writes the static ones.
             shrinker.wait(MEMORY_ENDS_WITHIN);
         }
-        // A thread that is still writing a limit leaves the mark: the next command writes the static ones.
-        if let Err(e) = self.end_memory().and_then(|_| self.rest()) {
-            say(&format!("cannot write the static weights and limits: {e}"));
+        if let Err(e) = self.rest() {
+            say(&format!("cannot write the static weights: {e}"));
         }
     }
 }

@@ -2,27 +2,29 @@
 //!
 //! [`dormouse_governor::memory`] decides, this thread reads and writes: ten times a second the memory of every
 //! running container, through descriptors that stay open. A new limit is written when it has changed by a
-//! fiftieth. The write returns when the kernel has reclaimed what is above the limit, which may take long: hence a
-//! thread, not a room.
+//! hundredth. The write returns when the kernel has reclaimed what is above the limit, which may take long: hence a
+//! thread, not a room. No other part of the daemon writes limits.
 //!
 //! **A limit that stays**, because the memory cannot be reclaimed, is tried again after a second, then after two,
 //! and so on up to a minute. Each try takes page cache of the container. Meanwhile others are limited in its place.
 //!
 //! **Verbs change limits too**: those of a container that starts, wakes or is updated, and of all when a guarantee
-//! changes. The thread lowers no limit to a ceiling but one that it has written itself: a container that wakes with
-//! more than its ceiling keeps it.
+//! changes. [`MemoryLimits::set`] compares the guarantees before each write. The thread lowers no limit to a ceiling
+//! but one that it has written itself: a container that wakes with more than its ceiling keeps it.
 //!
-//! **The end.** [`Shrinker::stop`] does not wait, because a limit may just be written. Once the thread has ended, the
-//! caller writes the limits that hold without it ([`dormouse_container::Engine::govern_memory`]).
+//! **Errors.** After an error the limits are those that hold without the thread. The thread goes on after a second.
+//!
+//! **Nothing to do.** Without guarantees the thread waits for the next notice, and does not tick.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{MemoryGranted, Places};
+use dormouse_container::{MemoryGranted, MemoryLimits, Places, Result};
 use dormouse_governor::memory::{Reading, State, decide};
-use dormouse_kernel::cgroup::{CgroupError, Hierarchy, MemoryShare};
+use dormouse_kernel::cgroup::LimitSet;
 use dormouse_model::ContainerId;
 
 use crate::notify::say;
@@ -31,45 +33,44 @@ use crate::notify::say;
 const TICK: Duration = Duration::from_millis(100);
 /// Time between looks at a thread that ends.
 const LOOKS_AGAIN: Duration = Duration::from_millis(10);
+/// Time between an error and the next try.
+const RESTS: Duration = Duration::from_secs(1);
 /// The first and the longest pause after a limit that stays.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The running thread. A drop ends it, and does not wait.
 #[derive(Debug)]
 pub(crate) struct Shrinker {
-    orders: Option<Sender<MemoryGranted>>,
+    notices: Option<Sender<()>>,
     thread: JoinHandle<()>,
 }
 
 impl Shrinker {
-    /// Begins without containers.
+    /// Begins with the present guarantees.
     pub(crate) fn begin(places: &Places) -> Self {
-        let (orders, received) = mpsc::channel();
-        let parent = places.cgroup.clone();
+        let (notices, received) = mpsc::channel();
+        let places = places.clone();
         let thread = std::thread::spawn(move || {
-            if let Err(e) = run(&parent, &received) {
-                say(&format!("memory is not governed: {e}"));
-            }
+            let limits = MemoryLimits::new(&places);
+            run(&received, RESTS, || keep(&limits, &received), || limits.govern(false), &mut |e| {
+                say(e)
+            });
         });
-        Self { orders: Some(orders), thread }
+        Self { notices: Some(notices), thread }
     }
 
-    /// Replaces the containers and what is guaranteed to them.
-    pub(crate) fn order(&self, order: MemoryGranted) {
-        // The thread may have ended after an error, which it has reported.
-        let _ = self.orders.as_ref().map(|orders| orders.send(order));
+    /// Reports that containers or guarantees may have changed.
+    pub(crate) fn look_again(&self) {
+        // After a panic of the thread itself the room begins another one.
+        let _ = self.notices.as_ref().map(|notices| notices.send(()));
     }
 
-    /// Lets the thread end.
+    /// Lets the thread write the static limits and end.
     pub(crate) fn stop(&mut self) {
-        self.orders = None;
+        self.notices = None;
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.orders.is_none()
-    }
-
-    /// Returns whether the thread has ended: it was stopped, or had an error.
+    /// Returns whether the thread has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.thread.is_finished()
     }
@@ -84,118 +85,226 @@ impl Shrinker {
     }
 }
 
-/// A running container.
-struct Member {
-    share: MemoryShare,
-    /// The limit that was read last.
-    limit_bytes: u64,
+/// Keeps the guarantees until the notices end. After an error or a panic it gives the limits back, and tries again.
+fn run(
+    notices: &Receiver<()>,
+    rests: Duration,
+    mut keep: impl FnMut() -> Result<()>,
+    mut give_back: impl FnMut() -> Result<()>,
+    report: &mut dyn FnMut(&str),
+) {
+    let mut last = None;
+    loop {
+        let kept = catch_unwind(AssertUnwindSafe(&mut keep));
+        let line = match kept {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => format!("memory is not governed: {e}"),
+            Err(_) => "memory is not governed: its thread has panicked".into(),
+        };
+        // Reported once while it repeats.
+        if last.as_ref() != Some(&line) {
+            report(&line);
+        }
+        last = Some(line);
+        // The mark stays if this fails too: the next command writes the limits if the daemon ends.
+        let _ = catch_unwind(AssertUnwindSafe(&mut give_back));
+        if notices.recv_timeout(rests) == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+    }
+}
+
+/// What was written into the limit of one container.
+#[derive(Default)]
+struct Pace {
     /// The limit that was written last.
     written_bytes: Option<u64>,
     /// The next try, and the pause before it, after a limit that stayed.
     later: Option<(Instant, Duration)>,
 }
 
-impl Member {
-    fn new(share: MemoryShare) -> Self {
-        Self { share, limit_bytes: u64::MAX, written_bytes: None, later: None }
-    }
-
+impl Pace {
     fn is_paused(&self, now: Instant) -> bool {
         self.later.is_some_and(|(next, _)| now < next)
     }
-
-    /// Writes a limit. A lower one waits for its time where the last one stayed.
-    fn set(&mut self, limit_bytes: u64) -> Result<(), CgroupError> {
-        let now = Instant::now();
-        let is_lower = limit_bytes < self.limit_bytes;
-        if is_lower && self.is_paused(now) {
-            return Ok(());
-        }
-        let is_set = self.share.set(limit_bytes)?;
-        if is_set {
-            // Read, because the kernel rounds it.
-            self.written_bytes = self.share.limit_bytes()?;
-        }
-        if is_lower {
-            let next = || self.later.map_or(PAUSES.0, |(_, last)| (last * 2).min(PAUSES.1));
-            self.later = (!is_set).then(next).map(|pause| (now + pause, pause));
-        }
-        Ok(())
-    }
 }
 
-fn run(parent: &str, orders: &Receiver<MemoryGranted>) -> Result<(), CgroupError> {
-    let cgroups = Hierarchy::open(parent)?;
-    let mut order = MemoryGranted::default();
-    let mut members: BTreeMap<ContainerId, Member> = BTreeMap::new();
-    // Containers of the order whose cgroup was removed. If they come back, they may have been restored.
-    let mut gone = BTreeSet::new();
-    let mut state = State::default();
+/// The guarantees, and what the thread has made of them.
+struct Kept {
+    granted: MemoryGranted,
+    paces: BTreeMap<ContainerId, Pace>,
+    state: State<ContainerId>,
+}
+
+fn keep(limits: &MemoryLimits, notices: &Receiver<()>) -> Result<()> {
+    let mut kept: Option<Kept> = None;
+    let mut is_outdated = true;
     loop {
-        match orders.recv_timeout(TICK) {
-            Ok(new) => {
-                order = orders.try_iter().last().unwrap_or(new);
-                gone.clear();
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        if is_outdated {
+            let before = kept.take();
+            let governs = before.is_some();
+            kept = match limits.granted()? {
+                Some(granted) => {
+                    if !governs {
+                        // ORDER: marked first: limits that a killed daemon has changed are always found.
+                        limits.govern(true)?;
+                    }
+                    Some(take_over(granted, before)?)
+                }
+                None if governs => {
+                    limits.govern(false)?;
+                    None
+                }
+                None => None,
+            };
         }
-        let readings = read(&cgroups, &order, &mut members, &mut gone)?;
-        let now = Instant::now();
-        let cache = |id: &ContainerId| match members.get(id) {
-            Some(member) if !member.is_paused(now) => {
-                cgroups.file_cache_bytes(id.as_str()).unwrap_or(0)
-            }
-            _ => 0,
+        let received = match kept {
+            Some(_) => notices.recv_timeout(TICK),
+            None => notices.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
-        let (next, settings) = decide(order.room_bytes, &readings, &state, cache);
-        state = next;
-        for setting in settings {
-            if let Some(member) = members.get_mut(&setting.id) {
-                member.set(setting.limit_bytes)?;
+        is_outdated = match received {
+            Ok(()) => true,
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => {
+                return if kept.is_some() { limits.govern(false) } else { Ok(()) };
             }
+        };
+        if let Some(kept) = &mut kept
+            && !is_outdated
+        {
+            is_outdated = !turn(limits, kept)?;
         }
     }
 }
 
-/// Reads the memory of all containers of an order.
-fn read(
-    cgroups: &Hierarchy,
-    order: &MemoryGranted,
-    members: &mut BTreeMap<ContainerId, Member>,
-    gone: &mut BTreeSet<ContainerId>,
-) -> Result<Vec<Reading<ContainerId>>, CgroupError> {
-    let mut readings = Vec::with_capacity(order.ceilings.len());
-    members.retain(|id, _| order.ceilings.contains_key(id));
-    for (id, &ceiling_bytes) in &order.ceilings {
-        if gone.contains(id) {
-            continue;
+/// Continues with other guarantees. A container with the same cgroup keeps its pace.
+fn take_over(granted: MemoryGranted, before: Option<Kept>) -> Result<Kept> {
+    let mut kept = Kept { granted, paces: BTreeMap::new(), state: State::default() };
+    if let Some(before) = before {
+        kept.state = before.state;
+        for (id, pace) in before.paces {
+            let was = before.granted.members.get(&id);
+            // The cgroup of a container that slept is a new one.
+            let is_same = was.map(|was| was.share.used_bytes()).transpose()?.flatten().is_some();
+            if is_same && kept.granted.members.contains_key(&id) {
+                kept.paces.insert(id, pace);
+            }
         }
-        let member = match members.remove(id) {
-            Some(member) => Some(member),
-            None => cgroups.memory_share(id.as_str())?.map(Member::new),
-        };
-        // The cgroup of a container that slept is a new one.
-        let now = member.as_ref().map(|it| it.share.used_bytes()).transpose()?.flatten();
-        let (Some(mut member), Some(used_bytes)) = (member, now) else {
-            gone.insert(id.clone());
-            continue;
-        };
-        member.limit_bytes = member.share.limit_bytes()?.unwrap_or(u64::MAX);
-        let is_ours = member.written_bytes == Some(member.limit_bytes);
-        if is_ours && member.limit_bytes > ceiling_bytes {
-            member.set(ceiling_bytes)?; // written for an older order
-            member.limit_bytes = member.share.limit_bytes()?.unwrap_or(u64::MAX);
+    }
+    Ok(kept)
+}
+
+/// Reads, decides and writes. Returns false if the guarantees have changed.
+fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
+    let Kept { granted, paces, state } = kept;
+    let mut readings = Vec::with_capacity(granted.members.len());
+    for (id, member) in &granted.members {
+        // The cgroup of a container that has ended or sleeps is gone.
+        let (used, limit) = (member.share.used_bytes()?, member.share.limit_bytes()?);
+        let (Some(used_bytes), Some(mut limit_bytes)) = (used, limit) else { continue };
+        let pace = paces.entry(id.clone()).or_default();
+        if pace.written_bytes == Some(limit_bytes) && limit_bytes > member.ceiling_bytes {
+            // Written for other guarantees.
+            if !set(limits, granted, id, pace, limit_bytes, member.ceiling_bytes)? {
+                return Ok(false);
+            }
+            limit_bytes = member.share.limit_bytes()?.unwrap_or(limit_bytes);
         }
         readings.push(Reading {
             id: id.clone(),
             used_bytes,
-            min_bytes: order.minima.get(id).copied().unwrap_or(0),
-            restored_bytes: order.restored.get(id).copied().unwrap_or(0),
-            ceiling_bytes,
-            limit_bytes: member.limit_bytes,
+            min_bytes: member.min_bytes,
+            restored_bytes: member.restored_bytes,
+            ceiling_bytes: member.ceiling_bytes,
+            limit_bytes,
         });
-        members.insert(id.clone(), member);
     }
-    Ok(readings)
+    let now = Instant::now();
+    let cache = |id: &ContainerId| match paces.get(id) {
+        Some(pace) if !pace.is_paused(now) => limits.file_cache_bytes(id).unwrap_or(0),
+        _ => 0,
+    };
+    let (next, settings) = decide(granted.room_bytes, &readings, state, cache);
+    *state = next;
+    let present: BTreeMap<&ContainerId, u64> =
+        readings.iter().map(|it| (&it.id, it.limit_bytes)).collect();
+    for setting in settings {
+        let pace = paces.entry(setting.id.clone()).or_default();
+        let present = present.get(&setting.id).copied().unwrap_or(u64::MAX);
+        if !set(limits, granted, &setting.id, pace, present, setting.limit_bytes)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Writes a limit. A lower one waits for its time where the last one stayed. Returns false if the guarantees have
+/// changed.
+fn set(
+    limits: &MemoryLimits,
+    granted: &MemoryGranted,
+    id: &ContainerId,
+    pace: &mut Pace,
+    present_bytes: u64,
+    limit_bytes: u64,
+) -> Result<bool> {
+    let now = Instant::now();
+    let is_lower = limit_bytes < present_bytes;
+    if is_lower && pace.is_paused(now) {
+        return Ok(true);
+    }
+    let Some(member) = granted.members.get(id) else { return Ok(true) };
+    let Some(set) = limits.set(granted, &member.share, limit_bytes)? else { return Ok(false) };
+    if set == LimitSet::Set {
+        // Read, because the kernel rounds it.
+        pace.written_bytes = member.share.limit_bytes()?;
+    }
+    // A raise that stays is decided again at the next turn.
+    if is_lower {
+        let next = || pace.later.map_or(PAUSES.0, |(_, last)| (last * 2).min(PAUSES.1));
+        pace.later = (set == LimitSet::Stays).then(next).map(|pause| (now + pause, pause));
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_container::Error;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_given_back_and_governed_again_after_errors() {
+        let (notices, received) = mpsc::channel::<()>();
+        let (mut tries, mut given_back, mut lines) = (0, 0, Vec::new());
+        let keep = || {
+            tries += 1;
+            match tries {
+                1 | 2 => Err(Error::Invalid("no memory".into())),
+                3 => panic!("a panic of the test"),
+                _ => Ok(()),
+            }
+        };
+        let give_back = || {
+            given_back += 1;
+            Err(Error::Invalid("not now".into()))
+        };
+        run(&received, Duration::ZERO, keep, give_back, &mut |line| lines.push(line.to_owned()));
+        drop(notices);
+        assert_eq!((tries, given_back, lines.len()), (4, 3, 2), "{lines:?}");
+        assert!(lines[0].contains("no memory") && lines[1].contains("panicked"), "{lines:?}");
+    }
+
+    #[test]
+    fn stopped_thread_does_not_try_again() {
+        let (notices, received) = mpsc::channel::<()>();
+        drop(notices);
+        let mut tries = 0;
+        let keep = || {
+            tries += 1;
+            Err(Error::Invalid("no memory".into()))
+        };
+        run(&received, Duration::from_secs(3600), keep, || Ok(()), &mut |_| {});
+        assert_eq!(tries, 1);
+    }
 }

@@ -1,16 +1,64 @@
 //! `RUN/contract.json`: what is granted to running containers, and the limits of memory that follow from it.
 //!
-//! Plain data: readers, writers and locks are in the parent module.
+//! Every change is made under `RUN/contract.lock`, which is held for a short time: no limit of memory that needs
+//! reclaim is written meanwhile.
+//!
+//! Uses `ground` and `disk`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use dormouse_governor::memory::ceiling;
 use dormouse_kernel::cgroup::ParentMemory;
 use dormouse_model::{ContainerId, Cpu, Limits, Memory};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use crate::disk::{self, Durable, Lock};
+use crate::error::Result;
+use crate::ground::Ground;
+
+pub(super) fn path(ground: &Ground) -> PathBuf {
+    ground.places.run.join("contract.json")
+}
+
+pub(super) fn lock(ground: &Ground) -> Result<Lock> {
+    Lock::take_new(&ground.places.run.join("contract.lock"))
+}
+
+/// Reads the ledger without the entries of containers that are gone.
+pub(super) fn read(ground: &Ground) -> Result<Ledger> {
+    // A damaged ledger is lost with the boot; the entries come back as their containers start.
+    let mut ledger: Ledger = disk::read_json(&path(ground))?.unwrap_or_default();
+    ledger.granted.retain(|id, _| ground.run_dir(id).exists());
+    Ok(ledger)
+}
+
+pub(super) fn write(ground: &Ground, ledger: &Ledger) -> Result<()> {
+    // Limits that are in force outlive the last guarantee until they are removed.
+    match ledger.granted.is_empty() && ledger.memory.is_none() {
+        true => disk::remove(&path(ground)),
+        false => disk::write_json(&path(ground), ledger, Durable::No),
+    }
+}
+
+/// Changes the ledger under its lock.
+pub(super) fn change<T>(
+    ground: &Ground,
+    change: impl FnOnce(&mut Ledger) -> Result<T>,
+) -> Result<T> {
+    let _alone = lock(ground)?;
+    let before = read(ground)?;
+    let mut ledger = before.clone();
+    let changed = change(&mut ledger);
+    if ledger != before {
+        write(ground, &ledger)?;
+    }
+    changed
+}
+
 /// `RUN/contract.json`.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ledger {
     /// The running containers with a reservation.
     pub(super) granted: BTreeMap<ContainerId, Grant>,
@@ -23,9 +71,6 @@ pub(super) struct Ledger {
     /// The limits of memory that are in force, or are to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) memory: Option<InForce>,
-    /// Memory with which restored containers began beside a guarantee.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(super) restored: BTreeMap<ContainerId, u64>,
 }
 
 /// The reservation of one container.
@@ -69,40 +114,71 @@ impl Ledger {
         now != self.memory_granted()
     }
 
-    /// Returns which limits are to be written, `own` being the container whose cgroup was just made.
-    pub(super) fn due(&self, own: Option<&ContainerId>) -> Due {
-        match (&self.memory, own) {
-            (None, _) => Due::None,
-            (Some(now), _) if !now.is_written => Due::All,
-            (Some(_), Some(own)) => Due::One(own.clone()),
-            (Some(_), None) => Due::None,
+    /// Returns whether limits are to be written.
+    pub(super) fn is_due(&self, extent: Extent) -> bool {
+        self.memory.as_ref().is_some_and(|now| match extent {
+            Extent::Raises => !now.is_raised,
+            Extent::All => !now.is_written,
+        })
+    }
+
+    /// Returns whether limits are still those of a turn.
+    pub(super) fn is_turn(&self, turn: u64) -> bool {
+        self.memory.as_ref().is_some_and(|now| now.turn == turn)
+    }
+
+    /// The limit of a container on cgroup v1.
+    pub(super) fn limit_bytes(&self, id: &ContainerId, own_bytes: u64, restored_bytes: u64) -> u64 {
+        let Some(now) = self.memory.as_ref().filter(|now| now.min_bytes > 0) else {
+            return own_bytes;
+        };
+        let min = self.granted.get(id).map_or(0, |grant| grant.memory_min_bytes);
+        let ceiling = ceiling(now.room_bytes, now.min_bytes, min, Some(own_bytes));
+        let limit = ceiling.max(restored_bytes).min(own_bytes);
+        limit - limit % PAGE_BYTES // as the kernel rounds it
+    }
+
+    /// Records the limits for what is granted, if they have changed, were refused, or are to be written again
+    /// (`again`).
+    pub(super) fn decide(&mut self, room_bytes: u64, again: bool) {
+        if self.memory.is_none() && !self.is_outdated() {
+            return;
+        }
+        let now = InForce::of(self, room_bytes);
+        let is_new = match &self.memory {
+            None => true,
+            Some(was) => again || was.is_refused || !was.is_same(&now),
+        };
+        if is_new {
+            self.memory = Some(now);
         }
     }
 
-    /// Returns whether two ledgers stand for the same limits.
-    pub(super) fn is_same_turn(&self, other: &Self) -> bool {
-        let turn = |ledger: &Self| ledger.memory.as_ref().map(|now| now.turn);
-        turn(self) == turn(other)
-    }
-
-    /// Records that all limits were written, or could not be written: memory that is in use stays in use, and no
-    /// other start waits for it again. Limits for nothing are dropped once they are removed. Returns whether the
-    /// ledger has changed.
-    pub(super) fn settle(&mut self, is_written: bool) -> bool {
-        match &mut self.memory {
-            Some(now) if now.is_none() => {
-                if is_written {
-                    self.memory = None;
-                }
-                is_written
-            }
-            Some(now) => {
-                (now.is_written, now.is_refused) = (true, !is_written);
-                true
-            }
-            None => false,
+    /// Records what was written of the limits of one turn, if they are still those of the ledger. Limits for nothing
+    /// are dropped once they are removed. `is_refused`: memory that is in use stays in use, and no other start waits
+    /// for it again.
+    pub(super) fn settle(&mut self, turn: u64, written: Extent, is_refused: bool) {
+        let Some(now) = self.memory.as_mut().filter(|now| now.turn == turn) else { return };
+        now.is_raised = true;
+        if written == Extent::All {
+            (now.is_written, now.is_refused) = (true, is_refused);
+        }
+        if now.is_none() {
+            self.memory = None; // nothing is lower than without a guarantee
         }
     }
+}
+
+/// A page of the kernel, of which limits are multiples.
+const PAGE_BYTES: u64 = 4096;
+
+/// Which limits are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// Those that are higher than the present ones, which needs no reclaim.
+    Raises,
+    /// All.
+    All,
 }
 
 impl Grant {
@@ -123,13 +199,16 @@ impl Grant {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct InForce {
     /// The time of the decision since the boot, in nanoseconds. No two decisions have the same.
-    turn: u64,
+    pub(super) turn: u64,
     /// Memory of all containers together.
     pub(super) room_bytes: u64,
     /// The guarantees together.
     pub(super) min_bytes: u64,
     /// The memory that is reclaimed last, together.
     low_bytes: u64,
+    /// Whether those that are raised were written.
+    #[serde(default)]
+    is_raised: bool,
     /// Whether all were tried.
     is_written: bool,
     /// Whether some could not be written.
@@ -142,11 +221,14 @@ impl InForce {
     pub(super) fn of(ledger: &Ledger, room_bytes: u64) -> Self {
         let now = clock_gettime(ClockId::Boottime);
         let (min_bytes, low_bytes) = ledger.memory_granted();
+        let now_ns = (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64;
+        let last = ledger.memory.as_ref().map_or(0, |last| last.turn);
         Self {
-            turn: (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64,
+            turn: now_ns.max(last.saturating_add(1)),
             room_bytes,
             min_bytes,
             low_bytes,
+            is_raised: false,
             is_written: false,
             is_refused: false,
         }
@@ -173,17 +255,6 @@ impl InForce {
     }
 }
 
-/// Which limits are to be written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Due {
-    /// Those of all containers and of their parent.
-    All,
-    /// That of one container.
-    One(ContainerId),
-    /// None.
-    None,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,37 +265,70 @@ mod tests {
         ContainerId::from_bytes([number; 16])
     }
 
-    fn in_force(turn: u64) -> InForce {
-        InForce {
-            is_refused: false,
-            turn,
-            room_bytes: 400 * MB,
-            min_bytes: 150 * MB,
-            low_bytes: 0,
-            is_written: false,
-        }
+    /// A ledger with this guarantee of one container.
+    fn with_min(min_bytes: u64) -> Ledger {
+        let limits = Limits { memory_min_bytes: Some(min_bytes), ..Limits::default() };
+        let granted = Grant::of(&limits).map(|grant| (id(2), grant));
+        let mut ledger = Ledger { granted: granted.into_iter().collect(), ..Ledger::default() };
+        ledger.decide(400 * MB, false);
+        ledger
+    }
+
+    fn turn(ledger: &Ledger) -> u64 {
+        ledger.memory.as_ref().expect("limits").turn
     }
 
     #[test]
     fn limits_are_due_until_they_are_written() {
-        let mut ledger = Ledger { memory: Some(in_force(1)), ..Ledger::default() };
-        assert_eq!(ledger.due(None), Due::All);
-        ledger.settle(true);
-        assert_eq!(ledger.due(None), Due::None);
-        assert_eq!(ledger.due(Some(&id(1))), Due::One(id(1)));
-        ledger.memory = Some(InForce { min_bytes: 0, ..in_force(2) });
-        assert!(!ledger.settle(false), "they are removed later");
-        assert_eq!(ledger.due(Some(&id(1))), Due::All, "limits are to be removed");
-        ledger.settle(true);
-        assert_eq!((&ledger.memory, ledger.due(Some(&id(1)))), (&None, Due::None));
+        let is_due = |of: &Ledger| [Extent::Raises, Extent::All].map(|extent| of.is_due(extent));
+        let mut ledger = with_min(150 * MB);
+        assert_eq!(is_due(&ledger), [true, true]);
+        ledger.settle(turn(&ledger), Extent::Raises, false);
+        assert_eq!(is_due(&ledger), [false, true]);
+        ledger.settle(turn(&ledger), Extent::All, true);
+        assert_eq!(is_due(&ledger), [false, false], "refused ones too");
+        let refused = turn(&ledger);
+        ledger.decide(400 * MB, false);
+        assert!(!ledger.is_turn(refused), "the next guarantee is another try");
+        ledger.settle(refused, Extent::All, false);
+        assert_eq!(is_due(&ledger), [true, true], "limits of an older turn were written");
+        ledger.settle(turn(&ledger), Extent::All, false);
+        let settled = ledger.clone();
+        ledger.decide(400 * MB, false);
+        assert_eq!(ledger, settled, "nothing has changed");
+        ledger.granted.clear();
+        ledger.decide(400 * MB, false);
+        assert_eq!(is_due(&ledger), [true, true], "limits are to be removed");
+        ledger.settle(turn(&ledger), Extent::Raises, false);
+        assert_eq!(ledger, Ledger::default());
     }
 
     #[test]
-    fn changed_guarantees_are_another_turn() {
-        let of = |memory| Ledger { memory, ..Ledger::default() };
-        let one = of(Some(in_force(1)));
-        assert!(one.is_same_turn(&of(Some(InForce { is_written: true, ..in_force(1) }))));
-        assert!(!one.is_same_turn(&of(Some(in_force(2)))));
-        assert!(!one.is_same_turn(&of(None)));
+    fn each_decision_is_another_turn() {
+        let mut ledger = with_min(150 * MB);
+        let mut turns = Vec::new();
+        for _ in 0..100 {
+            turns.push(turn(&ledger));
+            ledger.decide(400 * MB, true);
+        }
+        assert!(turns.is_sorted_by(|a, b| a < b), "{turns:?}");
+    }
+
+    #[test]
+    fn limit_is_the_own_one_without_a_guarantee() {
+        let none = Ledger::default();
+        assert_eq!(none.limit_bytes(&id(1), u64::MAX, 0), u64::MAX);
+        let ledger = with_min(150 * MB);
+        assert_eq!(ledger.limit_bytes(&id(1), u64::MAX, 0), 250 * MB);
+        let restored = 300 * MB + 1;
+        let limit = ledger.limit_bytes(&id(1), u64::MAX, restored);
+        assert_eq!(limit, 300 * MB, "it was larger when it fell asleep");
+        let limit = ledger.limit_bytes(&id(1), 200 * MB, restored);
+        assert_eq!(limit, 200 * MB, "never above its own");
+        assert_eq!(ledger.limit_bytes(&id(2), u64::MAX, 0), 400 * MB);
+        let mut ended = ledger;
+        ended.granted.clear();
+        ended.decide(400 * MB, false);
+        assert_eq!(ended.limit_bytes(&id(1), 200 * MB, 0), 200 * MB);
     }
 }

@@ -3,85 +3,88 @@
 //! While a container with a guarantee runs, all containers together have a limit: the memory of the host without
 //! its own part. On cgroup v1 each container has a limit besides, which leaves the guarantees of the others free
 //! ([`dormouse_governor::memory::ceiling`]). A restored container begins with the memory of its checkpoint, so its
-//! limit is not below that.
+//! limit is not below that. `RUN/c/ID/restored` has its size, whether memory is guaranteed then or later.
 //!
-//! ORDER: the limits are written without the lock of the ledger: such a write takes as long as the kernel reclaims.
-//! [`Ledger::is_same_turn`] shows afterwards whether another process has changed the guarantees meanwhile.
+//! The limits are written by [`super::writer`]. A write can take as long as the kernel reclaims.
+//!
+//! Uses `ground`, `state`, `settings`, `usage`, `ledger` and `writer`.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
 
-use dormouse_governor::memory::{ceiling, promised_max};
-use dormouse_kernel::cgroup::CgroupError;
+use dormouse_governor::memory::promised_max;
+use dormouse_kernel::cgroup::{CgroupError, LimitSet, MemoryShare, ParentMemory};
 use dormouse_model::{Config, ContainerId, Contradiction, Memory, Size};
 
-use super::ledger::{Due, InForce, Ledger};
+use super::ledger::{self, Extent, Ledger};
+use super::writer::{Member, Site};
+use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::{settings, usage};
 
-/// Records the limits for what the ledger grants, if they have changed or are to be written again (`again`).
-pub(super) fn decide(ground: &Ground, ledger: &mut Ledger, again: bool) {
-    if ledger.memory.is_none() && !ledger.is_outdated() {
-        return;
-    }
-    let now = InForce::of(ledger, room_bytes(ground));
-    let is_new = match &ledger.memory {
-        None => true,
-        Some(was) => again || was.is_refused || !was.is_same(&now),
-    };
-    if is_new {
-        ledger.memory = Some(now);
+/// Records the memory with which a container is restored. The caller has not made its cgroup yet.
+pub(crate) fn expect_restored(ground: &Ground, id: &ContainerId, bytes: u64) -> Result<()> {
+    match ground.cgroups()?.keeps_memory() {
+        true => Ok(()),
+        false => disk::write(&restored(ground, id), bytes.to_string().as_bytes(), Durable::No),
     }
 }
 
-/// Returns the limit of a container of v1.
-pub(super) fn limit(ledger: &Ledger, config: &Config) -> u64 {
-    let own = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
-    let Some(now) = ledger.memory.as_ref().filter(|now| now.min_bytes > 0) else { return own };
-    let min = ledger.granted.get(&config.id).map_or(0, |grant| grant.memory_min_bytes);
-    let restored = ledger.restored.get(&config.id).copied().unwrap_or(0);
-    let limit = ceiling(now.room_bytes, now.min_bytes, min, Some(own)).max(restored).min(own);
-    limit - limit % PAGE_BYTES // as the kernel rounds it
+/// The record of the memory with which a container was restored.
+fn restored(ground: &Ground, id: &ContainerId) -> PathBuf {
+    ground.run_dir(id).join("restored")
 }
 
-const PAGE_BYTES: u64 = 4096;
+impl Site for Ground {
+    type Group = MemoryShare;
+    type Writer = Lock;
 
-/// Returns the limits of all running containers; none on v2, where the kernel keeps the guarantees.
-pub(super) fn limits(ground: &Ground, ledger: &Ledger) -> Result<BTreeMap<ContainerId, u64>> {
-    if ground.cgroups()?.keeps_memory() {
-        return Ok(BTreeMap::new());
+    fn ledger<T>(&self, change: impl FnOnce(&mut Ledger) -> Result<T>) -> Result<T> {
+        ledger::change(self, change)
     }
-    // A container that is being removed needs no limit.
-    let limit = |id| ground.config(&id).ok().map(|config| (id, limit(ledger, &config)));
-    Ok(ground.started()?.into_iter().filter_map(limit).collect())
-}
 
-/// Writes the limits of a ledger. No container gets a ceiling if that of all together is refused.
-pub(super) fn write(ground: &Ground, ledger: &Ledger, due: &Due) -> Result<()> {
-    let cgroups = ground.cgroups()?;
-    let write = |id: &ContainerId| -> Result<()> {
-        // A container that is being removed needs no limit, nor does one without a cgroup.
-        let Ok(config) = ground.config(id) else { return Ok(()) };
-        let Some(share) = cgroups.memory_share(id.as_str())? else { return Ok(()) };
-        let limit = limit(ledger, &config);
-        if share.limit_bytes()? != Some(limit) {
-            // A container that uses more already, and cannot be reclaimed, keeps its limit.
-            share.set(limit)?;
+    fn writer(&self, extent: Extent) -> Result<Option<Lock>> {
+        let path = self.places.run.join("limits.lock");
+        match extent {
+            Extent::All => Lock::take_new(&path).map(Some),
+            Extent::Raises => Lock::try_take_new(&path),
         }
-        Ok(())
-    };
-    match due {
-        Due::None => Ok(()),
-        Due::One(id) => write(id),
-        Due::All => {
-            let parent = ledger.memory.as_ref().map(InForce::parent).unwrap_or_default();
-            cgroups.set_parent_memory(parent)?;
-            if cgroups.keeps_memory() {
-                return Ok(());
-            }
-            let all = ground.started()?;
-            all.iter().map(write).fold(Ok(()), Result::and)
+    }
+
+    fn started(&self) -> Result<Vec<ContainerId>> {
+        match self.cgroups()?.keeps_memory() {
+            true => Ok(Vec::new()),
+            false => Self::started(self),
         }
+    }
+
+    fn member(&self, id: &ContainerId) -> Result<Option<Member<MemoryShare>>> {
+        let Some(group) = self.cgroups()?.memory_share(id.as_str())? else { return Ok(None) };
+        // A container that is being removed needs no limit.
+        let Ok(config) = self.config(id) else { return Ok(None) };
+        let own_bytes = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
+        let restored = fs::read_to_string(restored(self, id)).unwrap_or_default();
+        let restored_bytes = restored.parse().unwrap_or(0);
+        Ok(Some(Member { id: id.clone(), group, own_bytes, restored_bytes }))
+    }
+
+    fn set_parent(&self, memory: ParentMemory, extent: Extent) -> Result<()> {
+        let cgroups = self.cgroups()?;
+        let set = match extent {
+            Extent::Raises => cgroups.raise_parent_memory(memory),
+            Extent::All => cgroups.set_parent_memory(memory),
+        };
+        Ok(set?)
+    }
+
+    fn limit_bytes(&self, group: &MemoryShare) -> Result<Option<u64>> {
+        Ok(group.limit_bytes()?)
+    }
+
+    fn set(&self, group: &MemoryShare, bytes: u64) -> Result<LimitSet> {
+        Ok(group.set(bytes)?)
     }
 }
 

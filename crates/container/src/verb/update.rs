@@ -54,7 +54,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     })?;
     let set = |cgroup: Cgroup| -> Result<()> {
         cgroup.set(&in_kernel(&update.limits, &config.spec.limits))?;
-        contract::balance_all(ground)
+        contract::balance_all(ground, &update.limits, &config.spec.limits)
     };
     if let Some(Err(e)) = cgroup.map(set) {
         (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);

@@ -10,13 +10,19 @@
 //! memory free, the parent's limit is never reached, and nothing of the container is reclaimed.
 //!
 //! **No limit is set by killing.** v1 refuses a limit below the memory in use that cannot be reclaimed. v2 kills
-//! processes there, so the memory is reclaimed first, and the limit is refused in the same way.
+//! processes there, so the memory is reclaimed first, and the limit is refused in the same way. LIMIT: on v2, processes
+//! that allocate more than the free part between the last reading and the write of `memory.max` can be killed. The
+//! kernel has no call that compares and sets.
+//!
+//! **The keeper** is below the parent too. Its oom_score_adj is -999, so the OOM killer of the parent chooses it after
+//! every process of a container but those with -999 or less (mm/oom_kill.c, `oom_badness()`).
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
-use super::dir::field;
+use super::dir::{Dir, field};
 use super::error::CgroupError;
 use super::fit::reclaim_to;
 use super::limit::{Host as _, V1_UNLIMITED_BYTES, Version};
@@ -32,6 +38,21 @@ pub struct ParentMemory {
     pub min_bytes: u64,
     /// Memory of all containers that is reclaimed last.
     pub low_bytes: u64,
+}
+
+/// LIMIT: signals during one write of a limit, after which the limit stays.
+const INTERRUPTS: u32 = 16;
+
+/// The result of a write of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitSet {
+    /// The limit is in force.
+    Set,
+    /// The old limit is in force: the memory cannot be reclaimed, the limit of memory and swap is below, or signals
+    /// arrived.
+    Stays,
+    /// The cgroup was removed.
+    Removed,
 }
 
 /// Usage and limit of memory of one container of v1, through descriptors that stay open.
@@ -53,20 +74,22 @@ impl MemoryShare {
         Ok(limit.map(|bytes| if bytes >= V1_UNLIMITED_BYTES { u64::MAX } else { bytes }))
     }
 
-    /// Sets the limit. The kernel reclaims meanwhile, as long as that takes. Returns false if the cgroup was
-    /// removed, or if the limit stays: the memory cannot be reclaimed, or a signal arrived.
-    pub fn set(&self, bytes: u64) -> Result<bool, CgroupError> {
-        match rustix::io::pwrite(&self.limit, written(Some(bytes)).as_bytes(), 0) {
-            // INVAL: above the limit of memory and swap, which another process has lowered meanwhile.
-            Err(
-                rustix::io::Errno::NODEV
-                | rustix::io::Errno::BUSY
-                | rustix::io::Errno::INTR
-                | rustix::io::Errno::INVAL,
-            ) => Ok(false),
-            wrote => {
-                let wrote = wrote.explain("pwrite", || format!("memory limit, {bytes}"));
-                wrote.map(|_| true).map_err(set_failed)
+    /// Sets the limit. The kernel reclaims meanwhile, as long as that takes.
+    pub fn set(&self, bytes: u64) -> Result<LimitSet, CgroupError> {
+        let text = written(Some(bytes));
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match rustix::io::pwrite(&self.limit, text.as_bytes(), 0) {
+                // A signal ends the reclaim; the program has handled it now.
+                Err(Errno::INTR) if tries < INTERRUPTS => {}
+                Err(Errno::NODEV) => return Ok(LimitSet::Removed),
+                // INVAL: above the limit of memory and swap, which another process has lowered meanwhile.
+                Err(Errno::BUSY | Errno::INTR | Errno::INVAL) => return Ok(LimitSet::Stays),
+                wrote => {
+                    let wrote = wrote.explain("pwrite", || format!("memory limit, {bytes}"));
+                    return wrote.map(|_| LimitSet::Set).map_err(set_failed);
+                }
             }
         }
     }
@@ -76,7 +99,7 @@ impl MemoryShare {
 fn number(file: &OwnedFd) -> Result<Option<u64>, CgroupError> {
     let mut bytes = [0; 32];
     let read = match rustix::io::pread(file, &mut bytes, 0) {
-        Err(rustix::io::Errno::NODEV) => return Ok(None),
+        Err(Errno::NODEV) => return Ok(None),
         read => read.explain("pread", || "memory".into()).map_err(CgroupError::Read)?,
     };
     Ok(Some(String::from_utf8_lossy(&bytes[..read]).trim().parse().unwrap_or(0)))
@@ -140,20 +163,38 @@ impl Hierarchy {
     ///
     /// Errors: [`CgroupError::Set`] with EBUSY if more is in use and cannot be reclaimed.
     pub fn set_parent_memory(&self, memory: ParentMemory) -> Result<(), CgroupError> {
+        self.write_parent_memory(memory, true)
+    }
+
+    /// The same, but a limit below the present one is left out. So nothing is reclaimed, and the call does not wait.
+    pub fn raise_parent_memory(&self, memory: ParentMemory) -> Result<(), CgroupError> {
+        self.write_parent_memory(memory, false)
+    }
+
+    fn write_parent_memory(&self, memory: ParentMemory, lowers: bool) -> Result<(), CgroupError> {
+        let max = memory.max_bytes.unwrap_or(u64::MAX);
+        let is_left_out = |dir: &Dir, file| -> Result<bool, CgroupError> {
+            let now = dir.read_number(file).map_err(CgroupError::Read)?;
+            Ok(!lowers && max < V1_UNLIMITED_BYTES && now.is_none_or(|now| max < now))
+        };
         match (self.version(Controllers::MEMORY), &self.0.v2) {
             (Some(Version::V1), _) => match self.v1_parent(Controllers::MEMORY)? {
-                Some(parent) => parent
+                Some(parent) if !is_left_out(parent, "memory.limit_in_bytes")? => parent
                     .write("memory.limit_in_bytes", &written(memory.max_bytes))
                     .map_err(set_failed),
-                None => Ok(()),
+                _ => Ok(()),
             },
             (Some(Version::V2), Some(v2)) => {
                 let write = |file, text: &str| v2.parent.write(file, text).map_err(set_failed);
-                if let Some(max) = memory.max_bytes {
+                let is_left_out = is_left_out(&v2.parent, "memory.max")?;
+                if let Some(max) = memory.max_bytes.filter(|_| !is_left_out) {
                     reclaim_to(&v2.parent, max)?;
                 }
                 write("memory.min", &memory.min_bytes.to_string())?;
                 write("memory.low", &memory.low_bytes.to_string())?;
+                if is_left_out {
+                    return Ok(());
+                }
                 let max = memory.max_bytes.map_or("max".into(), |max| max.to_string());
                 write("memory.max", &max)
             }

@@ -448,3 +448,53 @@ fn root_keeper_cgroup_is_beside_the_containers() {
     keeper.kill().unwrap();
     keeper.wait().unwrap();
 }
+
+#[test]
+fn root_parent_memory_is_raised_but_not_lowered_without_reclaim() {
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let _a = hierarchy.create("a", &Limits::default()).unwrap();
+    let max = || {
+        let parents = hierarchy.0.v1.iter().filter_map(|v1| v1.parent.get());
+        let all = parents.chain(hierarchy.0.v2.iter().map(|v2| &v2.parent));
+        let read = |dir: &Dir| {
+            let files = ["memory.limit_in_bytes", "memory.max"];
+            files.iter().find_map(|file| dir.read_number(file).ok()).map(Option::unwrap_or_default)
+        };
+        let max = all.filter_map(read).next().expect("a limit of memory");
+        if max >= limit::V1_UNLIMITED_BYTES { 0 } else { max >> 20 }
+    };
+    let mb = |mb: Option<u64>| ParentMemory {
+        max_bytes: mb.map(|mb| mb << 20),
+        ..ParentMemory::default()
+    };
+    hierarchy.raise_parent_memory(mb(Some(200))).unwrap();
+    assert_eq!(max(), 0, "a limit where there was none is a lower one");
+    hierarchy.set_parent_memory(mb(Some(200))).unwrap();
+    hierarchy.raise_parent_memory(mb(Some(100))).unwrap();
+    assert_eq!(max(), 200);
+    hierarchy.raise_parent_memory(mb(Some(300))).unwrap();
+    assert_eq!(max(), 300);
+    hierarchy.set_parent_memory(mb(Some(100))).unwrap();
+    assert_eq!(max(), 100);
+    hierarchy.raise_parent_memory(mb(None)).unwrap();
+    assert_eq!(max(), 0);
+}
+
+#[test]
+fn root_limit_of_a_removed_cgroup_reaches_no_later_one() {
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let cgroup = hierarchy.create("a", &Limits::default()).unwrap();
+    let Some(share) = hierarchy.memory_share("a").unwrap() else {
+        assert!(hierarchy.keeps_memory(), "only v2 has none");
+        return;
+    };
+    assert_eq!(share.set(64 << 20).unwrap(), LimitSet::Set);
+    cgroup.remove().unwrap();
+    let _again = hierarchy.create("a", &Limits::default()).unwrap();
+    assert_eq!(share.set(32 << 20).unwrap(), LimitSet::Removed);
+    assert_eq!((share.used_bytes().unwrap(), share.limit_bytes().unwrap()), (None, None));
+    let again = hierarchy.memory_share("a").unwrap().expect("a limit");
+    assert_eq!(again.limit_bytes().unwrap(), Some(u64::MAX));
+}
