@@ -76,6 +76,11 @@ fn in_kernel(changed: &Limits, all: &Limits) -> Limits {
     if changed.cpu_reserve_milli.is_some() {
         limits.cpu_weight = all.cpu_weight.or(Some(CPU_WEIGHT));
     }
+    // v1 has one limit of memory and swap. The limit of memory in force may be below the own one.
+    if changed.memory_max_bytes.or(changed.swap_max_bytes).is_some() {
+        limits.swap_max_bytes = all.swap_max_bytes;
+        limits.memory_max_bytes = all.memory_max_bytes.or(Some(u64::MAX));
+    }
     // A quota, its period and its burst are one setting.
     let is_quota = changed.cpu_max_milli.is_some()
         || changed.cpu_period_us.is_some()
@@ -106,6 +111,12 @@ mod tests {
         assert_eq!((set.cpu_max_milli, set.cpu_weight, set.pids_max), (None, None, Some(5)));
         let period = Limits { cpu_period_us: Some(10_000), ..Limits::default() };
         assert_eq!(in_kernel(&period, &all).cpu_max_milli, Some(1000));
+        let with_swap = Limits { swap_max_bytes: Some(7), ..all.clone() };
+        let memory = Limits { memory_max_bytes: Some(9), ..Limits::default() };
+        assert_eq!(in_kernel(&memory, &with_swap).swap_max_bytes, Some(7));
+        let swap = Limits { swap_max_bytes: Some(7), ..Limits::default() };
+        let with_memory = Limits { memory_max_bytes: Some(9), ..with_swap };
+        assert_eq!(in_kernel(&swap, &with_memory).memory_max_bytes, Some(9));
         let none = Limits { cpu_reserve_milli: Some(0), ..all.clone() };
         let set = in_kernel(&Limits { cpu_reserve_milli: Some(0), ..Limits::default() }, &none);
         assert_eq!(set.cpu_weight, Some(CPU_WEIGHT), "the weight that was the reservation's");

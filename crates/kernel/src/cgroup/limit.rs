@@ -203,7 +203,9 @@ impl<H: Host> Plan<'_, H> {
                 self.add(swap, Controllers::MEMORY, "memory.swap.max", bytes.to_string());
             }
             if let Some(bytes) = limits.memory_max_bytes {
-                self.add(memory, Controllers::MEMORY, "memory.max", bytes.to_string());
+                let none = bytes >= V1_UNLIMITED_BYTES;
+                let value = if none { "max".into() } else { bytes.to_string() };
+                self.add(memory, Controllers::MEMORY, "memory.max", value);
             }
             return Ok(());
         }
