@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use dormouse_checkpoint::load;
 use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::process;
+use dormouse_kernel::{process, rlimit};
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, Name, NetMode};
 use dormouse_network::Domain;
@@ -71,6 +71,7 @@ impl Listener {
         let mut command = Command::new(&own);
         command.args(ground.places.arguments()).args(["internal", "listen"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        rlimit::without_raise(&mut command);
         let mut child = command.spawn().map_err(Error::file("cannot run", &own))?;
         let (requests, replies) = (child.stdin.take(), child.stdout.take());
         let replies = BufReader::new(replies.expect("it has a pipe there"));

@@ -53,6 +53,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_container::{Engine, Places};
 use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
+use dormouse_kernel::rlimit;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -78,6 +79,10 @@ pub fn run(places: Places, given: Settings) -> Result<()> {
     let engine = Engine::open(places)?;
     engine.check_settings()?;
     let _alone = alone(&engine)?;
+    // Contracts need two descriptors or three for each container. The present limit suffices for some hundred.
+    if let Err(e) = rlimit::raise_descriptors() {
+        say(&format!("the limit of descriptors stays: {e}"));
+    }
     swap::begin(&settings.swap)?;
     // ORDER: before the first container is checked, so that no signal interrupts a job.
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();

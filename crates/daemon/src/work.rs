@@ -15,6 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dormouse_container::{Idle, Outcome};
+use dormouse_kernel::rlimit;
 
 use crate::error::Result;
 use crate::room::{Done, Job, Notice, Room};
@@ -39,6 +40,7 @@ impl Worker {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // Own process group: a terminal signal for the daemon must not interrupt a running job.
+        rlimit::without_raise(&mut command);
         let mut child = command.process_group(0).spawn()?;
         let (requests, replies) = (child.stdin.take(), child.stdout.take());
         let replies = replies.ok_or(std::io::ErrorKind::BrokenPipe)?;

@@ -1,8 +1,14 @@
 //! Resource limits of a process (getrlimit(2)).
 
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::OnceLock;
+
 use crate::Errno;
 use crate::error::{Explain, Result};
 
+/// The number of descriptors.
+const NOFILE: u32 = 7;
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
@@ -58,6 +64,35 @@ pub fn set(resource: u32, soft: u64, hard: u64) -> Result<()> {
         .map(drop)
 }
 
+/// The limits of descriptors before [`raise_descriptors`].
+static BEFORE: OnceLock<(u64, u64)> = OnceLock::new();
+
+/// Raises the soft limit of descriptors of the calling process to the hard one. Programs that it starts get the limit
+/// from before by [`without_raise`].
+pub fn raise_descriptors() -> Result<()> {
+    let before = get(NOFILE)?;
+    let (_, hard) = *BEFORE.get_or_init(|| before);
+    set(NOFILE, hard, hard)
+}
+
+/// Lets a program begin with the limits of descriptors from before [`raise_descriptors`]: containers would get them
+/// from a keeper that is started so.
+pub fn without_raise(command: &mut Command) {
+    if let Some(before) = BEFORE.get() {
+        at_exec(command, NOFILE, *before);
+    }
+}
+
+/// Lets a program begin with these soft and hard limits, whatever those of the calling process are then.
+fn at_exec(command: &mut Command, resource: u32, (soft, hard): (u64, u64)) {
+    let set = move || {
+        let set: Result<_, Errno> = crate::call::prlimit(resource, Some((soft, hard)));
+        set.map(drop).map_err(std::io::Error::from)
+    };
+    // SAFETY: between fork and execve the closure makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(set) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,6 +104,15 @@ mod tests {
         assert_eq!(resource("NoFile"), Some(7));
         assert_eq!(resource("files"), None);
         assert!((0..16).all(|number| name(number).and_then(resource) == Some(number)));
+    }
+
+    #[test]
+    fn program_begins_with_the_given_rlimit() {
+        let (_, hard) = get(7).unwrap();
+        let mut command = Command::new("/bin/sh");
+        at_exec(command.args(["-c", "ulimit -Sn"]), 7, (61, hard));
+        let out = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "61");
     }
 
     #[test]

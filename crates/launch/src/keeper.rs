@@ -698,6 +698,7 @@ fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
         command.arg("--tidy").arg(word);
     }
     let failed = |e: std::io::Error| LaunchError::Start { why: e.to_string() };
+    dormouse_kernel::rlimit::without_raise(&mut command);
     let output = command.spawn().and_then(|child| child.wait_with_output()).map_err(failed)?;
     if output.status.success() {
         return Ok(());
