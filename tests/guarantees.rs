@@ -369,6 +369,28 @@ fn vm_guaranteed_memory_is_kept_beside_several_that_read() {
 }
 
 #[test]
+fn vm_daemon_lowers_limits_again_after_all_containers_have_ended() {
+    let host = small_host();
+    let _daemon = Daemon::start(&host);
+    let mark = host.root().join("run/governed-memory");
+    start(&host, "x", &["--memory-min", "150m"]);
+    assert!(is_v2() || wait_until(soon(), || mark.exists()), "limits are not governed");
+    host.dm(&["rm", "--force", "x"]).ok();
+    // The last container that ends takes the cgroup above all of them along.
+    assert!(wait_until(soon(), || host.cgroups().is_empty()), "{:?}", host.cgroups());
+    assert!(wait_until(soon(), || !mark.exists()), "limits are still governed");
+    start(&host, "x", &["--memory-min", "150m"]);
+    stream(&host, "s");
+    stream(&host, "t");
+    if !is_v2() {
+        let of = |name: &str| limit_mb(&host, &id(&host, name)).expect("a limit");
+        let both = || ["s", "t"].map(of);
+        let are_limited = || both().iter().all(|mb| *mb < CEILING_MB);
+        assert!(wait_until(soon(), are_limited), "below the ceiling: {:?}", both());
+    }
+}
+
+#[test]
 fn vm_lowered_limits_end_with_the_last_guarantee() {
     let host = small_host();
     // The daemon goes on for its reservation of CPU.

@@ -232,14 +232,19 @@ pub(crate) fn balance_all(ground: &Ground, changed: &Limits, all: &Limits) -> Re
 
 /// The limits of memory of an instance, for the thread of a daemon that changes them. Its calls wait for the kernel's
 /// reclaim.
+///
+/// The cgroups are opened again for each reading of the guarantees: a command removes the cgroup above all containers
+/// while none runs, and the next start makes another one.
 #[derive(Debug)]
 pub struct MemoryLimits {
-    ground: Ground,
+    places: Places,
 }
 
 /// What is guaranteed to running containers on cgroup v1.
 #[derive(Debug)]
 pub struct MemoryGranted {
+    /// With the cgroups of this reading.
+    ground: Ground,
     /// Another number for each change of the guarantees.
     turn: u64,
     /// Memory of all containers together.
@@ -264,20 +269,25 @@ pub struct MemoryMember {
 impl MemoryLimits {
     /// Opens nothing yet.
     pub fn new(places: &Places) -> Self {
-        Self { ground: Ground::new(places.clone()) }
+        Self { places: places.clone() }
+    }
+
+    fn ground(&self) -> Ground {
+        Ground::new(self.places.clone())
     }
 
     /// Returns the containers whose limits can be changed; `None` without guarantees, and on cgroup v2, where the
     /// kernel keeps them. Limits that a killed verb has left are written.
     pub fn granted(&self) -> Result<Option<MemoryGranted>> {
-        if !governs_memory(&self.ground)? {
+        let ground = self.ground();
+        if !governs_memory(&ground)? {
             return Ok(None);
         }
         // A refused limit is reported by the verb of its container.
-        if self.is_due()? {
-            let _ = writer::settle(&self.ground, Extent::All);
+        if ledger::change(&ground, |ledger| Ok(ledger.is_due(Extent::All)))? {
+            let _ = writer::settle(&ground, Extent::All);
         }
-        let Some(Snapshot { ledger, members }) = writer::snapshot(&self.ground)? else {
+        let Some(Snapshot { ledger, members }) = writer::snapshot(&ground)? else {
             return Ok(None);
         };
         let Some(now) = &ledger.memory else { return Ok(None) };
@@ -289,34 +299,29 @@ impl MemoryLimits {
             (it.id, MemoryMember { share, min_bytes, restored_bytes, ceiling_bytes })
         };
         let members = members.into_iter().map(member).collect();
-        Ok(Some(MemoryGranted { turn: now.turn, room_bytes: now.room_bytes, members }))
+        let (turn, room_bytes) = (now.turn, now.room_bytes);
+        Ok(Some(MemoryGranted { ground, turn, room_bytes, members }))
     }
 
-    fn is_due(&self) -> Result<bool> {
-        ledger::change(&self.ground, |ledger| Ok(ledger.is_due(Extent::All)))
+    /// Marks that the caller, a daemon, changes limits, or that it does no longer. Then the static limits are written.
+    pub fn govern(&self, governs: bool) -> Result<()> {
+        let ground = self.ground();
+        match governs {
+            true => disk::write(&governed_memory(&ground), b"", Durable::No),
+            false => give_back(&ground, Extent::All),
+        }
     }
+}
 
+impl MemoryGranted {
     /// Sets a limit that was decided for these guarantees. `None` if the guarantees have changed since.
-    pub fn set(
-        &self,
-        granted: &MemoryGranted,
-        share: &MemoryShare,
-        bytes: u64,
-    ) -> Result<Option<LimitSet>> {
-        writer::write_one(&self.ground, granted.turn, share, bytes)
+    pub fn set(&self, share: &MemoryShare, bytes: u64) -> Result<Option<LimitSet>> {
+        writer::write_one(&self.ground, self.turn, share, bytes)
     }
 
     /// Reads the page cache of files that is charged to a container.
     pub fn file_cache_bytes(&self, id: &ContainerId) -> Result<u64> {
         Ok(self.ground.cgroups()?.file_cache_bytes(id.as_str())?)
-    }
-
-    /// Marks that the caller, a daemon, changes limits, or that it does no longer. Then the static limits are written.
-    pub fn govern(&self, governs: bool) -> Result<()> {
-        match governs {
-            true => disk::write(&governed_memory(&self.ground), b"", Durable::No),
-            false => give_back(&self.ground, Extent::All),
-        }
     }
 }
 
@@ -331,6 +336,10 @@ pub(crate) fn governs_memory(ground: &Ground) -> Result<bool> {
 ///
 /// ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
 fn give_back(ground: &Ground, extent: Extent) -> Result<()> {
+    // No limit is left without a cgroup, and an open would make one.
+    if !cgroup::exists(&ground.places.cgroup)? {
+        return disk::remove(&governed_memory(ground));
+    }
     ledger::change(ground, |ledger| {
         ledger.memory = Some(InForce::of(ledger, memory::room_bytes(ground)));
         Ok(())

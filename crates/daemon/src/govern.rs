@@ -25,7 +25,7 @@ use dormouse_governor::cpu::{
 use dormouse_kernel::cgroup::{self, CpuShare, CpuTime, Hierarchy};
 use dormouse_model::{ContainerId, Cpu};
 
-use crate::error::Result;
+use crate::error::{Result, step};
 use crate::notify::say;
 use crate::room::{Notice, Room};
 use crate::shrink::Shrinker;
@@ -133,7 +133,8 @@ impl Governor {
         match &self.shrinker {
             Some(shrinker) => shrinker.look_again(),
             None if self.engine.governs_memory()? => {
-                self.shrinker = Some(Shrinker::begin(self.engine.places()));
+                let begun = Shrinker::begin(self.engine.places());
+                self.shrinker = Some(begun.map_err(step("begin the thread for memory"))?);
             }
             None => {}
         }

@@ -9,17 +9,18 @@
 //! and so on up to a minute. Each try takes page cache of the container. Meanwhile others are limited in its place.
 //!
 //! **Verbs change limits too**: those of a container that starts, wakes or is updated, and of all when a guarantee
-//! changes. [`MemoryLimits::set`] compares the guarantees before each write. The thread lowers no limit to a ceiling
+//! changes. [`MemoryGranted::set`] compares the guarantees before each write. The thread lowers no limit to a ceiling
 //! but one that it has written itself: a container that wakes with more than its ceiling keeps it.
 //!
 //! **Errors.** After an error the limits are those that hold without the thread. The thread goes on after a second.
 //!
-//! **Nothing to do.** Without guarantees the thread waits for the next notice, and does not tick.
+//! **Nothing to do.** Without guarantees the thread waits for the next notice, and does not tick. With some, the
+//! notices of one tick are taken together before its decision, so no number of notices delays a decision.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dormouse_container::{MemoryGranted, MemoryLimits, Places, Result};
@@ -45,18 +46,22 @@ pub(crate) struct Shrinker {
     thread: JoinHandle<()>,
 }
 
+/// The name of the thread.
+const NAME: &str = "memory";
+
 impl Shrinker {
-    /// Begins with the present guarantees.
-    pub(crate) fn begin(places: &Places) -> Self {
+    /// Begins with the present guarantees. Errors: the thread cannot be made.
+    pub(crate) fn begin(places: &Places) -> std::io::Result<Self> {
         let (notices, received) = mpsc::channel();
         let places = places.clone();
-        let thread = std::thread::spawn(move || {
+        let body = move || {
             let limits = MemoryLimits::new(&places);
             run(&received, RESTS, || keep(&limits, &received), || limits.govern(false), &mut |e| {
                 say(e)
             });
-        });
-        Self { notices: Some(notices), thread }
+        };
+        let thread = Builder::new().name(NAME.into()).spawn(body)?;
+        Ok(Self { notices: Some(notices), thread })
     }
 
     /// Reports that containers or guarantees may have changed.
@@ -136,43 +141,78 @@ struct Kept {
     state: State<ContainerId>,
 }
 
+/// What the thread does at each tick.
+trait Work {
+    /// Reads the guarantees again. Returns whether there are some.
+    fn refresh(&mut self) -> Result<bool>;
+    /// Decides once. Returns false if the guarantees have changed.
+    fn decide(&mut self) -> Result<bool>;
+}
+
+/// The limits of an instance, and its guarantees if there are some.
+struct Keeping<'a> {
+    limits: &'a MemoryLimits,
+    kept: Option<Kept>,
+}
+
+impl Work for Keeping<'_> {
+    fn refresh(&mut self) -> Result<bool> {
+        let before = self.kept.take();
+        let governs = before.is_some();
+        match self.limits.granted()? {
+            Some(granted) => {
+                if !governs {
+                    // ORDER: marked first: limits that a killed daemon has changed are always found.
+                    self.limits.govern(true)?;
+                }
+                self.kept = Some(take_over(granted, before)?);
+            }
+            None if governs => self.limits.govern(false)?,
+            None => {}
+        }
+        Ok(self.kept.is_some())
+    }
+
+    fn decide(&mut self) -> Result<bool> {
+        self.kept.as_mut().map_or(Ok(true), turn)
+    }
+}
+
 fn keep(limits: &MemoryLimits, notices: &Receiver<()>) -> Result<()> {
-    let mut kept: Option<Kept> = None;
-    let mut is_outdated = true;
+    let mut keeping = Keeping { limits, kept: None };
+    work(notices, TICK, &mut keeping)?;
+    if keeping.kept.is_some() { limits.govern(false) } else { Ok(()) }
+}
+
+/// Works until the notices end: decides once in each tick while memory is guaranteed.
+fn work(notices: &Receiver<()>, tick: Duration, work: &mut impl Work) -> Result<()> {
+    let (mut governs, mut is_outdated) = (false, true);
     loop {
         if is_outdated {
-            let before = kept.take();
-            let governs = before.is_some();
-            kept = match limits.granted()? {
-                Some(granted) => {
-                    if !governs {
-                        // ORDER: marked first: limits that a killed daemon has changed are always found.
-                        limits.govern(true)?;
-                    }
-                    Some(take_over(granted, before)?)
-                }
-                None if governs => {
-                    limits.govern(false)?;
-                    None
-                }
-                None => None,
-            };
+            governs = work.refresh()?;
         }
-        let received = match kept {
-            Some(_) => notices.recv_timeout(TICK),
-            None => notices.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        };
-        is_outdated = match received {
-            Ok(()) => true,
-            Err(RecvTimeoutError::Timeout) => false,
-            Err(RecvTimeoutError::Disconnected) => {
-                return if kept.is_some() { limits.govern(false) } else { Ok(()) };
-            }
-        };
-        if let Some(kept) = &mut kept
-            && !is_outdated
-        {
-            is_outdated = !turn(limits, kept)?;
+        is_outdated = governs && !work.decide()?;
+        let until = governs.then(|| Instant::now() + tick);
+        match wait(notices, until) {
+            Some(came) => is_outdated |= came,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Waits until a time and takes all notices meanwhile, or waits for one notice. Returns whether one came; `None` if
+/// the notices have ended.
+fn wait(notices: &Receiver<()>, until: Option<Instant>) -> Option<bool> {
+    let Some(until) = until else { return notices.recv().ok().map(|()| true) };
+    let mut came = false;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match notices.recv_timeout(left) {
+            // A notice that waits is taken also at the end of the tick, but only one.
+            Ok(()) if left.is_zero() => return Some(true),
+            Ok(()) => came = true,
+            Err(RecvTimeoutError::Timeout) => return Some(came),
+            Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
 }
@@ -195,7 +235,7 @@ fn take_over(granted: MemoryGranted, before: Option<Kept>) -> Result<Kept> {
 }
 
 /// Reads, decides and writes. Returns false if the guarantees have changed.
-fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
+fn turn(kept: &mut Kept) -> Result<bool> {
     let Kept { granted, paces, state } = kept;
     let mut readings = Vec::with_capacity(granted.members.len());
     for (id, member) in &granted.members {
@@ -205,7 +245,7 @@ fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
         let pace = paces.entry(id.clone()).or_default();
         if pace.written_bytes == Some(limit_bytes) && limit_bytes > member.ceiling_bytes {
             // Written for other guarantees.
-            if !set(limits, granted, id, pace, limit_bytes, member.ceiling_bytes)? {
+            if !set(granted, id, pace, limit_bytes, member.ceiling_bytes)? {
                 return Ok(false);
             }
             limit_bytes = member.share.limit_bytes()?.unwrap_or(limit_bytes);
@@ -221,7 +261,7 @@ fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
     }
     let now = Instant::now();
     let cache = |id: &ContainerId| match paces.get(id) {
-        Some(pace) if !pace.is_paused(now) => limits.file_cache_bytes(id).unwrap_or(0),
+        Some(pace) if !pace.is_paused(now) => granted.file_cache_bytes(id).unwrap_or(0),
         _ => 0,
     };
     let (next, settings) = decide(granted.room_bytes, &readings, state, cache);
@@ -231,7 +271,7 @@ fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
     for setting in settings {
         let pace = paces.entry(setting.id.clone()).or_default();
         let present = present.get(&setting.id).copied().unwrap_or(u64::MAX);
-        if !set(limits, granted, &setting.id, pace, present, setting.limit_bytes)? {
+        if !set(granted, &setting.id, pace, present, setting.limit_bytes)? {
             return Ok(false);
         }
     }
@@ -241,7 +281,6 @@ fn turn(limits: &MemoryLimits, kept: &mut Kept) -> Result<bool> {
 /// Writes a limit. A lower one waits for its time where the last one stayed. Returns false if the guarantees have
 /// changed.
 fn set(
-    limits: &MemoryLimits,
     granted: &MemoryGranted,
     id: &ContainerId,
     pace: &mut Pace,
@@ -254,7 +293,7 @@ fn set(
         return Ok(true);
     }
     let Some(member) = granted.members.get(id) else { return Ok(true) };
-    let Some(set) = limits.set(granted, &member.share, limit_bytes)? else { return Ok(false) };
+    let Some(set) = granted.set(&member.share, limit_bytes)? else { return Ok(false) };
     if set == LimitSet::Set {
         // Read, because the kernel rounds it.
         pace.written_bytes = member.share.limit_bytes()?;
@@ -293,6 +332,67 @@ mod tests {
         drop(notices);
         assert_eq!((tries, given_back, lines.len()), (4, 3, 2), "{lines:?}");
         assert!(lines[0].contains("no memory") && lines[1].contains("panicked"), "{lines:?}");
+    }
+
+    /// Counts, and ends with an error after some decisions.
+    #[derive(Default)]
+    struct Counts {
+        refreshes: u32,
+        decisions: u32,
+    }
+
+    /// Decisions after which [`Counts`] ends.
+    const DECISIONS: u32 = 5;
+
+    impl Work for Counts {
+        fn refresh(&mut self) -> Result<bool> {
+            self.refreshes += 1;
+            Ok(true)
+        }
+
+        fn decide(&mut self) -> Result<bool> {
+            self.decisions += 1;
+            match self.decisions < DECISIONS {
+                true => Ok(true),
+                false => Err(Error::Invalid("enough".into())),
+            }
+        }
+    }
+
+    #[test]
+    fn steady_notices_do_not_delay_decisions() {
+        let (notices, received) = mpsc::channel::<()>();
+        let (stop, stopped) = mpsc::channel::<()>();
+        // Twenty notices in a second, which is more than one in each tick.
+        let every = Duration::from_millis(50);
+        notices.send(()).expect("a receiver");
+        let sender = std::thread::spawn(move || {
+            for _ in 0..600 {
+                let _ = notices.send(());
+                if stopped.recv_timeout(every) == Err(RecvTimeoutError::Disconnected) {
+                    return;
+                }
+            }
+        });
+        let mut counts = Counts::default();
+        let ended = work(&received, TICK, &mut counts);
+        drop(stop);
+        sender.join().expect("the sender");
+        assert!(ended.is_err(), "the notices have ended before {} decisions", counts.decisions);
+        assert_eq!(counts.decisions, DECISIONS);
+        let refreshes = counts.refreshes;
+        assert!(refreshes > 1, "notices are taken");
+        assert!(refreshes <= DECISIONS, "the notices of a tick are one refresh: {refreshes}");
+    }
+
+    #[test]
+    fn ended_notices_end_the_work() {
+        let (notices, received) = mpsc::channel::<()>();
+        notices.send(()).expect("a receiver");
+        drop(notices);
+        let mut counts = Counts::default();
+        work(&received, Duration::from_secs(3600), &mut counts).expect("an end");
+        assert_eq!((counts.refreshes, counts.decisions), (1, 1));
     }
 
     #[test]

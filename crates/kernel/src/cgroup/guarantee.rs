@@ -19,13 +19,15 @@
 
 use std::os::fd::OwnedFd;
 
+use dormouse_model::Limits;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::dir::{Dir, field};
 use super::error::CgroupError;
 use super::fit::reclaim_to;
-use super::limit::{Host as _, V1_UNLIMITED_BYTES, Version};
+use super::limit::{Host as _, MemoryV1, V1_UNLIMITED_BYTES, Version, plan};
+use super::mounts::Mounts;
 use super::{Controllers, Hierarchy, check_name};
 use crate::error::{CallError, Explain, Result as CallResult};
 
@@ -122,7 +124,21 @@ fn unless_removed<T>(result: CallResult<Option<T>>) -> CallResult<Option<T>> {
     }
 }
 
+/// Returns whether there is a cgroup of all containers in some hierarchy. Nothing is made.
+pub fn exists(parent: &str) -> Result<bool, CgroupError> {
+    check_name(parent)?;
+    let Mounts { v1, v2 } = Mounts::find()?;
+    let mut mounts = v1.into_iter().map(|(_, mount)| mount).chain(v2);
+    Ok(mounts.any(|mount| mount.join(parent).exists()))
+}
+
 impl Hierarchy {
+    /// Refuses an amount of memory above which a container is slowed down where the kernel has none: on v1.
+    pub fn check_memory_high(&self, limits: &Limits) -> Result<(), CgroupError> {
+        let only = Limits { memory_high_bytes: limits.memory_high_bytes, ..Limits::default() };
+        plan(&only, self, MemoryV1::UNLIMITED).map(drop)
+    }
+
     /// Returns whether the kernel itself keeps guarantees of memory: on cgroup v2.
     pub fn keeps_memory(&self) -> bool {
         self.version(Controllers::MEMORY) == Some(Version::V2)

@@ -65,7 +65,7 @@ use rustix::fs::OFlags;
 pub use self::controller::Controllers;
 pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
-pub use self::guarantee::{LimitSet, MemoryShare, ParentMemory};
+pub use self::guarantee::{LimitSet, MemoryShare, ParentMemory, exists};
 pub use self::share::{CpuShare, count_cpus, online_cpus};
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
