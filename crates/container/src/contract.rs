@@ -36,7 +36,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
-use dormouse_kernel::cgroup::{self, CgroupError, LimitSet, MemoryShare};
+use dormouse_kernel::cgroup::{self, CgroupError, Controllers, LimitSet, MemoryShare};
 use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits, Memory};
 
 use crate::disk::{self, Durable, Lock};
@@ -57,6 +57,9 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     let cpu = Cpu::of(limits);
     cpu.check().map_err(CgroupError::from)?;
     memory::check(ground, &Memory::of(limits))?;
+    if limits.memory_high_bytes.is_some() {
+        ground.cgroups()?.check_memory_high(limits)?;
+    }
     if cpu.reserve_milli == 0 {
         return Ok(());
     }
@@ -212,21 +215,37 @@ fn extent(limits: &Limits) -> Extent {
     if is_guaranteed(limits) { Extent::All } else { Extent::Raises }
 }
 
+/// Waits until no other process writes limits of memory, for a caller that is to change those of a running container.
+/// `None` if none of memory change, or none follow from a guarantee. The caller drops it before [`balance_all`].
+pub(crate) fn hold_limits(ground: &Ground, changed: &Limits) -> Result<Option<Lock>> {
+    let is_memory = changed.memory_max_bytes.or(changed.swap_max_bytes).is_some();
+    if !is_memory || !path(ground).exists() || read(ground)?.memory.is_none() {
+        return Ok(None);
+    }
+    writer::Site::writer(ground, Extent::All)
+}
+
 /// Writes the static weights and limits of all containers after the limits of one have `changed`, which are now `all`.
 pub(crate) fn balance_all(ground: &Ground, changed: &Limits, all: &Limits) -> Result<()> {
     if !path(ground).exists() {
         return Ok(());
     }
-    let is_memory = changed.memory_max_bytes.or(changed.memory_min_bytes).is_some();
+    let of_memory = [changed.memory_max_bytes, changed.memory_min_bytes, changed.swap_max_bytes];
+    let is_memory = of_memory.iter().any(Option::is_some);
     ledger::change(ground, |ledger| {
         if is_memory {
             ledger.decide(memory::room_bytes(ground), true);
         }
         balance_locked(ground, ledger)
     })?;
-    match is_memory {
-        true => writer::settle(ground, Extent::All),
-        false => writer::settle(ground, extent(all)),
+    // A limit of another container that is refused concerns the guarantee of this one, if it has one.
+    match (is_memory, is_guaranteed(all)) {
+        (true, true) => writer::settle(ground, Extent::All),
+        (is_memory, _) => {
+            let extent = if is_memory { Extent::All } else { extent(all) };
+            let _ = writer::settle(ground, extent); // the next writer repeats it
+            Ok(())
+        }
     }
 }
 
@@ -435,7 +454,11 @@ fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
 fn weigh(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
     let cgroups = ground.cgroups()?;
     if ledger.cpus().next().is_none() {
-        return Ok(cgroups.set_parent_shares(None)?);
+        // Without a controller of CPU no weight was set.
+        return match cgroups.home(Controllers::CPU) {
+            Ok(_) => Ok(cgroups.set_parent_shares(None)?),
+            Err(_) => Ok(()),
+        };
     }
     ledger.started = count_started(ground);
     let mut others_shares = 0;

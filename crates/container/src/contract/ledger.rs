@@ -28,10 +28,18 @@ pub(super) fn lock(ground: &Ground) -> Result<Lock> {
 
 /// Reads the ledger without the entries of containers that are gone.
 pub(super) fn read(ground: &Ground) -> Result<Ledger> {
+    Ok(drop_stale(ground, read_all(ground)?))
+}
+
+fn read_all(ground: &Ground) -> Result<Ledger> {
     // A damaged ledger is lost with the boot; the entries come back as their containers start.
-    let mut ledger: Ledger = disk::read_json(&path(ground))?.unwrap_or_default();
+    Ok(disk::read_json(&path(ground))?.unwrap_or_default())
+}
+
+/// Removes the entries of containers that are gone.
+fn drop_stale(ground: &Ground, mut ledger: Ledger) -> Ledger {
     ledger.granted.retain(|id, _| ground.run_dir(id).exists());
-    Ok(ledger)
+    ledger
 }
 
 pub(super) fn write(ground: &Ground, ledger: &Ledger) -> Result<()> {
@@ -48,8 +56,9 @@ pub(super) fn change<T>(
     change: impl FnOnce(&mut Ledger) -> Result<T>,
 ) -> Result<T> {
     let _alone = lock(ground)?;
-    let before = read(ground)?;
-    let mut ledger = before.clone();
+    // With stale entries, so that their loss is a change.
+    let before = read_all(ground)?;
+    let mut ledger = drop_stale(ground, before.clone());
     let changed = change(&mut ledger);
     if ledger != before {
         write(ground, &ledger)?;
@@ -120,6 +129,12 @@ impl Ledger {
             Extent::Raises => !now.is_raised,
             Extent::All => !now.is_written,
         })
+    }
+
+    /// Records that the limits are to be written again, as another turn: a writer of this one may have passed already.
+    pub(super) fn write_again(&mut self) {
+        let room_bytes = self.memory.as_ref().map(|now| now.room_bytes);
+        self.memory = room_bytes.map(|room_bytes| InForce::of(self, room_bytes));
     }
 
     /// Returns whether limits are still those of a turn.
@@ -258,6 +273,7 @@ impl InForce {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Places;
 
     const MB: u64 = 1 << 20;
 
@@ -276,6 +292,20 @@ mod tests {
 
     fn turn(ledger: &Ledger) -> u64 {
         ledger.memory.as_ref().expect("limits").turn
+    }
+
+    #[test]
+    fn change_writes_stale_entries_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let ground = Ground::new(Places::below(dir.path()));
+        std::fs::create_dir_all(ground.run_dir(&id(1))).unwrap();
+        let mut ledger = with_min(150 * MB);
+        let grant = ledger.granted[&id(2)].clone();
+        ledger.granted.insert(id(1), grant);
+        write(&ground, &ledger).unwrap();
+        change(&ground, |_| Ok(())).unwrap();
+        let on_disk = read_all(&ground).unwrap();
+        assert_eq!(on_disk.granted.into_keys().collect::<Vec<_>>(), [id(1)], "c2 is gone");
     }
 
     #[test]

@@ -68,15 +68,17 @@ const TURNS: u32 = 10;
 /// Writes the first limit of a container whose cgroup was just made and is empty.
 ///
 /// ORDER: under the lock of the ledger, so that a writer with another turn comes before or after. Without a ledger the
-/// cgroup was made before the first guarantee, whose writer finds it.
-pub(super) fn begin<S: Site>(site: &S, ledger: &Ledger, id: &ContainerId) -> Result<()> {
+/// cgroup was made before the first guarantee, whose writer finds it. A limit that stays is left to the next writer.
+pub(super) fn begin<S: Site>(site: &S, ledger: &mut Ledger, id: &ContainerId) -> Result<()> {
     if ledger.memory.is_none() {
         return Ok(());
     }
     let Some(member) = site.member(id)? else { return Ok(()) };
     let due = member.due_bytes(ledger);
-    if site.limit_bytes(&member.group)? != Some(due) {
-        site.set(&member.group, due)?;
+    if site.limit_bytes(&member.group)? != Some(due)
+        && site.set(&member.group, due)? == LimitSet::Stays
+    {
+        ledger.write_again();
     }
     Ok(())
 }
@@ -119,15 +121,15 @@ pub(super) fn settle<S: Site>(site: &S, extent: Extent) -> Result<()> {
 }
 
 /// What is left after limits were raised.
-struct Raised<G> {
+struct Raised {
     /// Whether all that are higher are in force.
     is_all: bool,
-    /// The lower ones.
-    lower: Vec<(G, u64)>,
+    /// The containers with lower ones. Their groups are opened again: descriptors of all would be too many.
+    lower: Vec<ContainerId>,
 }
 
 /// Raises limits, and finds the lower ones.
-fn raise<S: Site>(site: &S, ledger: &Ledger, turn: u64) -> Result<Raised<S::Group>> {
+fn raise<S: Site>(site: &S, ledger: &Ledger, turn: u64) -> Result<Raised> {
     let parent = ledger.memory.as_ref().map(|now| now.parent()).unwrap_or_default();
     site.set_parent(parent, Extent::Raises)?;
     let mut raised = Raised { is_all: true, lower: Vec::new() };
@@ -135,7 +137,7 @@ fn raise<S: Site>(site: &S, ledger: &Ledger, turn: u64) -> Result<Raised<S::Grou
         let Some(member) = site.member(&id)? else { continue };
         let due = member.due_bytes(ledger);
         match site.limit_bytes(&member.group)? {
-            Some(now) if due < now => raised.lower.push((member.group, due)),
+            Some(now) if due < now => raised.lower.push(id),
             Some(now) if due > now => {
                 let is_set = site.ledger(|now| Ok(now.is_turn(turn)))?
                     && site.set(&member.group, due)? != LimitSet::Stays;
@@ -149,22 +151,23 @@ fn raise<S: Site>(site: &S, ledger: &Ledger, turn: u64) -> Result<Raised<S::Grou
 
 /// Lowers limits: that of all containers together first. No container gets a ceiling if that one is refused. A
 /// container that uses more already, and cannot be reclaimed, keeps its limit.
-fn shrink<S: Site>(
-    site: &S,
-    ledger: &Ledger,
-    turn: u64,
-    lower: Vec<(S::Group, u64)>,
-) -> Result<()> {
+fn shrink<S: Site>(site: &S, ledger: &Ledger, turn: u64, lower: Vec<ContainerId>) -> Result<()> {
     let parent = ledger.memory.as_ref().map(|now| now.parent()).unwrap_or_default();
     if !site.ledger(|now| Ok(now.is_turn(turn)))? {
         return Ok(());
     }
     site.set_parent(parent, Extent::All)?;
-    for (group, due) in lower {
+    for id in lower {
+        // ORDER: the group is opened again, then its records are read, then the turn is compared.
+        let Some(member) = site.member(&id)? else { continue };
+        let due = member.due_bytes(ledger);
+        let is_lower = site.limit_bytes(&member.group)?.is_some_and(|now| due < now);
         if !site.ledger(|now| Ok(now.is_turn(turn)))? {
             return Ok(());
         }
-        site.set(&group, due)?;
+        if is_lower {
+            site.set(&member.group, due)?;
+        }
     }
     Ok(())
 }

@@ -53,7 +53,11 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         let _ = contract::admit_again(ground, &before); // the first error is returned
     })?;
     let set = |cgroup: Cgroup| -> Result<()> {
-        cgroup.set(&in_kernel(&update.limits, &config.spec.limits))?;
+        // ORDER: the lock is released before the limits of all are written, also those that were left to its holder.
+        let writer = contract::hold_limits(ground, &update.limits)?;
+        let set = cgroup.set(&in_kernel(&update.limits, &config.spec.limits));
+        drop(writer);
+        set?;
         contract::balance_all(ground, &update.limits, &config.spec.limits)
     };
     if let Some(Err(e)) = cgroup.map(set) {

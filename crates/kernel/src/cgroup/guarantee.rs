@@ -203,16 +203,14 @@ impl Hierarchy {
             (Some(Version::V2), Some(v2)) => {
                 let write = |file, text: &str| v2.parent.write(file, text).map_err(set_failed);
                 let is_left_out = is_left_out(&v2.parent, "memory.max")?;
-                if let Some(max) = memory.max_bytes.filter(|_| !is_left_out) {
-                    reclaim_to(&v2.parent, max)?;
+                if !is_left_out {
+                    let max = memory.max_bytes.map_or("max".into(), |max| max.to_string());
+                    // ORDER: directly after the reclaim, so that little memory is allocated between them.
+                    memory.max_bytes.map_or(Ok(()), |max| reclaim_to(&v2.parent, max))?;
+                    write("memory.max", &max)?;
                 }
                 write("memory.min", &memory.min_bytes.to_string())?;
-                write("memory.low", &memory.low_bytes.to_string())?;
-                if is_left_out {
-                    return Ok(());
-                }
-                let max = memory.max_bytes.map_or("max".into(), |max| max.to_string());
-                write("memory.max", &max)
+                write("memory.low", &memory.low_bytes.to_string())
             }
             _ => Ok(()),
         }

@@ -50,6 +50,8 @@ struct State {
     present: BTreeMap<ContainerId, usize>,
     parent: Option<u64>,
     killed: Vec<usize>,
+    /// Writes of limits that are interrupted by signals from now on.
+    interrupts: u32,
     /// The thread that runs, those that have not ended, and the schedule.
     turn: usize,
     live: Vec<usize>,
@@ -259,8 +261,10 @@ impl<'a> Site for Verb<'a> {
             if !state.present.values().any(|present| present == group) {
                 return LimitSet::Removed;
             }
+            let is_interrupted = state.interrupts > 0;
+            state.interrupts = state.interrupts.saturating_sub(1);
             let (limit, used) = &mut state.groups[*group];
-            if bytes < *used {
+            if is_interrupted || bytes < *used {
                 return LimitSet::Stays;
             }
             *limit = bytes;
@@ -524,6 +528,18 @@ fn limits_that_are_left_to_another_writer_are_written() {
         model.run(seed, &[&give_back]);
         assert!(wrong(&model).is_empty(), "{seed}: {:?}", wrong(&model));
     }
+}
+
+#[test]
+fn first_limit_that_stays_is_due_for_the_next_writer() {
+    let model = host(Order::Descriptors, 100 * MB);
+    assert!(!model.lock().ledger.is_due(Extent::All));
+    model.lock().interrupts = 1;
+    model.run(1, &[&|it| Order::Descriptors.start(it, LATER, 0, 0)]);
+    assert_eq!(wrong(&model).len(), 1, "{:?}", wrong(&model));
+    assert!(model.lock().ledger.is_due(Extent::All));
+    model.run(1, &[&|it| settle(it, Extent::All).unwrap()]);
+    assert!(wrong(&model).is_empty(), "{:?}", wrong(&model));
 }
 
 #[test]
