@@ -71,7 +71,7 @@
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
-//! RUN/c/ID/restored                 the memory with which it was restored (`contract`)
+//! RUN/c/ID/restored                 the memory with which a command restored it (`contract`)
 //! RUN/contract.json                 reservations of the running containers (`contract`)
 //! RUN/governed                      a daemon changes the CPU weights of these containers
 //! RUN/governed-memory               a daemon changes limits of memory of running containers

@@ -32,7 +32,7 @@ use crate::later::Later;
 use crate::state::InitRecord;
 use crate::template::Common;
 use crate::user::PasswdUser;
-use crate::{log, process, root, settings, silence};
+use crate::{log, process, root, settings, silence, usage};
 
 /// Contents up to this size are verified without a thread, which costs some 0.3 ms.
 const SMALL_BYTES: u64 = 512 << 10;
@@ -193,11 +193,6 @@ fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<(
     }
 }
 
-/// Memory that the kernel itself needs for the processes of a restore, such as page tables and descriptors: this, and
-/// so large a part of their memory.
-const KERNEL_BYTES: u64 = 16 << 20;
-const KERNEL_PART: u64 = 8;
-
 impl RestorePlan {
     /// Plans the restore of a verified checkpoint, for a container that was not asleep.
     pub(crate) fn verified(reader: Arc<Reader>) -> Self {
@@ -249,8 +244,7 @@ impl RestorePlan {
 
     /// Returns the memory with which the container begins, with a part for the kernel.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let bytes = self.reader.records().pages.bytes;
-        bytes.saturating_add(bytes / KERNEL_PART).saturating_add(KERNEL_BYTES)
+        usage::restored_bytes(self.reader.records())
     }
 
     /// Returns the keeper's key of the template.

@@ -193,7 +193,9 @@ fn start_clean(
         Some(_) => {}
     }
     // ORDER: before the cgroup is made: a limit of another verb is not below this.
-    from.map_or(Ok(()), |from| contract::expect_restored(ground, &config.id, from.memory_bytes()))?;
+    if let Some(from) = from.filter(|from| !from.wakes) {
+        contract::expect_restored(ground, &config.id, from.memory_bytes())?;
+    }
     let map = config.ids.to_proc_text();
     let (flags, maps) = (process::namespaces(), (map.clone(), map));
     let (cgroup, (mut keeper, expected)) =
@@ -320,6 +322,7 @@ fn record_of(
         failures: since.map_or(past.failures, |since| since.failures),
         short_runs: since.map_or(past.short_runs, |since| since.short_runs),
         user: Some(user),
+        restored_bytes: from.map_or(0, RestorePlan::memory_bytes),
     }
 }
 

@@ -71,6 +71,9 @@ pub(crate) struct InitRecord {
     /// the container may have changed. Older programs recorded none.
     #[serde(default)]
     pub(crate) user: Option<PasswdUser>,
+    /// The memory with which it was restored; 0 if it was not.
+    #[serde(default)]
+    pub(crate) restored_bytes: u64,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.
@@ -146,7 +149,7 @@ impl Observed {
 pub(crate) fn observe(ground: &Ground, config: &Config) -> Result<Observed> {
     // ORDER: settling writes the exit record, then removes the record of the process. Reading
     // in the other order could miss both and report an unknown exit.
-    let read_init = || disk::read_json(&ground.run_dir(&config.id).join("init.json"));
+    let read_init = || read_init(ground, &config.id);
     let mut init: Option<InitRecord> = read_init()?;
     let may_sleep = init.as_ref().is_none_or(|init| init.sleeping);
     let asleep_unix_ms = may_sleep.then(|| asleep_since(ground, &config.id)).flatten();
@@ -218,6 +221,11 @@ pub(crate) fn pids(ground: &Ground, id: &ContainerId) -> Result<Vec<u32>> {
     Ok(cgroup(ground, &config)?.pids()?)
 }
 
+/// Reads the record of the first process; `None` if there is none.
+pub(crate) fn read_init(ground: &Ground, id: &ContainerId) -> Result<Option<InitRecord>> {
+    disk::read_json(&ground.run_dir(id).join("init.json"))
+}
+
 /// Writes the record of the first process.
 pub(crate) fn write_init(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<()> {
     disk::write_json(&ground.run_dir(id).join("init.json"), init, Durable::No)
@@ -252,7 +260,7 @@ fn asleep_since(ground: &Ground, id: &ContainerId) -> Option<i64> {
 
 /// Returns whether a container is drowsy by its record.
 pub(crate) fn is_drowsy(ground: &Ground, id: &ContainerId) -> bool {
-    let init = disk::read_json::<InitRecord>(&ground.run_dir(id).join("init.json"));
+    let init = read_init(ground, id);
     init.is_ok_and(|init| init.is_some_and(|init| init.drowsy_unix_ms.is_some()))
 }
 

@@ -42,6 +42,28 @@ pub(crate) fn check_tasks(config: &Config, records: &Records) -> Result<()> {
 /// Memory that the kernel itself needs for a small container: page tables, stacks, descriptors.
 const KERNEL_BYTES: u64 = 512 << 10;
 
+/// Memory that the kernel may need for the processes of a restore, such as page tables and descriptors: this, and
+/// so large a part of their memory.
+const RESTORE_BYTES: u64 = 16 << 20;
+const RESTORE_PART: u64 = 8;
+
+/// Returns the memory with which a restored container begins, with a part for the kernel.
+pub(crate) fn restored_bytes(records: &Records) -> u64 {
+    let bytes = records.pages.bytes;
+    bytes.saturating_add(bytes / RESTORE_PART).saturating_add(RESTORE_BYTES)
+}
+
+/// Returns the memory with which an asleep container will begin; `None` if it is awake. A checkpoint that cannot be
+/// read has no bound: its wake fails for its own reason.
+pub(crate) fn wake_bytes(ground: &Ground, id: &ContainerId) -> Option<u64> {
+    let dir = ground.asleep_dir(id);
+    match Reader::open(&dir) {
+        Ok(reader) => Some(restored_bytes(reader.records())),
+        Err(_) if dir.exists() => Some(u64::MAX),
+        Err(_) => None,
+    }
+}
+
 /// Refuses limits below the memory that a sleeping container needs to wake: the kernel would kill the
 /// woken container. Swap that the limits permit, and the host has, counts.
 pub(crate) fn check_wake_fits(ground: &Ground, config: &Config, limits: &Limits) -> Result<()> {

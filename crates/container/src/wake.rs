@@ -28,7 +28,7 @@ use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
 use crate::{
-    caller, disk, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage,
+    caller, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage,
 };
 
 /// A smaller checkpoint is not kept, and is written anew.
@@ -159,8 +159,7 @@ fn wake_with(
             return Err(e);
         }
     };
-    let record = ground.run_dir(&config.id).join("init.json");
-    let unmarked = disk::read_json(&record).and_then(|init| end::unmark(ground, config, init));
+    let unmarked = state::read_init(ground, &config.id).and_then(|init| end::unmark(ground, config, init));
     let ended = end::end_asleep(ground, config, Some(&mut running.keeper), is_large);
     // Either step commits the wake. A full disk may prevent the first, and a killed keeper the second.
     if let (Err(e), true) = (unmarked, ground.asleep_dir(&config.id).exists()) {

@@ -3,7 +3,7 @@
 //! While a container with a guarantee runs, all containers together have a limit: the memory of the host without
 //! its own part. On cgroup v1 each container has a limit besides, which leaves the guarantees of the others free
 //! ([`dormouse_governor::memory::ceiling`]). A restored container begins with the memory of its checkpoint, so its
-//! limit is not below that. `RUN/c/ID/restored` has its size, whether memory is guaranteed then or later.
+//! limit is not below that, whether memory is guaranteed then or later. `restored_bytes` finds the size.
 //!
 //! The limits are written by [`super::writer`]. A write can take as long as the kernel reclaims.
 //!
@@ -22,9 +22,10 @@ use super::writer::{Member, Site};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{settings, usage};
+use crate::{settings, state, usage};
 
-/// Records the memory with which a container is restored. The caller has not made its cgroup yet.
+/// Records the memory with which a container is restored by command, in `RUN/c/ID/restored`. The caller has not
+/// made its cgroup yet. A wake needs no such file: its checkpoint is in its place, and has the size.
 pub(crate) fn expect_restored(ground: &Ground, id: &ContainerId, bytes: u64) -> Result<()> {
     match ground.cgroups()?.keeps_memory() {
         true => Ok(()),
@@ -32,9 +33,21 @@ pub(crate) fn expect_restored(ground: &Ground, id: &ContainerId, bytes: u64) -> 
     }
 }
 
-/// The record of the memory with which a container was restored.
+/// The record of the memory with which a container was restored by command.
 fn restored(ground: &Ground, id: &ContainerId) -> PathBuf {
     ground.run_dir(id).join("restored")
+}
+
+/// Returns the memory with which a container with a cgroup was restored; 0 if it was not.
+fn restored_bytes(ground: &Ground, id: &ContainerId) -> u64 {
+    if let Some(bytes) = fs::read_to_string(restored(ground, id)).ok().and_then(|it| it.parse().ok()) {
+        return bytes;
+    }
+    // ORDER: the checkpoint before the record: a wake writes the record before the checkpoint leaves its place.
+    if let Some(bytes) = usage::wake_bytes(ground, id) {
+        return bytes;
+    }
+    state::read_init(ground, id).ok().flatten().map_or(0, |init| init.restored_bytes)
 }
 
 impl Site for Ground {
@@ -65,8 +78,7 @@ impl Site for Ground {
         // A container that is being removed needs no limit.
         let Ok(config) = self.config(id) else { return Ok(None) };
         let own_bytes = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
-        let restored = fs::read_to_string(restored(self, id)).unwrap_or_default();
-        let restored_bytes = restored.parse().unwrap_or(0);
+        let restored_bytes = restored_bytes(self, id);
         Ok(Some(Member { id: id.clone(), group, own_bytes, restored_bytes }))
     }
 

@@ -13,7 +13,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::recover::interrupted;
-use crate::state::{self, InitRecord};
+use crate::state;
 use crate::{contract, end, exit, pending, remove, unwoken};
 
 /// Prepares the directories for a command, and finishes the work of killed ones.
@@ -102,8 +102,7 @@ fn forget_last_boot(ground: &Ground) -> Result<()> {
             Err(Error::Corrupt { .. } | Error::NoContainer(_)) => continue,
             other => other?,
         };
-        let record = ground.run_dir(&id).join("init.json");
-        if let Some(init) = disk::read_json::<InitRecord>(&record)? {
+        if let Some(init) = state::read_init(ground, &id)? {
             if !init.sleeping {
                 end::forget_sleep(ground, &config)?; // an old checkpoint: the container ran on
             }
