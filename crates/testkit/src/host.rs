@@ -228,7 +228,8 @@ impl Host {
         if std::env::var_os("DORMOUSE_INTERLUDE").is_none() {
             return;
         }
-        let dm = |arguments: &[&str]| run(self.dormouse(arguments), b"", LIMIT);
+        // The survey of a container with 20,000 open files takes a busy machine a minute.
+        let dm = |arguments: &[&str]| run(self.dormouse(arguments), b"", 5 * LIMIT);
         for id in dm(&["ps", "--quiet", "--filter", "state=running"]).stdout.lines() {
             let to = self.dir().join("interlude");
             let to = to.to_str().expect("UTF-8");

@@ -56,14 +56,17 @@ pub(super) fn begin(
 
 /// Waits for the exit of a child.
 pub(super) fn wait(sequence: &mut Sequence, what: &str, pid: u32) {
-    let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
-    sequence.call(what, Call::new(libc::SYS_wait4, wait));
+    sequence.call(what, wait_for(pid));
 }
 
 /// The same after the process has its actions of signals, which may let no zombie be (SA_NOCLDWAIT, sigaction(2)).
 pub(super) fn wait_for_end(sequence: &mut Sequence, what: &str, pid: u32) {
-    let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
-    sequence.call(what, Call::new(libc::SYS_wait4, wait).lenient());
+    sequence.call(what, wait_for(pid).lenient());
+}
+
+/// wait4(2) for a child, without its status.
+fn wait_for(pid: u32) -> Call {
+    Call::new(libc::SYS_wait4, [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)])
 }
 
 /// clone3(2) of a child with that pid, in that control group.
