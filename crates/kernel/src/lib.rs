@@ -27,6 +27,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod cpu;
 pub mod error;
+pub mod handle;
 pub mod landlock;
 pub mod mount;
 pub mod mqueue;

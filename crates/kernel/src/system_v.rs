@@ -3,7 +3,7 @@
 //! Every call is about the ipc namespace of the thread that makes it.
 
 use std::ffi::c_long;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 
@@ -92,31 +92,6 @@ pub fn segment_file(id: i32, bytes: u64) -> Result<OwnedFd, Errno> {
     // SAFETY: it was attached above, and no reference to it was made.
     check(unsafe { libc::syscall(libc::SYS_shmdt, at) })?;
     opened
-}
-
-/// Returns the identity of a shared memory file, unique also among namespaces that use the same ids
-/// (name_to_handle_at(2), Linux 2.6.39). The file may be open O_PATH.
-pub fn handle_of(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
-    const BYTES_MAX: u32 = 128;
-    // struct file_handle: the length, a type, then so many bytes.
-    let mut handle = [0u32; 2 + BYTES_MAX as usize / 4];
-    handle[0] = BYTES_MAX;
-    let mut mount = 0i32;
-    // SAFETY: the path is empty. The kernel writes at most as many bytes as the head gives, which
-    // the buffer has behind it, and one mount number; both outlive the call.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_name_to_handle_at,
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            handle.as_mut_ptr(),
-            &raw mut mount,
-            libc::AT_EMPTY_PATH,
-        )
-    })?;
-    let bytes: Vec<u8> = handle[1..].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    let length = 4 + handle[0].min(BYTES_MAX) as usize;
-    Ok(bytes[..length].to_vec())
 }
 
 /// The values of a set of semaphores (GETALL).

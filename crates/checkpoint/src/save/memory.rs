@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
 use dormouse_kernel::call::{self, PageRun, Scan};
-use dormouse_kernel::{Errno, proc, system_v};
+use dormouse_kernel::{Errno, handle, proc};
 use dormouse_parcel::Sink;
 use dormouse_record::{
     Area, Backing, Bytes, Error, Memory, Of, PAGE_BYTES, Result, SharedMemory, Thing,
@@ -131,7 +131,7 @@ fn backing<'t>(
         // Ids belong to a namespace, and the file's inode has no other number.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let handle = rustix::fs::open(&place, flags, Mode::empty())
-            .and_then(|file| system_v::handle_of(file.as_fd()));
+            .and_then(|file| handle::handle_of(file.as_fd()));
         let handle = handle.map_err(|e| format!("System V shared memory: {e}"))?;
         let object = survey.segments.get(&handle).copied();
         let ipc = survey.ipc.of_process(seen);

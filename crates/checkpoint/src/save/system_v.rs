@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use dormouse_kernel::{proc, system_v};
+use dormouse_kernel::{handle, proc, system_v};
 use dormouse_record::{
     Bytes, Error, Result, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue,
     SystemVSemaphores, Thing,
@@ -68,7 +68,7 @@ pub(super) fn find(
         }
         let index = survey.add(thing);
         if let Some(file) = &file {
-            let handle = system_v::handle_of(file.as_fd()).map_err(failed)?;
+            let handle = handle::handle_of(file.as_fd()).map_err(failed)?;
             survey.segments.insert(handle, index);
         }
         survey.found.contents.extend(file.map(|file| (index, file)));
