@@ -340,3 +340,69 @@ fn restart_delay_grows_also_after_success() {
     host.dm(&["update", "--restart", "no", "a"]).ok();
     host.dm(&["rm", "--force", "a"]).ok();
 }
+
+#[test]
+fn instances_of_one_host_have_different_ids() {
+    const BLOCK: u64 = 64 * 32_768;
+    let host = Host::new();
+    let instance = |name: &str, words: &[&str]| {
+        let mut command = host.command(dormouse_testkit::dormouse());
+        command.arg("--root").arg(host.dir().join(name)).args(words);
+        run(command, b"", Duration::from_secs(180))
+    };
+    // The slots of an instance begin at a hash of this path (FNV-1a), of which 13 bits were used before there was a
+    // registry of the host, and 7 since.
+    let start = |name: &str| {
+        let path = host.dir().join(name).join("lib/ids");
+        let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
+        path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step) % 8_192
+    };
+    let mut names = std::collections::HashMap::new();
+    let (one, other) = (0..)
+        .find_map(|n: u32| {
+            let name = format!("i{n}");
+            let before = names.insert(start(&name), name.clone())?;
+            Some((before, name))
+        })
+        .expect("two names with the same start");
+    let image = dormouse_testkit::image::busybox();
+    let image = image.to_str().expect("UTF-8");
+    let mut first_ids = Vec::new();
+    let mut make = |name: &str, option: &[&str]| {
+        instance(name, &[&["create"], option, &["busybox", "true"]].concat()).ok();
+        let dir = host.dir().join(name).join("lib/containers");
+        let of = |entry: std::io::Result<std::fs::DirEntry>| {
+            let path = entry.expect("an entry").path().join("config.json");
+            let text = std::fs::read(path).expect("a configuration");
+            let value: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            value["ids"]["base"].as_u64().expect("a number")
+        };
+        let all: Vec<u64> = std::fs::read_dir(dir).expect("there").map(of).collect();
+        first_ids.retain(|(holder, _)| holder != name);
+        first_ids.extend(all.into_iter().map(|id| (name.to_owned(), id)));
+    };
+    for name in [&one, &other] {
+        let etc = host.dir().join(name).join("etc");
+        std::fs::create_dir_all(&etc).expect("made");
+        let pool = if *name == one { "10.200.0.0/16" } else { "10.201.0.0/16" };
+        let text = format!("[network]\npool = \"{pool}\"\n[keeper]\nlinger = \"0s\"\n");
+        std::fs::write(etc.join("config.toml"), text).expect("written");
+        instance(name, &["import", "--name", "busybox", image]).ok();
+    }
+    for option in [&[][..], &["--ids", "65536"], &[]] {
+        make(&one, option);
+        make(&other, option);
+    }
+    assert_eq!(first_ids.len(), 6);
+    for (holder, id) in &first_ids {
+        for (other, its) in &first_ids {
+            let is_apart = holder == other || id / BLOCK != its / BLOCK;
+            assert!(is_apart, "{holder} has {id}, {other} has {its}");
+        }
+    }
+    for name in [&one, &other] {
+        let ids = instance(name, &["ps", "--all", "--quiet"]).ok();
+        ids.lines().for_each(|id| drop(instance(name, &["rm", id]).ok()));
+        instance(name, &["internal", "reset"]).ok();
+    }
+}

@@ -173,8 +173,18 @@ pub enum Error {
         what: String,
     },
     /// All ids of the host are given out.
-    #[error("no free id range is left for another container: remove some")]
-    NoIds,
+    #[error("no host ids are left for another container: {0}")]
+    NoIds(String),
+    /// A file that keeps the host ids of instances apart is damaged.
+    #[error("'{}' is damaged ({what}): {remedy}", path.display())]
+    HostIds {
+        /// The file.
+        path: PathBuf,
+        /// Description of the damage.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The directory given as a root filesystem cannot be used.
     #[error("'{}' cannot be a root filesystem", .0.display())]
     Rootfs(PathBuf, #[source] CallError),
@@ -269,8 +279,8 @@ impl Error {
             | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
-            Self::Corrupt { .. } => ErrorKind::Corrupt,
-            Self::NoIds | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
+            Self::Corrupt { .. } | Self::HostIds { .. } => ErrorKind::Corrupt,
+            Self::NoIds(_) | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
                 ErrorKind::Limit
             }
             Self::Call { source, .. } => source.kind(),

@@ -35,7 +35,7 @@
 //! a later one. Its head comment names the modules that it uses besides the plain ones.
 //!
 //! ```text
-//! error place disk name slot event settings spec user    plain: files, tables and requests
+//! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state exit hold log io saved silence shared volume usage contract    records and facts of one container
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
@@ -63,11 +63,13 @@
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots, owners             one bit per slot of host ids, and the container that owns it
+//! LIB/ids/instance, blocks          the id of this instance, and its blocks of slots (`host_ids`)
 //! LIB/quiet/ID                      packets that are dropped until it is restored, as rules
 //! LIB/volumes/NAME/                 named volumes (`volume`)
 //! LIB/events                        one JSON line per event
 //! LIB/list                          output of the last list, as long as it is valid
 //! LIB/custody                       the keeper that holds the descriptors of sleeping containers
+//! /var/lib/dormouse-ids/            the blocks of all instances of the host (`host_ids`)
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
@@ -93,7 +95,8 @@
 //!    no container's lock, and for `tidy`, which never waits for it;
 //! 5. `LIB/pending`: shared while an entry is made; exclusive, without waiting, while interrupted
 //!    work is finished, which only tries the locks of entries and containers (`recover`);
-//! 6. the names and the id slots, each held for one change, never while waiting for another lock;
+//! 6. the names and the id slots, each held for one change, never while waiting for another lock, except:
+//!    `/var/lib/dormouse-ids/lock` below that of the slots, held for one change of the host's table of blocks;
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
@@ -131,6 +134,7 @@ mod freeze;
 mod ground;
 mod hold;
 mod holder;
+mod host_ids;
 mod idle;
 mod inspect;
 mod io;

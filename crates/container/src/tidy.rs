@@ -17,7 +17,8 @@ use crate::{disk, end, hold, net, shared, state};
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Removes this instance's objects from the kernel: keeper, mounts, network, control groups.
-/// Files on disk stay, so the effect is that of a reboot. Refused while a container runs.
+/// Files on disk stay, so the effect is that of a reboot. An instance without containers also gives back its host ids.
+/// Refused while a container runs.
 pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
     for id in ground.ids()? {
         let lock = match ground.lock(&id) {
@@ -48,6 +49,7 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
     // The keeper may be tidying up already.
     let _alone = disk::Lock::take_new(&ground.places.run.join("use.lock"))?;
     tidy_alone(ground)?;
+    ground.slots.leave()?;
     disk::remove(&ground.places.run.join("boot"))
 }
 
