@@ -593,7 +593,8 @@ mod tests {
                 let mut seen = HashSet::new();
                 for name in ["a", "b", "c"] {
                     let bits = fs::read(scratch.slots(name).path).unwrap_or_default();
-                    let taken = (0..IdSlot::COUNT).zip(bits.iter().flat_map(|byte| (0..8).map(move |i| byte & (1 << i) != 0)));
+                    let is_set = bits.iter().flat_map(|byte| (0..8).map(move |i| byte & (1 << i) != 0));
+                    let taken = (0..IdSlot::COUNT).zip(is_set);
                     for (slot, _) in taken.filter(|(_, is_taken)| *is_taken) {
                         prop_assert!(seen.insert(slot), "slot {} after {:?}", slot, op);
                     }

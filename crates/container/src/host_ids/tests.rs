@@ -1,3 +1,7 @@
+//! Instances of a scratch host with a registry of its own. A claim, a return of blocks and a sweep are also ended
+//! before each of their changes, as SIGKILL would. The next operation of another instance must find consistent
+//! files.
+
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 
