@@ -42,6 +42,12 @@ const WALK: &[Step] = &[
     ("run --rm --network none --read-only box touch /x", Code, 1, ""),
     ("run --rm --network none box sh -c 'test -c /dev/ptmx && ls /dev/pts'", All, 0, "ptmx"),
     (
+        "run --rm --network none --add-host far:10.1.2.3 box grep far /etc/hosts",
+        All,
+        0,
+        "10.1.2.3 far",
+    ),
+    (
         "run -d --name c --network none --label x=y -e A=1 box sh -c 'echo out; sleep 1000'",
         All,
         0,
@@ -327,6 +333,20 @@ fn podman_walk() -> Option<Vec<(i32, String, Output)>> {
     let nothing = || podman.host().sh("true");
     let command = |words: &[&str]| if asleep(words) { nothing() } else { podman.podman(words) };
     Some(walk(command, &file))
+}
+
+/// `--add-host` adds lines in every mode of the network.
+#[test]
+fn hosts_are_added_in_every_network() {
+    let host = Host::with_busybox();
+    for net in ["none", "host", "address"] {
+        let words = ["run", "--rm", "--net", net, "--add-host", "far:10.1.2.3", "busybox"];
+        let all = host.dm(&[&words[..], &["cat", "/etc/hosts"]].concat()).ok();
+        assert!(all.lines().any(|line| line == "10.1.2.3\tfar"), "{net}: {all}");
+        assert!(all.contains("localhost"), "{net}: {all}");
+        let plain = host.dm(&["run", "--rm", "--net", net, "busybox", "cat", "/etc/hosts"]).ok();
+        assert!(!plain.contains("far"), "{net}: {plain}");
+    }
 }
 
 /// `inspect` without options prints an array, and asleep containers have a state of their own beside

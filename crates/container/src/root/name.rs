@@ -51,6 +51,9 @@ pub(crate) fn mounts(
         let names = if host == name.as_str() { host.clone() } else { format!("{host} {name}") };
         format!("127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{names}\n")
     };
+    let extra = || -> String {
+        config.spec.extra_hosts.iter().map(|(name, ip)| format!("{ip}\t{name}\n")).collect()
+    };
     bind(&own("hostname", format!("{}\n", config.spec.hostname))?, "/etc/hostname")?;
     match net {
         Net::Domain(domain) => {
@@ -61,7 +64,7 @@ pub(crate) fn mounts(
                 // With lines of its own a container does not see later changes of names.
                 let mut text =
                     fs::read_to_string(&hosts).map_err(Error::file("cannot read", &hosts))?;
-                text.extend(config.spec.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
+                text += &extra();
                 bind(&own("hosts", text)?, "/etc/hosts")?;
             }
             let resolv = ground.network()?.resolv_conf(domain);
@@ -71,10 +74,18 @@ pub(crate) fn mounts(
         }
         Net::Host { .. } => {
             // A host installed by hand or by a bootstrap tool may have none.
-            if Path::new("/etc/hosts").exists() {
-                bind(Path::new("/etc/hosts"), "/etc/hosts")?;
-            } else {
-                bind(&own("hosts", own_names())?, "/etc/hosts")?;
+            let hosts = Path::new("/etc/hosts");
+            match (hosts.exists(), config.spec.extra_hosts.is_empty()) {
+                (true, true) => bind(hosts, "/etc/hosts")?,
+                (true, false) => {
+                    let mut text =
+                        fs::read_to_string(hosts).map_err(Error::file("cannot read", hosts))?;
+                    if !text.is_empty() && !text.ends_with('\n') {
+                        text.push('\n');
+                    }
+                    bind(&own("hosts", text + &extra())?, "/etc/hosts")?;
+                }
+                (false, _) => bind(&own("hosts", own_names() + &extra())?, "/etc/hosts")?,
             }
             if config.spec.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
                 let text = fs::read_to_string("/etc/resolv.conf")
@@ -82,7 +93,7 @@ pub(crate) fn mounts(
                 bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
             }
         }
-        Net::None { .. } => bind(&own("hosts", own_names())?, "/etc/hosts")?,
+        Net::None { .. } => bind(&own("hosts", own_names() + &extra())?, "/etc/hosts")?,
     }
     if !config.spec.dns.is_empty() {
         let text = config.spec.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
