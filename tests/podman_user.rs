@@ -47,6 +47,7 @@ const WALK: &[Step] = &[
         0,
         "10.1.2.3 far",
     ),
+    ("run --rm --network none --oom-score-adj 500 box cat /proc/self/oom_score_adj", All, 0, "500"),
     (
         "run -d --name c --network none --label x=y -e A=1 box sh -c 'echo out; sleep 1000'",
         All,
@@ -347,6 +348,24 @@ fn hosts_are_added_in_every_network() {
         let plain = host.dm(&["run", "--rm", "--net", net, "busybox", "cat", "/etc/hosts"]).ok();
         assert!(!plain.contains("far"), "{net}: {plain}");
     }
+}
+
+/// Set from outside: the first process is no user of the host's root.
+#[test]
+fn oom_score_is_set_for_first_process_and_exec() {
+    let host = Host::with_busybox();
+    let read = ["cat", "/proc/self/oom_score_adj"];
+    let run = ["run", "-d", "--name", "a", "--oom-score-adj", "300", "busybox", "sleep", "1000"];
+    host.dm(&run).ok();
+    assert_eq!(host.dm(&["exec", "a", "cat", "/proc/1/oom_score_adj"]).ok(), "300");
+    assert_eq!(host.dm(&[&["exec", "a"], &read[..]].concat()).ok(), "300");
+    host.put_to_sleep("a");
+    host.dm(&["wake", "a"]).ok();
+    assert_eq!(host.dm(&["exec", "a", "cat", "/proc/1/oom_score_adj"]).ok(), "300");
+    // A value that the host refuses stays higher.
+    let low = ["run", "--rm", "--oom-score-adj", "-5", "busybox"];
+    let low = host.dm(&[&low[..], &read].concat()).ok();
+    assert!(["-5", "0"].contains(&low.as_str()), "{low}");
 }
 
 /// `inspect` without options prints an array, and asleep containers have a state of their own beside

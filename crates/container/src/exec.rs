@@ -85,6 +85,7 @@ pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Runn
         cgroup: placement.v2,
         ..Spawn::new(config.id.as_str(), Kind::Exec, 0)
     })?;
+    process::set_oom_score_adj(&newborn, &config.spec.security)?;
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);

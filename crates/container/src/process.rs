@@ -4,13 +4,15 @@
 //!
 //! Uses `io`.
 
-use std::path::Path;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::Set;
-use dormouse_kernel::{capability, rlimit, seccomp, sysctl, weakened};
-use dormouse_launch::{CapabilityMasks, Exec as Program, Ids, LaunchError, Plan};
+use dormouse_kernel::{capability, pidfd, rlimit, seccomp, sysctl, weakened};
+use dormouse_launch::{CapabilityMasks, Exec as Program, Ids, LaunchError, Newborn, Plan};
 use dormouse_model::{Config, NetMode, Process, SeccompChoice, Security};
 
 use crate::error::{Error, Result};
@@ -187,6 +189,29 @@ pub(crate) fn plan_rlimits(plan: &mut Plan, security: &Security) -> Result<()> {
         plan.rlimit(resource, limit.soft, limit.hard, true);
     }
     Ok(())
+}
+
+/// Sets the OOM killer's score adjustment of a newborn (proc_pid_oom_score_adj(5)). If the host does not
+/// permit to lower it, it stays higher.
+///
+/// The engine writes it: the file belongs to the root of the host, and the newborn is the user that owns its
+/// user namespace.
+/// ORDER: before the last part of the plan is sent, so before the program runs.
+pub(crate) fn set_oom_score_adj(newborn: &Newborn, security: &Security) -> Result<()> {
+    let Some(value) = security.oom_score_adj else { return Ok(()) };
+    let path = PathBuf::from(format!("/proc/{}/oom_score_adj", newborn.pid));
+    let write = || -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).open(&path)?;
+        // The open file is that of one process. A process that lives now was its owner at the open.
+        if !pidfd::is_alive(&newborn.pidfd) {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
+        match file.write_all(value.to_string().as_bytes()) {
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+            other => other,
+        }
+    };
+    write().map_err(Error::file("cannot set", &path))
 }
 
 /// Plans the program, its arguments and its environment.

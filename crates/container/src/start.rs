@@ -227,6 +227,7 @@ fn start_clean(
     let check = |user: &PasswdUser| from.map(|from| restore::check(config, user, from)).transpose();
     let checked = recorded.as_ref().map_or(Ok(None), check)?;
     let mut newborn = keeper.born(expected)?;
+    process::set_oom_score_adj(&newborn, &config.spec.security)?;
     from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
     let userns = if weakened("user-namespace") {
         layer::user_namespace(config.ids)? // file ids are not mapped
@@ -238,9 +239,6 @@ fn start_clean(
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);
         plan.join_cgroup(fd);
-    }
-    if let Some(adj) = config.spec.security.oom_score_adj {
-        plan.oom_score_adj(adj);
     }
     root::plan_namespaces(&mut plan, config);
     let mut plan = newborn.send_part(plan)?;
