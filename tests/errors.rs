@@ -208,7 +208,7 @@ fn unknown_options_and_verbs_have_no_misleading_hints() {
     let host = Host::with_busybox();
     for (words, wanted) in [
         (&["run", "--device", "/dev/null", "busybox", "true"][..], "no devices of the host"),
-        (&["run", "--shm-size", "1g", "busybox", "true"], "--tmpfs /dev/shm:size=SIZE"),
+        (&["run", "--tz", "UTC", "busybox", "true"], "--env TZ=ZONE"),
         (&["run", "--health-cmd=true", "busybox"], "no health checks"),
         (&["run", "--memroy", "1g", "busybox"], "did you mean '--memory'?"),
         (&["build", "."], "podman save | dormouse load"),

@@ -135,6 +135,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Host, "system", system),
     verb!(Host, "version", version),
     verb!(Host, "completion", completion),
+    verb!(Hidden, "exists", exists),
     verb!(Hidden, "internal", internal),
 ];
 
@@ -273,18 +274,22 @@ fn tip(error: &clap::Error) -> Option<String> {
     close.find(|other| crate::hint::is_close(&word, other)).map(|o| format!("did you mean '{o}'?"))
 }
 
-/// The verb of `container VERB` and `image VERB`, as podman and docker also write them.
+/// The verb of `container VERB`, `image VERB` and some of `system VERB`, as podman and docker also write them.
 fn of_noun(noun: &str, verb: &str) -> Option<&'static [&'static str]> {
     Some(match (noun, verb) {
         ("container" | "image", "help" | "--help" | "-h") => return None,
         ("container", "ls" | "list" | "ps") => &["ps"],
-        ("container", "prune") => &["prune", "--containers"],
+        ("container", "prune") => &["prune", "--only-containers"],
         ("container", "inspect") => &["inspect", "--type", "container"],
+        ("container", "exists") => &["exists", "--type", "container"],
         ("container", verb) => return one_of(Group::Container, verb),
         ("image", "ls" | "list") => &["images"],
         ("image", "rm" | "remove") => &["rmi"],
         ("image", "inspect") => &["inspect", "--type", "image"],
+        ("image", "exists") => &["exists", "--type", "image"],
         ("image", verb) => return one_of(Group::Image, verb),
+        ("system", "prune") => &["prune", "--containers"],
+        ("system", "info") => &["info"],
         _ => return None,
     })
 }
@@ -295,7 +300,7 @@ fn one_of(group: Group, name: &str) -> Option<&'static [&'static str]> {
     Some(std::slice::from_ref(&verb.name))
 }
 
-/// Replaces `container VERB` and `image VERB` by the verb.
+/// Replaces `container VERB`, `image VERB` and some of `system VERB` by the verb.
 fn without_noun(mut args: Vec<OsString>) -> Vec<OsString> {
     let mut at = 1;
     while let Some(word) = args.get(at) {
@@ -342,6 +347,7 @@ mod tests {
         assert_eq!(plain(&["container", "ls", "-a"]), ["ps", "-a"]);
         assert_eq!(plain(&["--root", "x", "container", "run", "b"]), ["--root", "x", "run", "b"]);
         assert_eq!(plain(&["image", "rm", "x"]), ["rmi", "x"]);
+        assert_eq!(plain(&["system", "prune", "-f"]), ["prune", "--containers", "-f"]);
         assert_eq!(plain(&["image", "inspect", "x"]), ["inspect", "--type", "image", "x"]);
         for same in
             [&["image"][..], &["image", "build"], &["container", "pull"], &["run", "image", "ls"]]

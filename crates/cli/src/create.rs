@@ -21,8 +21,8 @@ use dormouse_container::Create;
 use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
-    LogDriver, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security, Spec,
-    User, parse_bytes,
+    LogDriver, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
+    Spec, User, parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -116,6 +116,9 @@ pub(crate) struct CreateArgs {
     /// Mount memory (options: size=, mode=, exec, ro)
     #[arg(long, value_name = "TARGET[:OPTIONS]", help_heading = "Files")]
     tmpfs: Vec<String>,
+    /// Size of /dev/shm, the same as --tmpfs /dev/shm:size=SIZE
+    #[arg(long, value_name = "SIZE", help_heading = "Files", value_parser = mount::shm)]
+    shm_size: Option<Mount>,
     /// Make the root read-only
     #[arg(long, help_heading = "Files")]
     read_only: bool,
@@ -443,6 +446,7 @@ impl CreateArgs {
         for text in &self.tmpfs {
             asked.push(Asked::Mount(mount::tmpfs(text)?));
         }
+        asked.extend(self.shm_size.clone().map(Asked::Mount));
         let target = |a: &Asked| match a {
             Asked::Mount(m) | Asked::Anonymous(m) => m.target.clone(),
         };

@@ -41,7 +41,6 @@ const OPTIONS: &[(&[&str], &str)] = &[
     (&["--pod", "--pod-id-file"], "containers of a --domain share a network stack"),
     (&["--replace"], "remove the container first: dormouse rm --force NAME"),
     (&["--secret"], "mount a file with --volume FILE:PATH:ro"),
-    (&["--shm-size"], "use --tmpfs /dev/shm:size=SIZE"),
     (&["--tz"], "use --env TZ=ZONE"),
     (
         &["--userns", "--uidmap", "--gidmap", "--subuidname", "--subgidname"],
@@ -63,6 +62,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["network"], "containers of a trust domain share a network: 'dormouse run --domain NAME'"),
     (&["pod"], "containers of a trust domain share a network stack: 'dormouse run --domain NAME'"),
     (&["search"], "'dormouse pull' takes a name of a registry"),
+    (&["untag"], "use 'dormouse rmi NAME'; the image stays while it has another name"),
     (&["secret"], "mount a file with 'dormouse run --volume FILE:PATH:ro'"),
 ];
 
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn options_of_other_engines_have_hints() {
         assert_eq!(for_word("--device=/dev/kvm"), for_word("--device"));
-        assert!(for_word("--shm-size").is_some_and(|hint| hint.contains("/dev/shm")));
+        assert!(for_word("--tz").is_some_and(|hint| hint.contains("TZ=ZONE")));
         assert!(for_word("network").is_some() && for_word("--network").is_none());
         for (words, _) in OPTIONS.iter().chain(VERBS) {
             for word in *words {

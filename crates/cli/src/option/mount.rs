@@ -205,6 +205,12 @@ pub(crate) fn tmpfs(text: &str) -> Result<Mount, Invalid> {
     Ok(options.tmpfs(target(inside)?))
 }
 
+/// Reads `--shm-size SIZE`.
+pub(crate) fn shm(text: &str) -> Result<Mount, Invalid> {
+    let options = Options { size_bytes: Some(parse_bytes(text)?), ..Options::default() };
+    Ok(options.tmpfs("/dev/shm".into()))
+}
+
 /// Reads `--mount type=TYPE,KEY=VALUE,...`. The options `defaults` come before those of a bind.
 pub(crate) fn mount(text: &str, cwd: &Path, defaults: &str) -> Result<Asked, Invalid> {
     let bad = |expected| Invalid::new("mount", text, expected);

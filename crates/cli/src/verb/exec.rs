@@ -1,6 +1,6 @@
 //! `dormouse exec`
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use dormouse_container::{Exec, Stream};
 use dormouse_model::{Process, User};
 
@@ -27,13 +27,16 @@ pub(crate) struct Args {
     #[command(flatten)]
     attach: AttachArgs,
     /// Container, then the command
-    #[arg(required = true, num_args = 2.., trailing_var_arg = true, value_name = "CONTAINER COMMAND")]
+    #[arg(required = true, num_args = 1.., trailing_var_arg = true, value_name = "CONTAINER COMMAND")]
     words: Vec<String>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let (name, command) = args.words.split_first().context("no container was given")?;
+    if command.is_empty() {
+        bail!("no command was given: dormouse exec CONTAINER COMMAND");
+    }
     let id = engine.find(name)?;
     let config = engine.config(&id)?;
     let mut environment = Environment::default();

@@ -21,15 +21,19 @@ pub(crate) struct Args {
     quiet: bool,
     /// Directory or file
     path: PathBuf,
+    /// The same as --name
+    #[arg(value_name = "NAME", conflicts_with = "name")]
+    reference: Option<String>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let name = args.name.as_deref().map(str::parse).transpose()?;
+    let given = args.name.or(args.reference);
+    let name = given.as_deref().map(str::parse).transpose()?;
     let engine = global.engine()?;
     let progress = image::progress(args.quiet);
     let id = engine.images()?.import(&args.path, name.as_ref(), &*progress);
     let id = id.with_context(|| format!("cannot import '{}'", args.path.display()))?;
-    engine.record(dormouse_api::EventKind::Import, &id, &args.name.unwrap_or_default(), &[]);
+    engine.record(dormouse_api::EventKind::Import, &id, &given.unwrap_or_default(), &[]);
     output::line(&id)?;
     Ok(0)
 }

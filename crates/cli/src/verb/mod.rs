@@ -13,6 +13,7 @@ pub(crate) mod daemon;
 pub(crate) mod diff;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod exists;
 pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod history;

@@ -24,13 +24,19 @@ pub(crate) struct Args {
     /// Volumes that no container uses too
     #[arg(long)]
     volumes: bool,
+    /// Accepted for scripts: there is no question
+    #[arg(long, short)]
+    force: bool,
+    /// Stopped containers only; 'container prune' is this
+    #[arg(long, hide = true, conflicts_with_all = ["all", "containers", "volumes"])]
+    only_containers: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// The removed objects.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Removed {
     containers: Vec<String>,
     volumes: Vec<String>,
@@ -46,11 +52,20 @@ const GRACE: Duration = Duration::from_secs(3600);
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let mut containers = Vec::new();
-    if args.containers {
+    if args.containers || args.only_containers {
         for d in engine.list()?.into_iter().filter(|d| d.state == State::Stopped) {
             engine.remove(&d.id, false, true)?;
             containers.push(d.id.to_string());
         }
+    }
+    if args.only_containers {
+        match args.json {
+            true => output::json(&Removed { containers, ..Removed::default() })?,
+            false => {
+                output::print(containers.iter().map(|id| format!("{id}\n")).collect::<String>())?
+            }
+        }
+        return Ok(0);
     }
     let mut volumes = Vec::new();
     if args.volumes {

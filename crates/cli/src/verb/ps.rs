@@ -25,7 +25,8 @@ pub(crate) struct Args {
     /// Print ids only
     #[arg(long, short)]
     quiet: bool,
-    /// Only matching containers: name=TEXT, state=STATE, label=KEY[=VALUE], id=DIGITS, image=NAME
+    /// Only matching containers: name=TEXT, state=STATE, label=KEY[=VALUE], id=DIGITS, image=NAME,
+    /// exited=CODE
     #[arg(long, short, value_name = "KEY=VALUE")]
     filter: Vec<String>,
     /// Do not shorten
@@ -136,11 +137,51 @@ impl<'c> Row<'c> {
 /// One `--filter`.
 #[derive(Debug, PartialEq, Eq)]
 enum Filter {
-    Name(String),
+    Name(NamePart),
     Id(String),
     State(String),
     Label(String, Option<String>),
     Image(String),
+    Exited(i32),
+}
+
+/// A part of a name; `^` and `$` are its ends, as in the regular expressions of podman.
+#[derive(Debug, PartialEq, Eq)]
+struct NamePart {
+    text: String,
+    at_start: bool,
+    at_end: bool,
+}
+
+impl NamePart {
+    fn read(value: &str) -> Result<Self> {
+        let (at_start, text) = match value.strip_prefix('^') {
+            Some(rest) => (true, rest),
+            None => (false, value),
+        };
+        // docker's own names begin with a slash.
+        let text = if at_start { text.strip_prefix('/').unwrap_or(text) } else { text };
+        let (at_end, text) = match text.strip_suffix('$') {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        // No name has another character, so such a filter is a regular expression.
+        if text.chars().any(|c| !c.is_ascii_alphanumeric() && !"_.-".contains(c)) {
+            bail!(
+                "filter 'name={value}' is not valid: a part of a name, with ^ before its start or $ after its end"
+            );
+        }
+        Ok(Self { text: text.to_owned(), at_start, at_end })
+    }
+
+    fn fits(&self, name: &str) -> bool {
+        match (self.at_start, self.at_end) {
+            (true, true) => name == self.text,
+            (true, false) => name.starts_with(&self.text),
+            (false, true) => name.ends_with(&self.text),
+            (false, false) => name.contains(&self.text),
+        }
+    }
 }
 
 impl Filter {
@@ -148,7 +189,7 @@ impl Filter {
         let (key, value) = key_value(text);
         let value = value.to_owned();
         Ok(match key {
-            "name" => Self::Name(value),
+            "name" => Self::Name(NamePart::read(&value)?),
             "id" => Self::Id(value),
             "state" | "status" => match value.as_str() {
                 "created" | "running" | "paused" | "drowsy" | "asleep" | "stopped" => {
@@ -164,17 +205,26 @@ impl Filter {
                 None => Self::Label(value, None),
             },
             "image" | "ancestor" => Self::Image(value),
-            _ => bail!("filter '{text}' is not valid: name=, id=, state=, label= or image="),
+            "exited" => match value.parse() {
+                Ok(code) => Self::Exited(code),
+                Err(_) => bail!("filter '{text}' is not valid: exited= and an exit code"),
+            },
+            _ => {
+                bail!("filter '{text}' is not valid: name=, id=, state=, label=, image= or exited=")
+            }
         })
     }
 
     fn fits(&self, c: &Listed) -> bool {
         match self {
-            Self::Name(text) => c.name.as_str().contains(text.as_str()),
+            Self::Name(part) => part.fits(c.name.as_str()),
             Self::Id(digits) => c.id.as_str().starts_with(digits.as_str()),
             Self::State(state) => c.state.as_str() == state,
             Self::Label(key, value) => {
                 c.labels.get(key).is_some_and(|v| value.as_ref().is_none_or(|w| v == w))
+            }
+            Self::Exited(code) => {
+                c.state == State::Stopped && c.exit.as_ref().and_then(|e| e.code) == Some(*code)
             }
             Self::Image(name) => {
                 let image = view::image(&c.root);
@@ -189,7 +239,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         args.filter.iter().map(|f| Filter::read(f)).collect::<Result<_>>()?;
     // A filter by state selects among all containers.
     let newest = args.last.or(args.latest.then_some(1));
-    let all = args.all || newest.is_some() || filters.iter().any(|f| matches!(f, Filter::State(_)));
+    let all = args.all
+        || newest.is_some()
+        || filters.iter().any(|f| matches!(f, Filter::State(_) | Filter::Exited(_)));
     let format = args.format.as_deref().map(Format::read).transpose()?;
     let engine = global.engine()?;
     let mut list = engine.list()?;
@@ -251,14 +303,28 @@ mod tests {
 
     #[test]
     fn filter_is_parsed_or_refused() {
-        assert_eq!(Filter::read("name=web").unwrap(), Filter::Name("web".into()));
+        for (filter, fitting, others) in [
+            ("web", &["web", "my-web-1"][..], &["we"][..]),
+            ("^web", &["web", "web-1"], &["my-web"]),
+            ("web$", &["web", "my-web"], &["web-1"]),
+            ("^web$", &["web"], &["web-1", "my-web"]),
+            ("^/web$", &["web"], &["web-1"]),
+            ("", &["web"], &[]),
+        ] {
+            let Filter::Name(part) = Filter::read(&format!("name={filter}")).unwrap() else {
+                panic!("{filter}");
+            };
+            assert!(fitting.iter().all(|name| part.fits(name)), "{filter}");
+            assert!(!others.iter().any(|name| part.fits(name)), "{filter}");
+        }
         assert_eq!(Filter::read("status=exited").unwrap(), Filter::State("stopped".into()));
         assert_eq!(
             Filter::read("label=a=b=c").unwrap(),
             Filter::Label("a".into(), Some("b=c".into()))
         );
         assert_eq!(Filter::read("state=asleep").unwrap(), Filter::State("asleep".into()));
-        for bad in ["", "x=y", "state=awake", "name"] {
+        assert_eq!(Filter::read("exited=137").unwrap(), Filter::Exited(137));
+        for bad in ["", "x=y", "state=awake", "exited=x", "name=a.*", "name"] {
             assert_eq!(Filter::read(bad).is_err(), bad != "name", "{bad}");
         }
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use dormouse_container::{Engine, Stream};
-use dormouse_model::ContainerId;
+use dormouse_model::{ContainerId, State};
 
 use crate::command::Global;
 use crate::create::AttachArgs;
@@ -11,6 +11,8 @@ use crate::signal::Signals;
 use crate::{fail, output};
 
 /// Start containers that are created or stopped
+///
+/// A container that runs already is left as it is, without an error, unless it is to be attached to.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Attach to its output and pass signals on
@@ -30,8 +32,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     if !args.attach && !args.interactive {
         return Ok(fail::for_each(&args.names, |name| {
-            detached(&engine, &engine.find(name)?)?;
-            output::line(name)
+            match detached(&engine, &engine.find(name)?) {
+                Err(e) if runs_already(&e) => Ok(()),
+                Err(e) => Err(e),
+                Ok(()) => output::line(name),
+            }
         }));
     }
     let [name] = &args.names[..] else { bail!("only one container can be attached to") };
@@ -49,6 +54,16 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let ending =
         session::foreground(&engine, running, pipes, interactive, of, &args.how, &signals)?;
     Ok(ending.code())
+}
+
+/// Returns whether a start failed because the container runs, which is no error in podman.
+fn runs_already(error: &anyhow::Error) -> bool {
+    use dormouse_container::Error;
+    let state = match error.downcast_ref() {
+        Some(Error::State { state, .. }) => *state,
+        _ => return false,
+    };
+    matches!(state, State::Running | State::Drowsy)
 }
 
 /// Starts a container in the background.
