@@ -1,8 +1,8 @@
 //! Blocks of host ids: two instances of one host never take the same slot.
 //!
 //! A *block* is 64 neighbouring slots. A table of the host names the instance that has each block, and an instance
-//! takes slots in its own blocks only. `LIB/ids/blocks` repeats its part of the table, so that most starts use files
-//! of their own instance alone. A block without taken slots is given back, but for one.
+//! takes slots in its own blocks only. `LIB/ids/blocks` repeats its part of the table, so that most starts read one
+//! entry of it and take no lock of the host. A block without taken slots is given back, but for one.
 //!
 //! ```text
 //! REGISTRY = /var/lib/dormouse-ids    0700, root's
@@ -10,7 +10,7 @@
 //! REGISTRY/blocks               32 bytes per block: id of its instance (0: free), a checksum
 //! REGISTRY/instances/ID.json    path and place of an instance
 //! LIB/ids/instance              the id of this instance, 128 random bits
-//! LIB/ids/blocks                the blocks of this instance, and the place for which the file is valid
+//! LIB/ids/blocks                the blocks of this instance; valid for one place and one boot
 //! ```
 //!
 //! The *place* of an instance is the directory LIB/ids itself: file system, inode and generation (its file handle).
@@ -20,7 +20,8 @@
 //! # Locks
 //!
 //! The caller holds LIB/ids/lock, but not for [`HostIds::sweep`]. REGISTRY/lock is taken below it. While it is held,
-//! only small files of REGISTRY are read and written: no file of an instance, and no sync.
+//! only small files of REGISTRY are read and written: no file of an instance, and no sync but the one that makes the
+//! table. A return of blocks, and with it the removal of a container, does not wait for the lock.
 //!
 //! # Killed at any step
 //!
@@ -37,7 +38,8 @@
 //! killed claim. A sweep clears the entries of a gone instance before it removes the record. An entry without a
 //! record therefore belongs to no instance, unless an operator removed the record, and a sweep frees it.
 //!
-//! LIB/ids/blocks is not synced: after a boot it is removed before it is read ([`HostIds::forget`]).
+//! LIB/ids/blocks is not synced, so it is valid in one boot only. It can also come back with a backup, or outlive a
+//! registry that was removed. Each slot is therefore taken after a look at the entry of its block ([`HostIds::has`]).
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -208,7 +210,7 @@ struct Kind {
     name: &'static str,
     /// f_type of statfs(2).
     magic: i64,
-    /// Whether f_fsid is the same after a boot. XFS derives it from the number of the device.
+    /// Whether a file system is there after a boot, with the same f_fsid.
     is_lasting: bool,
 }
 
@@ -216,19 +218,18 @@ const TMPFS: i64 = 0x0102_1994;
 
 /// The file systems of this host itself, in which a removed directory is recognised. A network file system, or one in
 /// user space, can answer late or never, so none of these is touched.
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 5] = [
     Kind { name: "ext4", magic: 0xef53, is_lasting: true },
     Kind { name: "ext3", magic: 0xef53, is_lasting: true },
     Kind { name: "ext2", magic: 0xef53, is_lasting: true },
     Kind { name: "btrfs", magic: 0x9123_683e, is_lasting: true },
-    Kind { name: "xfs", magic: 0x5846_5342, is_lasting: false },
-    Kind { name: "f2fs", magic: 0xf2f5_2010, is_lasting: false },
     Kind { name: "tmpfs", magic: TMPFS, is_lasting: false },
 ];
 
-/// Other file systems that a path to a mount point may cross.
-const CROSSED: [&str; 8] =
-    ["devtmpfs", "erofs", "overlay", "proc", "ramfs", "rootfs", "squashfs", "sysfs"];
+/// Other file systems that a path to a mount point may cross. The f_fsid of xfs and f2fs is the number of the device:
+/// another file system may have it later in the same boot.
+const CROSSED: [&str; 10] =
+    ["devtmpfs", "erofs", "f2fs", "overlay", "proc", "ramfs", "rootfs", "squashfs", "sysfs", "xfs"];
 
 fn kind(magic: i64) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.magic == magic)
@@ -271,14 +272,16 @@ impl Place {
         self.handle.is_some() && self.file_system_id != 0 && kind(self.file_system).is_some()
     }
 
-    /// Returns whether this is the directory that was seen as `old`.
-    fn is(&self, old: &Self, same_boot: bool) -> bool {
-        let is_lasting = kind(old.file_system).is_some_and(|kind| kind.is_lasting);
-        let may_renumber = !same_boot && !is_lasting;
-        self.file_system == old.file_system
-            // A later kernel may have handles where this one had none.
-            && (self.handle == old.handle || self.handle.is_none() || old.handle.is_none())
-            && self.inode == old.inode
+    /// Returns whether this is the directory that was seen as `old`. Where a handle is missing, the inode may be
+    /// another one at each mount (overlayfs), and the path counts.
+    fn is(&self, old: &Self, same_path: bool, same_boot: bool) -> bool {
+        let may_renumber = !same_boot && !kind(old.file_system).is_some_and(|kind| kind.is_lasting);
+        let is_same = match (&self.handle, &old.handle) {
+            (Some(handle), Some(old_handle)) => handle == old_handle && self.inode == old.inode,
+            _ => same_path,
+        };
+        is_same
+            && self.file_system == old.file_system
             && (self.file_system_id == old.file_system_id || may_renumber)
     }
 
@@ -303,6 +306,7 @@ struct Record {
 #[derive(Debug, Serialize, Deserialize)]
 struct Cached {
     place: Place,
+    boot: String,
     blocks: Blocks,
 }
 
@@ -339,14 +343,26 @@ impl HostIds {
         Lock::take_new(&self.registry.join("lock"))
     }
 
-    /// Returns the blocks of this instance without a look at the registry; `None` if only the registry has them.
-    pub(crate) fn own(&self) -> Result<Option<Blocks>> {
-        match disk::read_json::<Cached>(&self.cache()) {
-            // A copy of a root has a copy of this file.
-            Ok(Some(cached)) if Place::of(&self.dir)?.0 == cached.place => Ok(Some(cached.blocks)),
-            Ok(_) | Err(Error::Corrupt { .. }) => Ok(None),
-            Err(e) => Err(e),
-        }
+    /// Returns the blocks of this instance by its own file, without a look at the registry; `None` if only the
+    /// registry has them. The file may be stale ([`HostIds::has`]).
+    pub(crate) fn own(&self) -> Option<Blocks> {
+        let cached = disk::read_json::<Cached>(&self.cache()).ok()??;
+        // A copy of a root has a copy of this file.
+        let is_valid = cached.boot == boot().ok()? && cached.place == Place::of(&self.dir).ok()?.0;
+        is_valid.then_some(cached.blocks)
+    }
+
+    /// Returns whether the registry has a block as one of this instance, which it also knows. One entry is read,
+    /// without the lock: only this instance, or a sweep after its end, changes it.
+    pub(crate) fn has(&self, block: u32) -> bool {
+        let look = || -> std::io::Result<bool> {
+            let Ok(Some(id)) = self.read_id() else { return Ok(false) };
+            let mut entry = [0; ENTRY_BYTES];
+            let at = u64::from(block) * ENTRY_BYTES as u64;
+            File::open(self.table())?.read_exact_at(&mut entry, at)?;
+            Ok(entry == id.entry(block) && self.record(id).exists())
+        };
+        look().unwrap_or(false)
     }
 
     /// Claims the blocks that have taken slots, where they are free, and one more if `need` returns one. `need` gets
@@ -360,8 +376,8 @@ impl HostIds {
         self.make_registry()?;
         let (place, path) = Place::of(&self.dir)?;
         for _ in 0..ATTEMPTS {
-            let (id, seen) = self.identify(&place)?;
             let record = Record { path: lib_of(&path), boot: boot()?, place: place.clone() };
+            let (id, seen) = self.identify(&record)?;
             let new = match &seen {
                 Some(seen) if *seen == record => None,
                 _ => Some(self.write_new(id, &record)?),
@@ -425,21 +441,20 @@ impl HostIds {
         Ok(Some((file, table, outcome)))
     }
 
-    /// Removes the copy of the table, so that the next claim reads the table.
-    pub(crate) fn forget(&self) -> Result<()> {
-        disk::remove(&self.cache())
-    }
-
-    /// After a boot and [`HostIds::forget`]: claims the blocks with taken slots, and gives back the others. No error
-    /// of the registry stops a command here: the next claim returns it.
-    pub(crate) fn recover(&self, taken: &Blocks) -> Result<()> {
-        if *taken == Blocks::default() && !self.instance().exists() {
-            return Ok(());
+    /// After a boot: claims the blocks with taken slots, and gives back the others. No error of the registry stops a
+    /// command here, nor does its lock: the next claim does the same.
+    pub(crate) fn recover(&self, taken: &Blocks) {
+        let is_none = *taken == Blocks::default() && !self.instance().exists();
+        let is_free = || match Lock::try_take_new(&self.registry.join("lock")) {
+            Ok(lock) => lock.is_some(),
+            Err(_) => !self.registry.exists(),
+        };
+        if is_none || !is_free() {
+            return;
         }
         if let Ok(Claim::Has(own)) = self.claim(taken, false, |_, _| Need::Nothing) {
             self.give_back(&own, taken);
         }
-        Ok(())
     }
 
     /// Gives back the blocks without taken slots, but for one. A failure leaves them to this instance.
@@ -452,7 +467,7 @@ impl HostIds {
 
     /// Gives back all blocks, with the record, if none has a taken slot. A failure leaves them to this instance.
     pub(crate) fn leave(&self, taken: &Blocks) {
-        if let Ok(Some(own)) = self.own() {
+        if let Some(own) = self.own() {
             let _ = self.try_give_back(&own, taken, true);
         }
     }
@@ -460,19 +475,20 @@ impl HostIds {
     fn try_give_back(&self, own: &Blocks, taken: &Blocks, leaves: bool) -> Result<()> {
         let idle = own.without(taken);
         let (place, _) = Place::of(&self.dir)?;
-        let leaves = idle == *own && (leaves || !place.is_traceable());
+        // Not by `own`: a killed claim may have claimed more.
+        let leaves = *taken == Blocks::default() && (leaves || !place.is_traceable());
         let back: Blocks = idle.iter().skip(if leaves { 0 } else { 1 }).collect();
         if back == Blocks::default() {
             return Ok(());
         }
         let Some(id) = self.read_id()? else { return Ok(()) };
+        let Some(_lock) = Lock::try_take_new(&self.registry.join("lock"))? else { return Ok(()) };
         step()?;
         if leaves {
             disk::remove(&self.cache())?;
         } else {
             self.write_cache(&place, &own.without(&back))?;
         }
-        let _lock = self.lock()?;
         let (file, mut table) = self.open_table()?;
         let is_back =
             |block: &u32| table.owner(*block) == Some(id) && (leaves || back.contains(*block));
@@ -538,11 +554,15 @@ impl HostIds {
             }
         }
         // New records of killed claims. A claim whose new record is removed here begins again.
+        let _lock = self.lock()?;
         left.iter().try_for_each(|path| disk::remove(path))
     }
 
     /// Makes the directories of the registry, and refuses those that other users could change.
     fn make_registry(&self) -> Result<()> {
+        if let Some(parent) = self.registry.parent() {
+            fs::create_dir_all(parent).map_err(Error::file("cannot make directory", parent))?;
+        }
         for dir in [&self.registry, &self.records()] {
             match fs::DirBuilder::new().mode(0o700).create(dir) {
                 Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -563,12 +583,14 @@ impl HostIds {
         Ok(())
     }
 
-    /// Returns the id of this instance with its record. A copy of another instance gets an id of its own.
-    fn identify(&self, place: &Place) -> Result<(InstanceId, Option<Record>)> {
+    /// Returns the id of this instance with its record. `now` is what the record will be. A copy of another instance
+    /// gets an id of its own.
+    fn identify(&self, now: &Record) -> Result<(InstanceId, Option<Record>)> {
         if let Some(id) = self.read_id()? {
             let Some(seen) = self.read_record(id)? else { return Ok((id, None)) };
-            let boot = boot()?;
-            if place.is(&seen.place, seen.boot == boot) || Mounts::here()?.lack(&seen, &boot) {
+            let (same_path, same_boot) = (seen.path == now.path, seen.boot == now.boot);
+            let is_same = now.place.is(&seen.place, same_path, same_boot);
+            if is_same || Mounts::here()?.lack(&seen, &now.boot) {
                 return Ok((id, Some(seen)));
             }
         }
@@ -622,7 +644,7 @@ impl HostIds {
 
     fn write_cache(&self, place: &Place, blocks: &Blocks) -> Result<()> {
         step()?;
-        let cached = Cached { place: place.clone(), blocks: blocks.clone() };
+        let cached = Cached { place: place.clone(), boot: boot()?, blocks: blocks.clone() };
         disk::write_json(&self.cache(), &cached, Durable::No)
     }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The directories of one instance of Dormouse. Instances with different roots are independent:
-/// they share nothing but the kernel.
+/// they share the kernel and the table of host ids (`/var/lib/dormouse-ids`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
     /// Persistent state: images, containers, names, ids.

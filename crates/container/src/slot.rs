@@ -112,14 +112,17 @@ impl Slots {
         loop {
             let (lock, file, mut bits) = self.open()?;
             let search = Search { first: self.first, bits: &bits, avoid: &avoid, need };
-            let mut found = self.host_ids.own()?.and_then(|own| search.slot(&own));
+            let has =
+                |first: &u32| (*first..*first + need).all(|s| self.host_ids.has(s / BLOCK_SLOTS));
+            let mut found = self.host_ids.own().and_then(|own| search.slot(&own)).filter(has);
             if found.is_none() {
                 let need = |own: &Blocks, free: &Blocks| search.need(own, free);
                 match self.host_ids.claim(&blocks_of(&bits), swept, need)? {
                     Claim::Has(own) => found = search.slot(&own),
                     Claim::Scarce => {
                         drop(lock);
-                        self.host_ids.sweep()?;
+                        // The claim after it returns the errors that matter.
+                        let _ = self.host_ids.sweep();
                         swept = true;
                         continue;
                     }
@@ -151,7 +154,8 @@ impl Slots {
             }
         }
         self.write(&file, &bits, map.base / IdSlot::IDS)?;
-        self.give_back(&bits, slots_of(map))
+        self.give_back(&bits, slots_of(map));
+        Ok(())
     }
 
     /// Releases all slots of a container: a search through 2 MiB.
@@ -166,19 +170,19 @@ impl Slots {
             }
         }
         file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))?;
-        self.give_back(&bits, released)
+        self.give_back(&bits, released);
+        Ok(())
     }
 
     /// Gives back blocks that have no taken slot any more.
-    fn give_back(&self, bits: &[u8], released: impl IntoIterator<Item = u32>) -> Result<()> {
+    fn give_back(&self, bits: &[u8], released: impl IntoIterator<Item = u32>) {
         let taken = blocks_of(bits);
         if released.into_iter().all(|s| taken.contains(s / BLOCK_SLOTS)) {
-            return Ok(()); // nearly always
+            return; // nearly always
         }
-        if let Some(own) = self.host_ids.own()? {
+        if let Some(own) = self.host_ids.own() {
             self.host_ids.give_back(&own, &taken);
         }
-        Ok(())
     }
 
     /// Gives back all blocks of an instance without containers.
@@ -200,7 +204,6 @@ impl Slots {
         taken: impl Fn() -> Result<Vec<(IdMap, ContainerId)>>,
     ) -> Result<()> {
         let (_lock, file, _) = self.open()?;
-        self.host_ids.forget()?;
         let owners = self.owners()?;
         let mut bits = vec![0; BITMAP_BYTES];
         for (map, id) in taken()? {
@@ -208,7 +211,8 @@ impl Slots {
             slots_of(map).for_each(|s| bits[(s / 8) as usize] |= 1 << (s % 8));
         }
         file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))?;
-        self.host_ids.recover(&blocks_of(&bits))
+        self.host_ids.recover(&blocks_of(&bits));
+        Ok(())
     }
 
     /// Writes the bytes around one slot.

@@ -49,7 +49,8 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
     // The keeper may be tidying up already.
     let _alone = disk::Lock::take_new(&ground.places.run.join("use.lock"))?;
     tidy_alone(ground)?;
-    ground.slots.leave()?;
+    // The effect of a boot does not depend on it.
+    let _ = ground.slots.leave();
     disk::remove(&ground.places.run.join("boot"))
 }
 

@@ -27,9 +27,7 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{
-    caller, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage,
-};
+use crate::{caller, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
@@ -159,7 +157,8 @@ fn wake_with(
             return Err(e);
         }
     };
-    let unmarked = state::read_init(ground, &config.id).and_then(|init| end::unmark(ground, config, init));
+    let unmarked =
+        state::read_init(ground, &config.id).and_then(|init| end::unmark(ground, config, init));
     let ended = end::end_asleep(ground, config, Some(&mut running.keeper), is_large);
     // Either step commits the wake. A full disk may prevent the first, and a killed keeper the second.
     if let (Err(e), true) = (unmarked, ground.asleep_dir(&config.id).exists()) {

@@ -40,7 +40,9 @@ fn restored(ground: &Ground, id: &ContainerId) -> PathBuf {
 
 /// Returns the memory with which a container with a cgroup was restored; 0 if it was not.
 fn restored_bytes(ground: &Ground, id: &ContainerId) -> u64 {
-    if let Some(bytes) = fs::read_to_string(restored(ground, id)).ok().and_then(|it| it.parse().ok()) {
+    if let Some(bytes) =
+        fs::read_to_string(restored(ground, id)).ok().and_then(|it| it.parse().ok())
+    {
         return bytes;
     }
     // ORDER: the checkpoint before the record: a wake writes the record before the checkpoint leaves its place.

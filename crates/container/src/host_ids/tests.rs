@@ -137,7 +137,7 @@ fn has_handles(dir: &Path) -> bool {
 fn instances_have_different_blocks_and_know_them_without_the_registry() {
     let scratch = Scratch::new();
     let (a, b) = (scratch.instance("a"), scratch.instance("b"));
-    assert_eq!(a.own().unwrap(), None);
+    assert_eq!(a.own(), None);
     assert_eq!(claim(&a, &[]).unwrap(), blocks(&[0]));
     assert_eq!(claim(&b, &[]).unwrap(), blocks(&[1]));
     assert_eq!(claim(&a, &[0]).unwrap(), blocks(&[0, 2]));
@@ -146,8 +146,65 @@ fn instances_have_different_blocks_and_know_them_without_the_registry() {
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(&scratch.registry()), 0o700);
     assert!([a.table(), a.instance(), a.cache()].iter().all(|path| mode(path) == 0o600));
+}
+
+/// LIB/ids/blocks alone is no evidence.
+#[test]
+fn block_is_used_only_while_the_registry_has_it() {
+    let scratch = Scratch::new();
+    let (a, b) = (scratch.instance("a"), scratch.instance("b"));
+    claim(&a, &[]).unwrap();
+    claim(&a, &[]).unwrap();
+    assert!(a.has(0) && a.has(1) && !a.has(2) && !b.has(0));
+    // A file of a backup, with a block that was given back and claimed by another instance.
+    let old = fs::read(a.cache()).unwrap();
+    a.give_back(&blocks(&[0, 1]), &blocks(&[0]));
+    claim(&b, &[]).unwrap();
+    fs::write(a.cache(), old).unwrap();
+    assert_eq!(a.own(), Some(blocks(&[0, 1])));
+    assert!(a.has(0) && !a.has(1) && b.has(1));
+    // An operator removes the record of an instance that lives.
+    let id = a.read_id().unwrap().unwrap();
+    fs::rename(a.record(id), scratch.0.path().join("kept")).unwrap();
+    assert!(!a.has(0));
+    fs::rename(scratch.0.path().join("kept"), a.record(id)).unwrap();
+    assert!(a.has(0));
+    // Another boot, and a lost registry.
+    let text = fs::read_to_string(a.cache()).unwrap();
+    fs::write(a.cache(), text.replace(&boot().unwrap(), "an earlier one")).unwrap();
+    assert_eq!(a.own(), None);
     fs::remove_dir_all(scratch.registry()).unwrap();
-    assert_eq!(a.own().unwrap(), Some(blocks(&[0, 2])));
+    assert!(!a.has(0) && !b.has(1));
+}
+
+/// A killed claim has entries that LIB/ids/blocks lacks.
+#[test]
+fn instance_with_taken_slots_elsewhere_does_not_leave() {
+    let scratch = Scratch::new();
+    let a = scratch.instance("a");
+    claim(&a, &[]).unwrap();
+    let old = fs::read(a.cache()).unwrap();
+    claim(&a, &[5]).unwrap();
+    fs::write(a.cache(), old).unwrap();
+    a.leave(&blocks(&[5]));
+    assert!(scratch.owned(&a).contains(5) && a.has(5));
+}
+
+/// Neither the removal of a container nor the first command after a boot waits for another instance.
+#[test]
+fn locked_registry_stops_no_return_of_blocks() {
+    let scratch = Scratch::new();
+    let a = scratch.instance("a");
+    claim(&a, &[]).unwrap();
+    claim(&a, &[]).unwrap();
+    let lock = a.lock().unwrap();
+    a.give_back(&blocks(&[0, 1]), &blocks(&[0]));
+    a.leave(&blocks(&[]));
+    a.recover(&blocks(&[]));
+    assert_eq!((a.own(), scratch.owned(&a)), (Some(blocks(&[0, 1])), blocks(&[0, 1])));
+    drop(lock);
+    a.give_back(&blocks(&[0, 1]), &blocks(&[0]));
+    assert_eq!(scratch.owned(&a), blocks(&[0]));
 }
 
 #[test]
@@ -159,28 +216,28 @@ fn idle_block_is_given_back_but_for_one() {
     let a = scratch.instance("a");
     (0..3).for_each(|_| drop(claim(&a, &[]).unwrap()));
     a.give_back(&blocks(&[0, 1, 2]), &blocks(&[1]));
-    assert_eq!(a.own().unwrap(), Some(blocks(&[0, 1])));
+    assert_eq!(a.own(), Some(blocks(&[0, 1])));
     assert_eq!(scratch.owned(&a), blocks(&[0, 1]));
     a.give_back(&blocks(&[0, 1]), &blocks(&[]));
     assert_eq!(scratch.owned(&a), blocks(&[0]));
     a.leave(&blocks(&[0]));
     assert_eq!(scratch.owned(&a), blocks(&[0]));
     a.leave(&blocks(&[]));
-    assert_eq!((scratch.owned(&a), a.own().unwrap()), (blocks(&[]), None));
+    assert_eq!((scratch.owned(&a), a.own()), (blocks(&[]), None));
     assert_eq!(fs::read_dir(a.records()).unwrap().count(), 0);
     // After a boot.
-    a.forget().unwrap();
-    a.recover(&blocks(&[5])).unwrap();
+    disk::remove(&a.cache()).unwrap();
+    a.recover(&blocks(&[5]));
     assert_eq!(scratch.owned(&a), blocks(&[5]));
-    assert_eq!(a.own().unwrap(), Some(blocks(&[5])));
+    assert_eq!(a.own(), Some(blocks(&[5])));
 }
 
 #[test]
 fn instance_without_containers_needs_no_registry_after_a_boot() {
     let scratch = Scratch::new();
     let a = scratch.instance("a");
-    a.forget().unwrap();
-    a.recover(&blocks(&[])).unwrap();
+    disk::remove(&a.cache()).unwrap();
+    a.recover(&blocks(&[]));
     assert!(!scratch.registry().exists() && !a.instance().exists());
 }
 
@@ -202,7 +259,7 @@ fn killed_claim_loses_no_block_and_shares_none() {
         assert_eq!((of_a.len(), of_b.len()), (1, 1), "{steps}");
         assert_eq!(of_a.without(&of_b), of_a, "{steps}");
         assert_eq!(BLOCKS - scratch.table().free().len(), 2, "{steps}");
-        assert_eq!(a.own().unwrap(), Some(of_a), "{steps}");
+        assert_eq!(a.own(), Some(of_a), "{steps}");
         a.sweep().unwrap();
         assert_eq!(fs::read_dir(a.records()).unwrap().count(), 2, "{steps}");
         steps += 1;
@@ -224,7 +281,7 @@ fn killed_return_of_blocks_loses_none_and_shares_none() {
             break;
         }
         let of_b = claim(&b, &[]).unwrap();
-        let cached = a.own().unwrap().unwrap();
+        let cached = a.own().unwrap();
         assert_eq!(cached.without(&of_b), cached, "{steps}");
         assert_eq!(cached.without(&scratch.owned(&a)), blocks(&[]), "{steps}");
         // The next claim finds them.
@@ -245,7 +302,7 @@ fn copy_of_a_root_has_blocks_of_its_own() {
     let (a, b) = (scratch.instance("a"), scratch.instance("b"));
     claim(&a, &[]).unwrap();
     copy(&a, &b);
-    assert_eq!(b.own().unwrap(), None, "the copied file is not valid here");
+    assert_eq!(b.own(), None, "the copied file is not valid here");
     assert_eq!(claim(&b, &[0]).unwrap(), blocks(&[1]));
     assert_ne!(a.read_id().unwrap(), b.read_id().unwrap());
     assert_eq!(claim(&a, &[0]).unwrap(), blocks(&[0, 2]));
@@ -260,7 +317,7 @@ fn moved_root_keeps_its_blocks_and_its_record_has_the_new_path() {
     let id = a.read_id().unwrap().unwrap();
     fs::rename(scratch.0.path().join("a"), scratch.0.path().join("moved")).unwrap();
     let moved = scratch.instance("moved");
-    assert_eq!(moved.own().unwrap(), Some(blocks(&[0])));
+    assert_eq!(moved.own(), Some(blocks(&[0])));
     moved.sweep().unwrap();
     assert_eq!(claim(&moved, &[0]).unwrap(), blocks(&[0, 1]));
     assert_eq!(moved.read_id().unwrap(), Some(id));
@@ -434,8 +491,8 @@ fn damage_is_refused_with_file_and_remedy() {
     }
     fs::remove_file(a.table()).unwrap();
     refused(&b, &b.table());
-    b.forget().unwrap();
-    b.recover(&blocks(&[1])).unwrap(); // other commands go on
+    disk::remove(&b.cache()).unwrap();
+    b.recover(&blocks(&[1])); // other commands go on
     fs::write(a.table(), &whole).unwrap();
     // A damaged record of another instance keeps its blocks and stops no other.
     fs::write(a.record(id), b"{").unwrap();
@@ -443,7 +500,7 @@ fn damage_is_refused_with_file_and_remedy() {
     assert!(scratch.owned(&a).contains(0));
     claim(&b, &[]).unwrap();
     fs::write(b.cache(), b"{").unwrap();
-    assert_eq!(b.own().unwrap(), None);
+    assert_eq!(b.own(), None);
 }
 
 #[test]
