@@ -134,16 +134,6 @@ impl Podman {
         text.unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
     }
 
-    /// Removes a pod after its monitors have ended: podman removes their cgroup without a wait for them.
-    fn remove_pod(&self, name: &str) {
-        self.podman(&["pod", "stop", "-t", "0", name]).ok();
-        let files = format!("/sys/fs/cgroup -path '*/{}/*/conmon/cgroup.procs'", self.cgroup);
-        self.wait_for("a monitor of the pod does not end", || {
-            self.host.sh(&format!("find {files} -exec cat {{}} +")).stdout.trim().is_empty()
-        });
-        self.podman(&["pod", "rm", "-f", "-t", "0", name]).ok();
-    }
-
     /// Asserts that no container, process, state of ours or cgroup of a container is left.
     #[track_caller]
     fn assert_nothing_left(&self) {
@@ -364,7 +354,7 @@ fn podman_pods_share_namespaces() {
     podman.podman(&["pod", "unpause", "pod"]).ok();
     podman.podman(&["pod", "stop", "-t", "0", "pod"]).ok();
     podman.podman(&["pod", "start", "pod"]).ok();
-    podman.remove_pod("pod");
+    podman.podman(&["pod", "rm", "-f", "-t", "0", "pod"]).ok();
 
     // From a Kubernetes manifest.
     let file = podman.dir.join("pod.yaml");
@@ -377,7 +367,7 @@ fn podman_pods_share_namespaces() {
     let limit = podman.limit("kube-one", "memory", "memory.limit_in_bytes", "memory.max");
     assert_eq!(limit, "33554432");
     podman.podman(&["exec", "kube-one", "/bin/true"]).ok();
-    podman.remove_pod("kube");
+    podman.podman(&["pod", "rm", "-f", "-t", "0", "kube"]).ok();
     podman.assert_nothing_left();
 }
 

@@ -95,9 +95,14 @@ impl Links {
         Ok(self.all()?.into_iter().find(|l| l.name == name))
     }
 
+    /// Removes a link, if it is still there: the end of the other namespace of a pair removes it as well, later
+    /// than the last process there.
     pub fn remove(&mut self, index: u32) -> Result<()> {
         let message = route::link(index, 0, 0);
-        self.0.request(route::REMOVE_LINK, 0, &message).map_err(at("remove a link"))
+        match self.0.request(route::REMOVE_LINK, 0, &message) {
+            Err(e) if e.errno() == rustix::io::Errno::NODEV.raw_os_error() => Ok(()),
+            other => other.map_err(at("remove a link")),
+        }
     }
 
     pub fn up(&mut self, index: u32) -> Result<()> {
