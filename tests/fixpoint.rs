@@ -385,6 +385,10 @@ fn without_chance(
             // The name for a restore has the number of the object.
             value["path"] = "(deleted)".into();
         }
+        Thing::Timer(timer) if timer.value_ns == 0 && timer.cancelled_at_set_ns.is_some() => {
+            // No time is left, so this is the time of the look.
+            value["cancelled_at_set_ns"] = "now".into();
+        }
         Thing::File(file) if file.deleted.is_some() => {
             // The restored file had another name for a moment.
             value["path"] = "(deleted)".into();

@@ -389,12 +389,21 @@ const FOUND: &[(&str, &str)] = &[
     ("children that leave no zombies", "action 4 0 0 3;fork 0 0 0 0;exit 0 0 0 0;end 0 0 0 0"),
     ("the size of segments over IPv6", "tcp 1 0 0 13"),
     ("the size of segments over IPv4", "tcp 0 0 0 13"),
+    (
+        "memory of a file that could be written",
+        "open 482 181 849 662;mapfile 145 288 443 409;protect 312 311 200 783",
+    ),
+    (
+        "a client without a name that receives credentials",
+        "unix 561 182 466 649;option 241 229 216 655",
+    ),
 ];
 
 /// Programs with state that the kernel does not let be restored, and what the refusal names.
 const REFUSED: &[(&str, &str)] = &[
     ("tmpfile 303 126 150 159;lease 984 927 743 279", "with a lease"),
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
+    ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
 ];
 
 #[test]

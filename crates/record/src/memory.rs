@@ -74,6 +74,9 @@ pub struct Area {
 }
 
 impl Area {
+    /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded where it no longer can.
+    pub const ACCOUNTED: &str = "ac";
+
     /// Its length.
     pub fn bytes(&self) -> u64 {
         self.end - self.start

@@ -205,9 +205,12 @@ pub(super) fn wipe(records: &mut Records) {
     areas.filter(|area| area.has("wf")).for_each(|area| area.runs.clear());
 }
 
-/// Access of an area while it is filled.
+/// Access of an area while it is filled. One that could be written can be written first.
 fn first_access(area: &Area) -> u32 {
-    if area.runs.is_empty() { area.access } else { area.access | READ_WRITE }
+    match area.runs.is_empty() && !area.has(Area::ACCOUNTED) {
+        true => area.access,
+        false => area.access | READ_WRITE,
+    }
 }
 
 /// A part of an area, with everything that mapping it needs.

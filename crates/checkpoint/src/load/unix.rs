@@ -438,9 +438,18 @@ impl<'r> Work<'_, 'r> {
         self.call(index, libc::SYS_bind, [cell.into(), at, length]);
     }
 
+    /// Connects a socket. One that receives credentials and has no name would get one (unix(7), Autobind feature).
     fn connect(&mut self, index: usize, cell: Cell, bytes: &[u8]) {
+        let socket = self.all.get(&index);
+        let gets_name = socket.is_some_and(|it| passes_credentials(it) && it.name.is_none());
+        if gets_name {
+            self.pass_credentials(index, cell, 0);
+        }
         let [at, length] = self.address(bytes);
         self.call(index, libc::SYS_connect, [cell.into(), at, length]);
+        if gets_name && !self.is_late(index) {
+            self.pass_credentials(index, cell, 1);
+        }
     }
 
     /// Binds all names that lead to their sockets.
@@ -657,12 +666,12 @@ impl<'r> Work<'_, 'r> {
 
     /// Makes an accepted socket, by connecting to the listener of that name.
     fn accept(&mut self, index: usize, listener: Cell, name: &[u8]) -> Result<()> {
-        let client = match self.all[&index].peer {
-            UnixPeer::Socket { object } => self.plan.object(object)?,
-            _ => self.socket(index)?,
+        let (of, client) = match self.all[&index].peer {
+            UnixPeer::Socket { object } => (object, self.plan.object(object)?),
+            _ => (index, self.socket(index)?),
         };
         self.act_as(index, self.all[&index].peer_credentials.as_ref(), |work| {
-            work.connect(index, client, name);
+            work.connect(of, client, name);
             Ok(())
         })?;
         let accepted = self.plan.cell();

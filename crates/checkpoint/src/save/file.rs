@@ -61,7 +61,10 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         flags &= !libc::O_ASYNC as u32; // a lease sets it
         // A read of the contents would break a lease for writing. A memfd that is opened again permits none.
         let has_contents = is_deleted(&open.link, &open.stat) || is_in_memory(open);
-        if has_contents && (lease.writes || open.link.starts_with(deleted::MEMORY)) {
+        // A lease needs the owner of the file, and procfs shows another one while a task is restored.
+        let is_of_procfs = is_of_procfs(open.copy.as_fd());
+        if is_of_procfs || has_contents && (lease.writes || open.link.starts_with(deleted::MEMORY))
+        {
             return Err(format!("'{}' with a lease (F_SETLEASE), not saved yet", open.link));
         }
         if lease.writes {
@@ -81,6 +84,11 @@ fn is_in_memory(open: &Open<'_>) -> bool {
     rustix::fs::fstatfs(&open.copy).is_ok_and(|of| of.f_type as u64 == TMPFS)
 }
 
+fn is_of_procfs(open: BorrowedFd<'_>) -> bool {
+    const PROCFS: u64 = 0x9fa0;
+    rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS)
+}
+
 /// A file that can be found again: by its name, which is looked up and must lead to the same file;
 /// or, if it is deleted, as an object of its own. `open` refers to the file.
 fn found(
@@ -93,8 +101,7 @@ fn found(
     if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
-    const PROCFS: u64 = 0x9fa0;
-    let is_of_procfs = rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS);
+    let is_of_procfs = is_of_procfs(open);
     if is_of_procfs {
         check_process_file(survey, seen, link, stat)?;
     }
