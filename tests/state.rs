@@ -397,6 +397,49 @@ const FOUND: &[(&str, &str)] = &[
         "a client without a name that receives credentials",
         "unix 561 182 466 649;option 241 229 216 655",
     ),
+    // The program's own: its parent reported before the child stopped.
+    (
+        "the pending signal of a child that has stopped",
+        "timer 646 349 708 331;fork 871 559 475 895;stop 915 89 385 632",
+    ),
+    (
+        "the process that has set a lease, of several with the open file",
+        "open 274 865 279 855;fork 10 224 484 275;lease 392 718 357 858",
+    ),
+    (
+        "the send buffer of a pending connection whose listener was given another",
+        "tcp 756 773 149 889;option 624 899 56 444",
+    ),
+    (
+        "the receive buffer of a pending connection whose listener was given another",
+        "tcp 756 773 149 891;option 624 900 56 444",
+    ),
+    (
+        "datagrams in a receive buffer that was made smaller, over IPv6",
+        "udp 633 479 455 375;option 855 308 165 568",
+    ),
+    (
+        "datagrams in a receive buffer that was made smaller, over IPv4",
+        "udp 632 479 455 375;option 855 308 165 568",
+    ),
+    (
+        "memory of /dev/zero on a mount without execution",
+        "device 736 583 24 222;mapfile 752 174 983 942",
+    ),
+    (
+        "memory of /dev/zero from an offset, whose mapping ends behind it",
+        "device 736 583 24 222;mapfile 752 174 983 943",
+    ),
+    ("shared memory whose mapping has grown", "map 1 3 0 3;remap 1 2 3 7"),
+    (
+        "the owner of a pidfd that two processes have open",
+        "pidfd 903 439 68 210;notice 811 244 275 727;fork 38 777 216 685",
+    ),
+    ("the owner of a pidfd with a duplicate", "pidfd 1 0 0 0;dup 0 0 0 0;notice 0 0 0 1"),
+    (
+        "a thread of a process that writes where nobody reads",
+        "tcp 416 749 764 553;thread 850 457 303 1000;end 934 478 967 513;write 0 396 1011 382",
+    ),
 ];
 
 /// Programs with state that the kernel does not let be restored, and what the refusal names.
@@ -404,6 +447,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("tmpfile 303 126 150 159;lease 984 927 743 279", "with a lease"),
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
+    ("pidfd 1 0 0 0;pair 0 0 0 0;passfd 0 0 0 0", "a pidfd, which is not saved in flight"),
+    ("device 736 583 24 222;mapfile 752 174 0 914", "shared memory mapped behind its end"),
 ];
 
 #[test]

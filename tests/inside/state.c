@@ -12,8 +12,10 @@
  *
  * When all programs are complete, every task writes what it sees of itself to its slot of
  * /ctl/report, then process 1 prints "ready". From then on no task executes anything, unless a
- * timer's handler runs, until "state wake". Reports contain nothing that time changes. Nothing here
- * allocates memory or uses stdio after the start, since a report must not change what it describes.
+ * timer's handler runs, until "state wake". Processes that stop themselves do so before the others
+ * write: a parent reports the signal of the stop (SIGCHLD) both times. Reports contain nothing that
+ * time changes. Nothing here allocates memory or uses stdio after the start, since a report must not
+ * change what it describes.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -79,17 +81,21 @@ struct slot {
 
 /* /ctl/report, mapped by all tasks. */
 struct report {
-	uint32_t go;	    /* the phase that tasks wait for: 1, 2 */
+	uint32_t go;	    /* the phase that tasks wait for: STOP, REPORT, AGAIN */
 	uint32_t tasks;	    /* slots in use */
-	uint32_t first;	    /* reports of phase 1 */
-	uint32_t waiting;   /* tasks that wait for phase 2 */
-	uint32_t second;    /* reports of phase 2 */
+	uint32_t stopping;  /* tasks of processes that stop */
+	uint32_t first;	    /* first reports */
+	uint32_t waiting;   /* tasks that report again */
+	uint32_t second;    /* second reports */
 	uint32_t complete[SLOTS * 4];
 	uint32_t blocks;    /* blocks begun: numbers of `complete` */
 	uint32_t umask_lock; /* held while a task reads its umask */
-	char pad[4096 - 4 * (7 + SLOTS * 4)];
+	char pad[4096 - 4 * (8 + SLOTS * 4)];
 	struct slot slots[SLOTS];
 };
+
+/* Phases: processes that stop report and stop; the others report; the others report again. */
+enum { STOP = 1, REPORT, AGAIN };
 
 static struct report *report;
 
@@ -1243,7 +1249,8 @@ enum { PROGRAM, END, FORK, THREAD };
 
 /* ---- waiting */
 
-/* Tasks of this process that would report again, and whether one of them stops it: then none does. */
+/* Tasks of this process, those that would report again, and whether one of them stops it: then none does. */
+static int all_here;
 static int here;
 static int is_stopping;
 
@@ -1253,8 +1260,12 @@ static int settle(void)
 	int slot = __sync_fetch_and_add(&report->tasks, 1);
 	if (slot >= SLOTS)
 		_exit(77);
+	all_here++;
+	if (is_stopping)
+		__sync_fetch_and_add(&report->stopping, 1);
 	if (wait_kind == 100 && !is_stopping) {
 		is_stopping = 1;
+		__sync_fetch_and_add(&report->stopping, all_here);
 		__sync_fetch_and_sub(&report->waiting, here);
 	}
 	if (wait_kind == 0 && !is_stopping) {
@@ -1267,12 +1278,15 @@ static int settle(void)
 /* Both reports, and the waits before them. */
 static void rest(int slot, int kind, int fd, long id)
 {
-	wait_for(1);
+	/* Whether the process stops is known when all tasks are complete. */
+	wait_for(STOP);
+	if (!is_stopping)
+		wait_for(REPORT);
 	describe(slot, 0);
 	__sync_fetch_and_add(&report->first, 1);
 	if (kind != 0)
 		wait_otherwise(kind, fd, id);
-	wait_for(2);
+	wait_for(AGAIN);
 	describe(slot, 1);
 	__sync_fetch_and_add(&report->second, 1);
 	for (;;)
@@ -1342,7 +1356,7 @@ static void run(int from, int to)
 				flag = 0;
 			pid_t child = syscall(SYS_clone, flag | SIGCHLD, NULL, NULL, NULL, 0);
 			if (child == 0) {
-				here = is_stopping = 0;
+				all_here = here = is_stopping = 0;
 				task(n + 1, end, number);
 			}
 			await_block(number, child);
@@ -1424,11 +1438,13 @@ int main(int argc, char **argv)
 	}
 	map_report();
 	if (strcmp(what, "wake") == 0) {
-		wake(2, &report->second, report->waiting);
+		wake(AGAIN, &report->second, report->waiting);
 		printf("%u of %u\n", report->second, report->waiting);
 		return 0;
 	}
 	read_programs();
+	/* A task that writes where nobody reads goes on: its threads may have been counted already. */
+	signal(SIGPIPE, SIG_IGN);
 	for (int n = 0, end; n < op_count; n = end) {
 		n += ops[n].kind == PROGRAM;
 		for (end = n; end < op_count && ops[end].kind != PROGRAM; end++)
@@ -1447,7 +1463,10 @@ int main(int argc, char **argv)
 	}
 	struct timespec moment = {0, 100000000};
 	syscall(SYS_nanosleep, &moment, NULL);
-	wake(1, &report->first, report->tasks);
+	wake(STOP, &report->first, report->stopping);
+	if (report->stopping > 0)
+		await_sleep();
+	wake(REPORT, &report->first, report->tasks);
 	await_sleep();
 	if (write(1, "ready\n", 6) != 6)
 		return 1;

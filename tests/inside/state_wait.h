@@ -86,9 +86,9 @@ static void wait_otherwise(int kind, int fd, long id)
 			got = call(SYS_futex, (long)&kind, FUTEX_WAIT, kind, (long)&long_time, 0);
 			break;
 		case 100:
-			/* The stop is one of all threads, which report before. */
+			/* The stop is one of all threads, which report before; other processes report after it. */
 			while (__atomic_load_n(&report->first, __ATOMIC_SEQ_CST) <
-			       __atomic_load_n(&report->tasks, __ATOMIC_SEQ_CST))
+			       __atomic_load_n(&report->stopping, __ATOMIC_SEQ_CST))
 				sched_yield();
 			raise(SIGSTOP);
 			break;

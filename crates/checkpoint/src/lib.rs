@@ -55,7 +55,7 @@ pub mod save;
 mod terminal_modes;
 mod vdso;
 
-use dormouse_stacks::{accept, net, packet, quiet, repair, stack};
+use dormouse_stacks::{accept, buffer, net, packet, quiet, repair, stack};
 
 pub use diff::{Difference, diff};
 pub use dormouse_record::{Error, Refusal, Result};

@@ -133,4 +133,8 @@ pub struct SharedMemory {
     pub bytes: u64,
     /// Its contents; addresses are offsets.
     pub runs: Vec<Run>,
+    /// It was mapped from `/dev/zero` on a mount without execution (MS_NOEXEC): no mapping of it can be
+    /// made executable. Records of older versions do not have this field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_exec: bool,
 }

@@ -46,7 +46,7 @@ pub struct Process {
     /// Leases that it takes again, on behalf of all processes with the same file description.
     #[serde(default)]
     pub leases: Vec<Lease>,
-    /// Notices of its open files, which it sets for all that have the same open file.
+    /// Notices of its open files, which it sets for all that have the same open file; of a pidfd, for itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<Notice>,
     /// Its working directory, an object.

@@ -8,23 +8,26 @@
 //! nothing yet, or the connection would have been accepted. In between, the packets of the peer are
 //! dropped ([`crate::quiet`]).
 //!
+//! LIMIT: a connection begins with the options of its listener, and so with those that the listener was given after
+//! the connection had arrived, except for sizes of buffers.
+//!
 //! LIMIT: a connection that its peer has reset is left out: it will not be accepted. If this
 //! program is killed between taking them out and putting them back, the connections are lost.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dormouse_bpf::handshake::{self, Agreed, Handshakes};
-use dormouse_kernel::{Errno, call};
+use dormouse_kernel::Errno;
 use dormouse_record::{Connection, Error, TcpState, Waiting};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
+use crate::buffer::{self, Buffers, Sizes};
 use crate::packet::{self, Payload};
 use crate::quiet;
-use crate::repair::BUFFER_LOCK;
 use crate::stack::{self, Ends};
 
 /// Flag of a segment: the sender sends no more.
@@ -70,17 +73,22 @@ pub fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
 pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
     let handshakes =
         Handshakes::attach().map_err(|e| Error::Elsewhere(format!("a pending connection: {e}")))?;
-    let room = Room::make(listener, all).map_err(Error::call("make room in a socket"))?;
     let at = address_of(listener).map_err(Error::call("find a listener"))?;
+    let buffers = Buffers::of(listener);
+    let mut buffers = buffers.map_err(Error::call("read the buffers of a listener"))?;
+    let own = buffers.before();
     let patience = Patience::default();
-    for one in all {
+    let put = all.iter().try_for_each(|one| -> Result<(), Error> {
+        let set = buffers.set(buffers_for(&one.connection, own));
+        set.map_err(Error::call("set the buffers of a listener"))?;
         put_one(&handshakes, at, one, &patience).map_err(|source| Error::Restore {
             what: format!("the connection of {} at {}", one.connection.peer, one.address),
             call: "its handshake".into(),
             source,
-        })?;
-    }
-    room.give_back().map_err(Error::call("give back room in a socket"))
+        })
+    });
+    let given_back = buffers.give_back();
+    put.and(given_back.map_err(Error::call("give back the buffers of a listener")))
 }
 
 fn put_one(
@@ -147,8 +155,8 @@ fn arrive(ends: &Ends, bytes: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The time for which segments to all connections of a restore are waited for. The container's own packet filter may
-/// drop them all.
+/// The time for which packets to all sockets of a restore are waited for. The container's own packet filter may drop
+/// them all.
 #[derive(Debug)]
 pub struct Patience(Instant);
 
@@ -159,8 +167,8 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Sends a segment to a connection, and waits until the kernel has processed it. `received` returns the number of
-    /// segments that the connection has received.
+    /// Sends a packet to a socket, and waits until the kernel has processed it. `received` returns a number that
+    /// changes with every packet that the socket has received.
     ///
     /// LIMIT: without this number, and after 5 s in all, there is no wait.
     pub fn send(
@@ -190,37 +198,43 @@ pub fn segment<'d>(
     Payload::Tcp { sequence, acknowledged, flags, window, data }
 }
 
-/// More buffer space for the connections that a listener accepts: the same bytes in other segments
-/// may take more than before.
-struct Room<'l> {
-    listener: &'l OwnedFd,
-    before_bytes: i32,
-    locked: i32,
+/// The buffers that a listener needs so that a connection begins with its own: an accepted connection begins with
+/// those of its listener, and that may have got other sizes since the connection arrived.
+fn buffers_for(it: &Connection, listener: Sizes) -> Sizes {
+    let locked = i32::from(it.buffers_locked);
+    // The kernel adjusts a size that neither program nor listener has set.
+    let size = |bit: i32, own_bytes: u32, listener_bytes: i32| {
+        if (locked | listener.locked) & bit == 0 { listener_bytes } else { own_bytes as i32 }
+    };
+    // The same bytes in other segments may take more space than before, and the kernel uses half of a buffer for its
+    // own data beside the bytes.
+    let received_bytes = (it.received.0.len() as i32).saturating_mul(4);
+    Sizes {
+        send_bytes: size(buffer::SEND, it.buffers_bytes.0, listener.send_bytes),
+        receive_bytes: size(buffer::RECEIVE, it.buffers_bytes.1, listener.receive_bytes)
+            .max(received_bytes),
+        locked,
+    }
 }
 
-impl<'l> Room<'l> {
-    fn make(listener: &'l OwnedFd, all: &[Waiting]) -> Result<Self, Errno> {
-        let option = |name| call::int_option(listener.as_fd(), libc::SOL_SOCKET, name);
-        let room =
-            Self { listener, before_bytes: option(libc::SO_RCVBUF)?, locked: option(BUFFER_LOCK)? };
-        let most = all.iter().map(|one| one.connection.received.0.len() as i32).max().unwrap_or(0);
-        // The kernel uses half of a buffer for its own data beside the bytes.
-        if most.saturating_mul(4) > room.before_bytes {
-            room.set(most.saturating_mul(4))?;
-        }
-        Ok(room)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::unread;
 
-    fn set(&self, bytes: i32) -> Result<(), Errno> {
-        let set = |name, value| {
-            call::set_int_option(self.listener.as_fd(), libc::SOL_SOCKET, name, value)
-        };
-        // socket(7): the kernel doubles the value that is set, and marks it as set by the program.
-        set(libc::SO_RCVBUFFORCE, bytes / 2)?;
-        set(BUFFER_LOCK, self.locked)
-    }
-
-    fn give_back(self) -> Result<(), Errno> {
-        self.set(self.before_bytes)
+    #[test]
+    fn connection_keeps_buffers_that_differ_from_those_of_its_listener() {
+        let mut it = unread(TcpState::Established, "127.0.0.1:9".parse().unwrap());
+        it.buffers_bytes = (2_626_560, 131_072);
+        let unset = Sizes { send_bytes: 16_384, receive_bytes: 131_072, locked: 0 };
+        assert_eq!(buffers_for(&it, unset), unset, "the kernel adjusts them");
+        let set = Sizes { send_bytes: 4608, receive_bytes: 2304, locked: 3 };
+        let own = Sizes { send_bytes: 2_626_560, receive_bytes: 131_072, locked: 0 };
+        assert_eq!(buffers_for(&it, set), own);
+        it.buffers_bytes = (4608, 2304);
+        it.buffers_locked = 3;
+        assert_eq!(buffers_for(&it, unset), set);
+        it.received.0 = vec![0; 1000];
+        assert_eq!(buffers_for(&it, unset), Sizes { receive_bytes: 4000, ..set });
     }
 }

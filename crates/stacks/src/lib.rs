@@ -8,12 +8,13 @@
 //!   stack    which sockets and addresses the kernel lists      repair   options of TCP repair mode
 //!   quiet    rules that drop packets of saved connections      net      devices, addresses, routes,
 //!   packet   packets that sockets receive again                         rules, filters, settings
-//!   accept   connections of an accept queue
+//!   accept   connections of an accept queue                    buffer   sizes of buffers for a while
 //! ```
 //!
-//! Modules form a line: `quiet` uses `stack`; `packet` and `net` use both; `accept` uses `packet` and
-//! `repair`. Records (crate `record`) are taken as checked. Not here: sockets as objects of processes,
-//! which are the work of `checkpoint`, and addresses and bridges of the host, the work of `network`.
+//! Modules form a line: `quiet` uses `stack`; `packet` and `net` use both; `buffer` uses `repair`; `accept`
+//! uses `packet` and `buffer`. Records (crate `record`) are taken as checked. Not here: sockets as objects of
+//! processes, which are the work of `checkpoint`, and addresses and bridges of the host, the work of
+//! `network`.
 //!
 //! Kernel facts: a stack is configured by rtnetlink(7), nft(8) and files of `/proc/sys/net`. Sockets are
 //! listed by `/proc/net`. A connection that was taken from an accept queue is put back by a BPF program
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+pub mod buffer;
 pub mod net;
 pub mod packet;
 pub mod quiet;

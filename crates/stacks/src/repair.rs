@@ -1,6 +1,6 @@
 //! Repair mode of TCP sockets (TCP_REPAIR): its options and values.
 //!
-//! Crate `checkpoint` reads connections by them and makes connections again; [`crate::accept`] uses the
+//! Crate `checkpoint` reads connections by them and makes connections again; [`crate::buffer`] uses the
 //! lock of buffer sizes.
 
 use std::net::SocketAddr;

@@ -1,5 +1,7 @@
 //! Descriptors: each object takes its recorded numbers, and no other descriptor stays open.
 
+use std::collections::HashMap;
+
 use dormouse_record::{Process, Result, Thing};
 
 use super::plan::Plan;
@@ -9,13 +11,17 @@ use crate::inject::program::{Arg, Call, Sequence};
 pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     memfd::seal_mapped(plan, sequence, record)?;
     let mut numbers = Vec::new();
+    // By object: duplicates within the process stay one open file.
+    let mut pidfds = HashMap::new();
     if user::keep(plan, sequence, record)? {
         numbers.push(plan.kept());
     }
     for descriptor in &record.descriptors {
         let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
         let cell = match &plan.records.objects[descriptor.object].thing {
-            Thing::PidFd(it) => pidfd::make(plan, sequence, &what, it),
+            Thing::PidFd(it) => *pidfds
+                .entry(descriptor.object)
+                .or_insert_with(|| pidfd::make(plan, sequence, &what, it)),
             _ => plan.object(descriptor.object)?,
         };
         let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };

@@ -12,6 +12,7 @@ use dormouse_record::{
 };
 
 use super::mapped::{self, Mapped, READ_WRITE};
+use super::open;
 use super::plan::Plan;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
@@ -43,10 +44,17 @@ pub(super) fn make_shared(
     let at = plan.shared_end;
     plan.shared_end += memory.bytes + PAGE_BYTES;
     plan.shared.insert(index, at);
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let none = Arg::from(-1);
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
     let what = "shared memory";
-    sequence.call(what, mmap(at, memory.bytes, READ_WRITE, flags, none, 0));
+    if memory.no_exec {
+        // As it was made. The kernel copies what the mount permits to each further mapping.
+        let zero = open::path(plan, sequence, what, "/dev/zero", libc::O_RDWR as u32)?;
+        sequence.call(what, mmap(at, memory.bytes, READ_WRITE, flags, zero.into(), 0));
+        sequence.call(what, Call::new(libc::SYS_close, [zero.into()]));
+    } else {
+        let (none, flags) = (Arg::from(-1), flags | libc::MAP_ANONYMOUS);
+        sequence.call(what, mmap(at, memory.bytes, READ_WRITE, flags, none, 0));
+    }
     read(plan, sequence, what, memory.runs.iter().map(|r| (at + r.address, r)));
     Ok(())
 }

@@ -2,15 +2,17 @@
 //! exist.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::Errno;
-use dormouse_record::{Result, Thing, UdpSocket};
+use dormouse_kernel::{Errno, call};
+use dormouse_record::{Datagram, Result, Thing, UdpSocket};
 
 use super::plan::Plan;
 use super::{net, open, socket};
+use crate::accept::Patience;
+use crate::buffer::{Buffers, Sizes};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-use crate::packet::{self, Payload};
+use crate::packet::{self, Packet, Payload};
 use crate::stack;
 
 pub(super) fn make(
@@ -85,6 +87,55 @@ pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), E
         let from = if reads_as_it_is { from } else { packet::sender(from, to) };
         (from, to, Payload::Udp(&datagram.data.0))
     });
-    packet::send(&netns, &packets.collect::<Vec<_>>())?;
+    receive(copy, &netns, &packets.collect::<Vec<_>>(), room_bytes(&udp.received))?;
     udp.error.map_or(Ok(()), |error| packet::fail(&netns, copy, error))
+}
+
+/// Sends a socket its datagrams, in a receive buffer of at least `room_bytes`: the program may have made the buffer
+/// smaller than its contents.
+fn receive(
+    copy: &OwnedFd,
+    netns: &OwnedFd,
+    packets: &[Packet<'_>],
+    room_bytes: i32,
+) -> std::result::Result<(), Errno> {
+    let mut buffers = Buffers::of(copy)?;
+    let own = buffers.before();
+    if own.receive_bytes >= room_bytes {
+        return packet::send(netns, packets);
+    }
+    let patience = Patience::default();
+    let room = buffers.set(Sizes { receive_bytes: room_bytes, ..own });
+    let sent = room.and_then(|()| {
+        // ORDER: each has arrived before the buffer gets its size again.
+        stack::inside_of(netns, || {
+            packets.iter().try_for_each(|one| {
+                patience.send(|| arrivals(copy), || packet::send_here(std::slice::from_ref(one)))
+            })
+        })
+    });
+    sent.and(buffers.give_back())
+}
+
+/// The size of a receive buffer that is enough for datagrams, as the kernel counts them.
+fn room_bytes(received: &[Datagram]) -> i32 {
+    /// Headers and the kernel's own data of a packet, or more; its memory may be twice as large as its contents.
+    const PACKET_BYTES: usize = 2048;
+    /// LIMIT: as of a buffer of a connection.
+    const ROOM_MAX: usize = 64 << 20;
+    let all: usize = received.iter().map(|one| 2 * one.data.0.len() + PACKET_BYTES).sum();
+    all.min(ROOM_MAX) as i32
+}
+
+/// A number that changes with every datagram that a socket receives or drops (SO_MEMINFO). KERNEL(4.12).
+fn arrivals(socket: &OwnedFd) -> Option<u32> {
+    const MEMINFO: i32 = 55;
+    // Places in its nine words: bytes in the receive queue, dropped datagrams.
+    const RECEIVED: usize = 0;
+    const DROPPED: usize = 8;
+    let mut info = [0; 36];
+    let length = call::socket_option(socket.as_fd(), libc::SOL_SOCKET, MEMINFO, &mut info);
+    let words = info.as_chunks::<4>().0;
+    let word = |place: usize| u32::from_ne_bytes(words[place]);
+    (length == Ok(info.len())).then(|| word(RECEIVED).wrapping_add(word(DROPPED)))
 }

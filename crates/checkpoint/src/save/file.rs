@@ -46,6 +46,16 @@ fn device_of(stat: &Stat, flags: u32) -> Option<Thing> {
     Some(Thing::Device(Device { name: known.2.to_owned(), flags }))
 }
 
+/// Whether the container of a process has the device `/dev/zero`, by that name.
+pub(crate) fn has_zero(pid: u32) -> bool {
+    let found = lookup(pid, "/dev/zero").and_then(rustix::fs::fstat);
+    found.is_ok_and(|stat| {
+        let is_character = file_type(&stat) == FileType::CharacterDevice;
+        let zero = Device { name: "zero".to_owned(), flags: 0 };
+        is_character && device_of(&stat, 0) == Some(Thing::Device(zero))
+    })
+}
+
 pub(crate) fn is_file(open: &Open<'_>) -> bool {
     let known = [FileType::RegularFile, FileType::Directory];
     let is_place = open.flags() & libc::O_PATH as u32 != 0;

@@ -4,10 +4,13 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
-use dormouse_record::{Lease, Lock, LockKind, Notice};
+use dormouse_kernel::capability::Capability;
+use dormouse_record::{Lease, Lock, LockKind, Notice, Process};
 
 use super::open::Open;
 use super::refusal::Reason;
+use super::seen::Seen;
+use super::survey::FoundLease;
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
@@ -19,10 +22,13 @@ fn is_lease(line: &str) -> bool {
     line.split_ascii_whitespace().nth(1) == Some("LEASE")
 }
 
+fn lease_line(info: &str) -> Option<&str> {
+    info.lines().filter_map(|line| line.strip_prefix("lock:")).find(|line| is_lease(line))
+}
+
 /// The lease of an open file, and the process that is signalled when it is broken.
 pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
-    let mut lines = open.info.lines().filter_map(|line| line.strip_prefix("lock:"));
-    let Some(line) = lines.find(|line| is_lease(line)) else { return Ok(None) };
+    let Some(line) = lease_line(&open.info) else { return Ok(None) };
     let writes = access(line)?;
     let failed = |e| format!("a lease: {e}");
     let owner = call::file_owner(open.copy.as_fd()).map_err(failed)?;
@@ -38,6 +44,43 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
         owner: id,
         signal: call::file_signal(open.copy.as_fd()).map_err(failed)?,
     }))
+}
+
+/// The lease of an open file, with what [`give_out`] needs.
+pub(crate) fn found(open: &Open<'_>) -> Result<Option<FoundLease>, Reason> {
+    let Some(lease) = lease(open)? else { return Ok(None) };
+    let set_by = lease_line(&open.info).and_then(set_by);
+    Ok(Some(FoundLease { object: open.index, set_by, uid: open.stat.st_uid, lease }))
+}
+
+/// Gives each lease to the process that takes it again. procfs names the process that has set a lease, so
+/// that one does, if it still has the file open and may hold a lease of it (fcntl(2), F_SETLEASE).
+/// Otherwise the first that may does.
+pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [Process]) {
+    for FoundLease { object, set_by, uid, lease } in leases {
+        let number = |process: &Process| {
+            let found = process.descriptors.iter().find(|one| one.object == object);
+            found.map(|one| one.number)
+        };
+        let all = tree.iter().zip(&*processes).enumerate();
+        let open: Vec<(usize, u32, &Seen)> =
+            all.filter_map(|(n, (seen, process))| Some((n, number(process)?, seen))).collect();
+        let may = |(_, _, seen): &&(usize, u32, &Seen)| may_hold(seen, uid);
+        let is_setter = |(_, _, seen): &&(usize, u32, &Seen)| Some(seen.pid) == set_by;
+        let setter = open.iter().find(is_setter).filter(may);
+        let taker = setter.or_else(|| open.iter().find(may)).or(open.first());
+        if let Some(&(n, number, _)) = taker {
+            processes[n].leases.push(Lease { number, ..lease });
+        }
+    }
+}
+
+/// Whether a process may set a lease of a user's file.
+fn may_hold(seen: &Seen, uid: u32) -> bool {
+    let of_files =
+        || seen.fields.field("Uid")?.split_ascii_whitespace().nth(3)?.parse::<u32>().ok();
+    let effective = seen.fields.mask("CapEff").unwrap_or(0);
+    of_files() == Some(uid) || effective & 1 << Capability::Lease as u32 != 0
 }
 
 /// The task that an open file notifies, except by a lease.
@@ -66,6 +109,11 @@ fn access(line: &str) -> Result<bool, Reason> {
         Some(["ACTIVE", "WRITE"]) => Ok(true),
         _ => Err("a lease that is being broken, which is not saved".into()),
     }
+}
+
+/// The process that has set a lease: 359 of `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`.
+fn set_by(line: &str) -> Option<u32> {
+    line.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
 /// Reads `1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF`.
@@ -111,6 +159,7 @@ mod tests {
         let lease = "1: LEASE  ACTIVE    WRITE 359 00:13:11691 0 EOF";
         assert_eq!(of(&format!("lock:\t{lease}\n")).unwrap(), []);
         assert_eq!(access(lease), Ok(true));
+        assert_eq!(set_by(lease), Some(359));
         assert!(access("1: LEASE  BREAKING  READ 359 00:13:11691 0 EOF").is_err());
         assert!(of("lock:\t1: DELEG  ACTIVE    READ 1 00:13:11691 0 EOF\n").is_err());
         assert!(of("lock:\t1: -> POSIX\n").is_err());

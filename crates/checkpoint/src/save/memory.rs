@@ -127,7 +127,11 @@ fn backing<'t>(
     let offset = mapping.offset;
     if shared && (mapping.name == "/dev/zero (deleted)" || mapping.name.starts_with("[anon_shmem:"))
     {
-        let object = shared_memory(survey, &place)?;
+        let object = shared_memory(survey, seen, mapping, &place)?;
+        let thing = &survey.found.objects[object].thing;
+        if matches!(thing, Thing::SharedMemory(memory) if offset >= memory.bytes) {
+            return Err("shared memory mapped behind its end, which is not saved yet".into());
+        }
         return Ok(Backing::Shared { object, offset });
     }
     if shared && mapping.name.starts_with("/SYSV") {
@@ -167,7 +171,12 @@ fn backing<'t>(
 }
 
 /// Shared memory without a file: identified by the inode that the kernel gave it.
-fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<usize, Reason> {
+fn shared_memory(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    mapping: &Mapping<'_>,
+    place: &str,
+) -> std::result::Result<usize, Reason> {
     let failed = |e: std::io::Error| format!("shared memory that cannot be opened: {e}");
     let file = File::open(place).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
@@ -176,7 +185,10 @@ fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<us
         return Ok(*index);
     }
     let bytes = meta.len().next_multiple_of(PAGE_BYTES);
-    let index = survey.add(Thing::SharedMemory(SharedMemory { bytes, runs: Vec::new() }));
+    // LIMIT: without the container's /dev/zero it is restored as memory of MAP_ANONYMOUS.
+    let no_exec = !mapping.flags.contains(&"me") && file::has_zero(seen.first);
+    let memory = SharedMemory { bytes, runs: Vec::new(), no_exec };
+    let index = survey.add(Thing::SharedMemory(memory));
     survey.shared.insert(identity, index);
     survey.found.contents.push((index, file));
     Ok(index)

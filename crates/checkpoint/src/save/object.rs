@@ -148,10 +148,14 @@ fn descriptor(
     let key = open.key();
     let alike = survey.open_files.get(&key);
     if let Some(Ok(index)) = alike.map(|alike| alike.find(seen.pid, number)) {
+        // Each process opens its own pidfds again, with the notices of each.
+        let is_pidfd = matches!(survey.found.objects[index].thing, Thing::PidFd(_));
+        if is_pidfd && !surveyed.descriptors.iter().any(|d| d.object == index) {
+            surveyed.notices.extend(lock::notice(&open)?);
+        }
         return found(index);
     }
-    // The first process that has it open acquires it again.
-    surveyed.leases.extend(lock::lease(&open)?);
+    survey.leases.extend(lock::found(&open)?);
     if let Some(external) = file::external(survey.subject, &open) {
         let external = object(&open, external)?;
         let index = survey.found.objects.len();
@@ -251,7 +255,11 @@ fn in_flight(
     let (own, key) = (std::process::id(), open.key());
     let alike = survey.open_files.get(&key);
     if let Some(Ok(index)) = alike.map(|alike| alike.find(own, number)) {
-        return Ok(index);
+        let thing = &survey.found.objects[index].thing;
+        return match thing.may_be_on_its_way() {
+            true => Ok(index),
+            false => Err(format!("a {}, which is not saved in flight yet", thing.name())),
+        };
     }
     let thing = match file::external(survey.subject, &open) {
         Some(external) => external,

@@ -92,7 +92,6 @@ pub(crate) fn record(
     record.stopped = seen.stopped;
     record.descriptors = surveyed.descriptors.clone();
     record.locks = surveyed.locks.clone();
-    record.leases = surveyed.leases.clone();
     record.notices = surveyed.notices.clone();
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);

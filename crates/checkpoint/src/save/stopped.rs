@@ -21,7 +21,7 @@ use super::survey::Survey;
 use super::tcp::Connections;
 use super::thaw::Thawed;
 use super::wait::Blocks;
-use super::{due, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
+use super::{due, lock, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
 use crate::look::ipc::Tables;
 
 /// Time and size of a checkpoint.
@@ -188,6 +188,7 @@ impl Stopped {
         for record in processes.iter_mut().filter(|record| record.stopped.is_some()) {
             record.stop_was_told = Some(!survey.unreported.contains(&record.pid));
         }
+        lock::give_out(std::mem::take(&mut survey.leases), self.processes(), &mut processes);
         terminal::sessions(&mut survey, self.processes());
         let offsets = survey.times.own;
         let mut found = unless_refused(object::finish(survey, self.processes()))?;

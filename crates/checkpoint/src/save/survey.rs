@@ -34,7 +34,6 @@ use crate::look::mountinfo;
 pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) locks: Vec<HeldLock>,
-    pub(crate) leases: Vec<Lease>,
     pub(crate) notices: Vec<Notice>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
@@ -58,6 +57,18 @@ pub(crate) struct Surveyed {
     pub(crate) cgroup: Option<String>,
     /// Its memory, without contents.
     pub(crate) memory: Memory,
+}
+
+/// A lease of an open file, with what decides which process takes it again.
+#[derive(Debug)]
+pub(crate) struct FoundLease {
+    /// The open file, an object.
+    pub(crate) object: usize,
+    /// The process that has set it, by the host's ids.
+    pub(crate) set_by: Option<u32>,
+    /// The user of the file, by the host's ids.
+    pub(crate) uid: u32,
+    pub(crate) lease: Lease,
 }
 
 /// All objects of a container that were found so far.
@@ -91,6 +102,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) deleted: HashMap<(u64, u64), usize>,
     /// Open files with a lease for writing, by device and inode: no file has another open file beside such a one.
     pub(crate) leased: HashMap<(u64, u64), usize>,
+    /// Leases of open files.
+    pub(crate) leases: Vec<FoundLease>,
     /// Mount namespaces but the container's own.
     pub(crate) mounts: MountNamespaces,
     /// IPC namespaces but the container's own.
@@ -170,6 +183,7 @@ impl<'s> Survey<'s> {
             terminals: HashMap::new(),
             deleted: HashMap::new(),
             leased: HashMap::new(),
+            leases: Vec::new(),
             mounts: MountNamespaces::default(),
             ipc: IpcNamespaces::default(),
             nets: NetNamespaces::default(),

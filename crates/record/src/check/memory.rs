@@ -68,8 +68,12 @@ fn area(area: &Area, records: &Records) -> Found {
                 }
                 Thing::File(_) => Ok(()),
                 Thing::SharedMemory(memory) => {
-                    let end = offset.checked_add(area.bytes());
-                    ensure(end.is_some_and(|end| end <= memory.bytes), || "beyond the end".into())
+                    // An area that has grown (mremap(2)) ends behind the memory.
+                    ensure(offset < memory.bytes, || "beyond the end".into())?;
+                    let is_executable = area.access & libc::PROT_EXEC.cast_unsigned() != 0;
+                    ensure(!memory.no_exec || !is_executable, || {
+                        "executable, which its memory is not".into()
+                    })
                 }
                 _ => Err("maps an object that is not a file".into()),
             }

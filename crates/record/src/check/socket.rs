@@ -256,7 +256,7 @@ mod tests {
         ];
         let mut records = small();
         records.objects.extend(all.map(|s| Thing::UnixSocket(s).into()));
-        let memory = crate::SharedMemory { bytes: 4096, runs: Vec::new() };
+        let memory = crate::SharedMemory { bytes: 4096, runs: Vec::new(), no_exec: false };
         records.objects.push(Thing::SharedMemory(memory).into());
         records
     }
