@@ -74,7 +74,8 @@ pub struct Area {
 }
 
 impl Area {
-    /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded where it no longer can.
+    /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded of files' memory that no longer
+    /// can.
     pub const ACCOUNTED: &str = "ac";
 
     /// Its length.

@@ -11,6 +11,9 @@
 //! LIMIT: a connection begins with the options of its listener, and so with those that the listener was given after
 //! the connection had arrived, except for sizes of buffers.
 //!
+//! LIMIT: a new connection that arrives at the listener during such a handshake begins with the buffers of that
+//! connection.
+//!
 //! LIMIT: a connection that its peer has reset is left out: it will not be accepted. If this
 //! program is killed between taking them out and putting them back, the connections are lost.
 
@@ -81,7 +84,8 @@ pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
     let put = all.iter().try_for_each(|one| -> Result<(), Error> {
         let set = buffers.set(buffers_for(&one.connection, own));
         set.map_err(Error::call("set the buffers of a listener"))?;
-        put_one(&handshakes, at, one, &patience).map_err(|source| Error::Restore {
+        let exists = || buffers.set(own);
+        put_one(&handshakes, at, one, &patience, exists).map_err(|source| Error::Restore {
             what: format!("the connection of {} at {}", one.connection.peer, one.address),
             call: "its handshake".into(),
             source,
@@ -96,6 +100,7 @@ fn put_one(
     listens_at: SocketAddr,
     one: &Waiting,
     patience: &Patience,
+    exists: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let it = &one.connection;
     let ends = [one.address, it.peer];
@@ -121,6 +126,7 @@ fn put_one(
     send(0, 0, &[])?;
     // ORDER: data that arrives before the connection exists is answered with a reset.
     arrive(&ends, 0)?;
+    exists()?;
     for (n, part) in it.received.0.chunks(SEGMENT_BYTES).enumerate() {
         let offset = (n * SEGMENT_BYTES) as u32;
         send(PUSH, offset, part)?;

@@ -30,7 +30,8 @@ pub struct Sizes {
 pub struct Buffers<'s> {
     socket: &'s OwnedFd,
     before: Sizes,
-    now: Sizes,
+    /// `None` after a failed change.
+    now: Option<Sizes>,
 }
 
 impl<'s> Buffers<'s> {
@@ -42,7 +43,7 @@ impl<'s> Buffers<'s> {
             receive_bytes: option(libc::SO_RCVBUF)?,
             locked: option(BUFFER_LOCK)?,
         };
-        Ok(Self { socket, before, now: before })
+        Ok(Self { socket, before, now: Some(before) })
     }
 
     /// The sizes before any change.
@@ -52,21 +53,24 @@ impl<'s> Buffers<'s> {
 
     /// Sets other sizes, also above the limits of the host (SO_RCVBUFFORCE).
     pub fn set(&mut self, wanted: Sizes) -> Result<(), Errno> {
-        // ORDER: before the calls. After a failed one, `give_back` sets the sizes again.
-        let was = std::mem::replace(&mut self.now, wanted);
-        if was == wanted {
+        if self.now == Some(wanted) {
             return Ok(());
         }
+        // ORDER: before the calls. After a failed one, `give_back` sets all sizes again.
+        let was = self.now.take();
+        let differs = |of: fn(&Sizes) -> i32| was.as_ref().is_none_or(|was| of(was) != of(&wanted));
         let set =
             |name, value| call::set_int_option(self.socket.as_fd(), libc::SOL_SOCKET, name, value);
         // socket(7): the kernel doubles the value that is set, and marks it as set by the program.
-        if was.send_bytes != wanted.send_bytes {
+        if differs(|sizes| sizes.send_bytes) {
             set(libc::SO_SNDBUFFORCE, wanted.send_bytes / 2)?;
         }
-        if was.receive_bytes != wanted.receive_bytes {
+        if differs(|sizes| sizes.receive_bytes) {
             set(libc::SO_RCVBUFFORCE, wanted.receive_bytes / 2)?;
         }
-        set(BUFFER_LOCK, wanted.locked)
+        set(BUFFER_LOCK, wanted.locked)?;
+        self.now = Some(wanted);
+        Ok(())
     }
 
     /// Sets the sizes that the socket had.

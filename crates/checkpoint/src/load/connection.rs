@@ -41,6 +41,7 @@ pub(super) struct Connections {
 /// made. All processes wait.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     let mut connections = Connections::default();
+    let patience = Patience::default();
     for (index, object) in restore.records.objects.iter().enumerate() {
         let is_filtered = has_filter(&object.thing);
         let is_needed = is_filtered
@@ -66,7 +67,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
         }
         match &object.thing {
             Thing::UdpSocket(udp) => {
-                udp::fill(&copy, udp).map_err(|source| {
+                udp::fill(&copy, udp, &patience).map_err(|source| {
                     let what = format!("object {index} ({name})");
                     Error::Restore { what, call: "its queue and groups".into(), source }
                 })?;
@@ -89,7 +90,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             _ => {}
         }
     }
-    complete(pid, restore, &connections.sockets)?;
+    complete(pid, restore, &connections.sockets, &patience)?;
     Ok(connections)
 }
 
@@ -97,7 +98,12 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
 ///
 /// ORDER: after all connections exist. The kernel acknowledges the FIN of a peer. If the peer is in the same stack and
 /// does not exist yet, that segment is answered with RST.
-fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result<()> {
+fn complete(
+    pid: u32,
+    restore: &Restore,
+    sockets: &[(OwnedFd, usize)],
+    patience: &Patience,
+) -> Result<()> {
     let mut stacks: BTreeMap<Option<usize>, Vec<(&OwnedFd, usize, &Connection)>> = BTreeMap::new();
     for (copy, index) in sockets {
         let object = &restore.records.objects[*index];
@@ -106,7 +112,6 @@ fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result
             stacks.entry(object.net).or_default().push((copy, *index, it));
         }
     }
-    let patience = Patience::default();
     for all in stacks.into_values() {
         let Some((any, ..)) = all.first() else { continue };
         let own = |index: usize| match &restore.records.objects[index].thing {
@@ -117,7 +122,7 @@ fn complete(pid: u32, restore: &Restore, sockets: &[(OwnedFd, usize)]) -> Result
         let ends = ended.filter_map(|(_, index, it)| Some([own(*index)?, it.peer])).collect();
         let act = || {
             all.iter().try_for_each(|(copy, index, it)| {
-                tcp::complete_receiving(copy, it, &patience).map_err(|source| Error::Restore {
+                tcp::complete_receiving(copy, it, patience).map_err(|source| Error::Restore {
                     what: format!("object {index} (a connection to {})", it.peer),
                     call: "the end of its peer".into(),
                     source,

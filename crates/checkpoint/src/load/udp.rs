@@ -67,8 +67,12 @@ fn shares_port(plan: &Plan<'_>, udp: &UdpSocket, address: SocketAddr) -> bool {
 }
 
 /// Joins the groups of a socket, fills its queue, and restores its pending error. `copy` is a descriptor of it in
-/// this program.
-pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
+/// this program. `patience` is that of all sockets of the restore.
+pub(super) fn fill(
+    copy: &OwnedFd,
+    udp: &UdpSocket,
+    patience: &Patience,
+) -> std::result::Result<(), Errno> {
     udp.groups.iter().try_for_each(|one| packet::join(copy, &one.device, one.address))?;
     let netns = stack::of_socket(copy)?;
     if udp.received.is_empty() && udp.error.is_none() {
@@ -87,7 +91,8 @@ pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), E
         let from = if reads_as_it_is { from } else { packet::sender(from, to) };
         (from, to, Payload::Udp(&datagram.data.0))
     });
-    receive(copy, &netns, &packets.collect::<Vec<_>>(), room_bytes(&udp.received))?;
+    let room = (room_bytes(&udp.received), patience);
+    receive(copy, &netns, &packets.collect::<Vec<_>>(), room)?;
     udp.error.map_or(Ok(()), |error| packet::fail(&netns, copy, error))
 }
 
@@ -97,14 +102,13 @@ fn receive(
     copy: &OwnedFd,
     netns: &OwnedFd,
     packets: &[Packet<'_>],
-    room_bytes: i32,
+    (room_bytes, patience): (i32, &Patience),
 ) -> std::result::Result<(), Errno> {
     let mut buffers = Buffers::of(copy)?;
     let own = buffers.before();
     if own.receive_bytes >= room_bytes {
         return packet::send(netns, packets);
     }
-    let patience = Patience::default();
     let room = buffers.set(Sizes { receive_bytes: room_bytes, ..own });
     let sent = room.and_then(|()| {
         // ORDER: each has arrived before the buffer gets its size again.

@@ -439,6 +439,8 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// Connects a socket. One that receives credentials and has no name would get one (unix(7), Autobind feature).
+    ///
+    /// LIMIT: one with SO_PASSPIDFD gets one.
     fn connect(&mut self, index: usize, cell: Cell, bytes: &[u8]) {
         let socket = self.all.get(&index);
         let gets_name = socket.is_some_and(|it| passes_credentials(it) && it.name.is_none());

@@ -4,7 +4,6 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
-use dormouse_kernel::capability::Capability;
 use dormouse_record::{Lease, Lock, LockKind, Notice, Process};
 
 use super::open::Open;
@@ -54,8 +53,8 @@ pub(crate) fn found(open: &Open<'_>) -> Result<Option<FoundLease>, Reason> {
 }
 
 /// Gives each lease to the process that takes it again. procfs names the process that has set a lease, so
-/// that one does, if it still has the file open and may hold a lease of it (fcntl(2), F_SETLEASE).
-/// Otherwise the first that may does.
+/// that one does, if it still has the file open and is the user of the file, as fcntl(2), F_SETLEASE wants.
+/// Otherwise the first that is does. CAP_LEASE counts in the first user namespace alone.
 pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [Process]) {
     for FoundLease { object, set_by, uid, lease } in leases {
         let number = |process: &Process| {
@@ -67,20 +66,20 @@ pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [
             all.filter_map(|(n, (seen, process))| Some((n, number(process)?, seen))).collect();
         let may = |(_, _, seen): &&(usize, u32, &Seen)| may_hold(seen, uid);
         let is_setter = |(_, _, seen): &&(usize, u32, &Seen)| Some(seen.pid) == set_by;
-        let setter = open.iter().find(is_setter).filter(may);
-        let taker = setter.or_else(|| open.iter().find(may)).or(open.first());
+        let setter = open.iter().find(is_setter);
+        let taker = setter.filter(may).or_else(|| open.iter().find(may)).or(setter);
+        let taker = taker.or(open.first());
         if let Some(&(n, number, _)) = taker {
             processes[n].leases.push(Lease { number, ..lease });
         }
     }
 }
 
-/// Whether a process may set a lease of a user's file.
+/// Whether a process may set a lease of a user's file without a capability.
 fn may_hold(seen: &Seen, uid: u32) -> bool {
     let of_files =
         || seen.fields.field("Uid")?.split_ascii_whitespace().nth(3)?.parse::<u32>().ok();
-    let effective = seen.fields.mask("CapEff").unwrap_or(0);
-    of_files() == Some(uid) || effective & 1 << Capability::Lease as u32 != 0
+    of_files() == Some(uid)
 }
 
 /// The task that an open file notifies, except by a lease.

@@ -99,10 +99,12 @@ fn area<'t>(
     let access = access.fold(0, |sum, (n, (has, bit))| sum | u32::from(has == bit) << n);
     let mut flags: Vec<String> = KEPT.iter().filter(|f| has(f)).map(|f| (*f).to_owned()).collect();
     let shared = mapping.access.ends_with('s');
-    if has(Area::ACCOUNTED) && !shared && access & libc::PROT_WRITE as u32 == 0 {
+    let backing = backing(survey, seen, mapping, shared, last)?;
+    // The kernel takes the flag back from anonymous memory without pages.
+    let is_of_file = matches!(backing, Backing::Private { .. });
+    if is_of_file && has(Area::ACCOUNTED) && access & libc::PROT_WRITE as u32 == 0 {
         flags.push(Area::ACCOUNTED.into());
     }
-    let backing = backing(survey, seen, mapping, shared, last)?;
     let (start, end) = (mapping.start, mapping.end);
     Ok(Area { start, end, access, backing, flags, runs: Vec::new() })
 }
