@@ -384,12 +384,13 @@ mod tests {
     /// Packets of the loopback device may arrive late on a busy machine.
     fn arrives(is_there: impl Fn() -> bool) -> bool {
         let until = std::time::Instant::now() + Duration::from_secs(30);
-        loop {
-            if is_there() || std::time::Instant::now() > until {
-                return is_there();
+        while !is_there() {
+            if std::time::Instant::now() > until {
+                return false;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        true
     }
 
     #[test]
