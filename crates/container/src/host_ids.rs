@@ -132,6 +132,7 @@ pub(crate) enum Need {
 
 /// The result of a claim.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and not kept")]
 pub(crate) enum Claim {
     /// The blocks of this instance, also in LIB/ids/blocks.
     Has(Blocks),

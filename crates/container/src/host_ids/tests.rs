@@ -153,7 +153,9 @@ fn instances_have_different_blocks_and_know_them_without_the_registry() {
 fn block_is_used_only_while_the_registry_has_it() {
     let scratch = Scratch::new();
     let (a, b) = (scratch.instance("a"), scratch.instance("b"));
-    (0..3).for_each(|_| drop(claim(&a, &[]).unwrap()));
+    (0..3).for_each(|_| {
+        claim(&a, &[]).unwrap();
+    });
     assert!(a.has(0) && a.has(2) && !a.has(3) && !b.has(0));
     // A file of a backup, with a block that was given back and claimed by another instance.
     let old = fs::read(a.cache()).unwrap();
@@ -195,7 +197,9 @@ fn locked_registry_stops_no_return_of_blocks() {
     let scratch = Scratch::new();
     let a = scratch.instance("a");
     let all = blocks(&[0, 1, 2]);
-    (0..3).for_each(|_| drop(claim(&a, &[]).unwrap()));
+    (0..3).for_each(|_| {
+        claim(&a, &[]).unwrap();
+    });
     let lock = a.lock().unwrap();
     a.give_back(&all, &blocks(&[0]));
     a.leave(&blocks(&[]));
@@ -213,7 +217,9 @@ fn idle_block_is_given_back_but_for_one() {
         return;
     }
     let a = scratch.instance("a");
-    (0..3).for_each(|_| drop(claim(&a, &[]).unwrap()));
+    (0..3).for_each(|_| {
+        claim(&a, &[]).unwrap();
+    });
     a.give_back(&blocks(&[0, 1, 2]), &blocks(&[1]));
     assert_eq!(a.own(), Some(blocks(&[0, 1])));
     assert_eq!(scratch.owned(&a), blocks(&[0, 1]));
@@ -275,7 +281,9 @@ fn killed_return_of_blocks_loses_none_and_shares_none() {
             return;
         }
         let (a, b) = (scratch.instance("a"), scratch.instance("b"));
-        (0..3).for_each(|_| drop(claim(&a, &[]).unwrap()));
+        (0..3).for_each(|_| {
+            claim(&a, &[]).unwrap();
+        });
         if !killed_at(steps, || a.give_back(&blocks(&[0, 1, 2]), &blocks(&[]))) {
             break;
         }
@@ -362,7 +370,9 @@ fn root_killed_sweep_is_completed_by_the_next() {
             return;
         }
         let (removed, next) = (scratch.instance("removed"), scratch.instance("next"));
-        (0..2).for_each(|_| drop(claim(&removed, &[]).unwrap()));
+        (0..2).for_each(|_| {
+            claim(&removed, &[]).unwrap();
+        });
         claim(&next, &[]).unwrap();
         fs::remove_dir_all(scratch.0.path().join("removed")).unwrap();
         fs::write(next.records().join("of a killed claim.new"), b"{").unwrap();
