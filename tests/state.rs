@@ -440,6 +440,11 @@ const FOUND: &[(&str, &str)] = &[
         "a thread of a process that writes where nobody reads",
         "tcp 416 749 764 553;thread 850 457 303 1000;end 934 478 967 513;write 0 396 1011 382",
     ),
+    // The program's own: it counted a thread that the exit of another had ended.
+    (
+        "the exit of a process with another thread",
+        "fork 284 421 300 204;thread 354 481 196 989;end 927 3 883 57;exit 1012 295 43 178",
+    ),
 ];
 
 /// Programs with state that the kernel does not let be restored, and what the refusal names.

@@ -90,7 +90,8 @@ struct report {
 	uint32_t complete[SLOTS * 4];
 	uint32_t blocks;    /* blocks begun: numbers of `complete` */
 	uint32_t umask_lock; /* held while a task reads its umask */
-	char pad[4096 - 4 * (8 + SLOTS * 4)];
+	uint32_t gone;	    /* tasks with a slot that another task of their process has ended */
+	char pad[4096 - 4 * (9 + SLOTS * 4)];
 	struct slot slots[SLOTS];
 };
 
@@ -103,6 +104,11 @@ static struct report *report;
 static int wait_kind;
 static int wait_fd = -1;
 static long wait_id = -1;
+
+/* Tasks of this process, those that would report again, and whether one of them stops it: then none does. */
+static int all_here;
+static int here;
+static int is_stopping;
 
 struct op {
 	int kind;
@@ -1201,8 +1207,15 @@ static void op_wait(long a, long b, long c, long d)
 static void op_exit(long a, long b, long c, long d)
 {
 	/* Not the first task of a program. */
-	if (getppid() != 1)
-		_exit(pick(a, 200));
+	if (getppid() == 1)
+		return;
+	/* It ends the other tasks of its process, too, and those report no more. */
+	if (is_stopping)
+		__sync_fetch_and_sub(&report->stopping, all_here);
+	else
+		__sync_fetch_and_sub(&report->waiting, here);
+	__sync_fetch_and_add(&report->gone, all_here);
+	_exit(pick(a, 200));
 }
 static void op_stop(long a, long b, long c, long d)
 {
@@ -1248,11 +1261,6 @@ enum { PROGRAM, END, FORK, THREAD };
 #include "state_wait.h"
 
 /* ---- waiting */
-
-/* Tasks of this process, those that would report again, and whether one of them stops it: then none does. */
-static int all_here;
-static int here;
-static int is_stopping;
 
 /* A task that is complete takes a slot. */
 static int settle(void)
@@ -1466,7 +1474,7 @@ int main(int argc, char **argv)
 	wake(STOP, &report->first, report->stopping);
 	if (report->stopping > 0)
 		await_sleep();
-	wake(REPORT, &report->first, report->tasks);
+	wake(REPORT, &report->first, report->tasks - report->gone);
 	await_sleep();
 	if (write(1, "ready\n", 6) != 6)
 		return 1;
