@@ -19,7 +19,7 @@ use dormouse_record::{
     Area, Backing, Mounts, PAGE_BYTES, Records, Run, Thing, TmpfsEntry, TmpfsKind, UnixPeer,
 };
 use dormouse_testkit::fact::{Difference, Expected, Facts, Rule, unexplained};
-use dormouse_testkit::{Host, seen};
+use dormouse_testkit::{Host, seen, soon, wait_until};
 use serde_json::Value;
 
 use super::{host, newest, start, wait_for_line};
@@ -548,6 +548,14 @@ pub(super) fn first(host: &Host, name: &str) -> u32 {
     host.inspect(name)["pid"].as_u64().expect("the container runs") as u32
 }
 
+/// Whether no task runs that was in a call before.
+fn are_in_calls(before: &Facts, now: &Facts) -> bool {
+    const RUNS: &str = "running";
+    let runs = |(place, value): (&str, &str)| value == RUNS && place.ends_with("/syscall");
+    let waited = |place| before.get(place).is_some_and(|call| call != RUNS);
+    !now.iter().any(|one| runs(one) && waited(one.0))
+}
+
 /// What is compared of a container: two looks before, and one after the restore.
 pub(super) struct Looks {
     pub(super) procfs: Vec<Facts>,
@@ -579,15 +587,27 @@ impl Looks {
         let seen = || seen::container(first(host, name));
         let mut looks =
             Self { procfs: vec![seen()], records: vec![saves(live).map_err(Failure::Refused)?] };
-        looks.procfs.push(seen());
+        looks.look_again(seen);
         looks.records.push(saves(&["checkpoint", name]).map_err(Failure::Refused)?);
         let out = host.dm(&["restore", name]);
         if out.status != 0 {
             return Err(Failure::Lost(out.stderr));
         }
-        looks.procfs.push(seen());
+        looks.look_again(seen);
         looks.records.push(saves(live).map_err(Failure::Once)?);
         Ok(looks)
+    }
+
+    /// Looks until each task that waited at first is in a call again: one that was let go may still be on its
+    /// way there.
+    fn look_again(&mut self, seen: impl Fn() -> Facts) {
+        let mut found = Facts::default();
+        // A task that never gets there is a difference.
+        wait_until(soon(), || {
+            found = seen();
+            are_in_calls(&self.procfs[0], &found)
+        });
+        self.procfs.push(found);
     }
 
     /// All differences without an explanation in the tables or `more`. With `moves`, a program may change
@@ -794,4 +814,16 @@ fn vm_restored_workloads_are_as_saved_part_3() {
 #[test]
 fn vm_restored_workloads_are_as_saved_part_4() {
     compare(3);
+}
+
+#[test]
+fn a_task_on_its_way_into_its_call_is_looked_at_again() {
+    let facts = |call: &str| {
+        let mut facts = Facts::default();
+        facts.add("process/2/task/2/syscall", call);
+        facts
+    };
+    let [waits, other, runs] = ["34 0x0", "219 0x0", "running"].map(facts);
+    assert!(!are_in_calls(&waits, &runs));
+    assert!(are_in_calls(&waits, &other) && are_in_calls(&runs, &runs));
 }
