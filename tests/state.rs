@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -146,6 +146,8 @@ enum Outcome {
 struct Machine {
     host: Host,
     volume: PathBuf,
+    /// A volume for the files of the first program, if it is to have one.
+    files: Option<PathBuf>,
 }
 
 impl Machine {
@@ -154,7 +156,16 @@ impl Machine {
         host.import(&image::state(), "state");
         let volume = host.dir().join("ctl");
         fs::create_dir(&volume).expect("a scratch directory");
-        Self { host, volume }
+        Self { host, volume, files: None }
+    }
+
+    /// The same, with the files of the first program on a volume.
+    fn with_files_on_volume() -> Self {
+        let machine = Self::new();
+        let files = machine.host.dir().join("files");
+        fs::create_dir(&files).expect("a scratch directory");
+        fs::set_permissions(&files, fs::Permissions::from_mode(0o777)).expect("a directory");
+        Self { files: Some(files), ..machine }
     }
 
     /// Runs a program in a container of its own.
@@ -174,7 +185,9 @@ impl Machine {
             .expect("write the file");
         let volume = format!("{}:/ctl", self.volume.display());
         let host = &self.host;
-        let run = ["run", "-d", "--name", "a", "--net", "none", "-v", &volume];
+        let files = self.files.as_ref().map(|files| format!("{}:/w0", files.display()));
+        let mut run = vec!["run", "-d", "--name", "a", "--net", "none", "-v", &volume];
+        run.extend(files.iter().flat_map(|files| ["-v", files.as_str()]));
         host.dm(&[&run[..], &["state", "/bin/state", "run"]].concat()).ok();
         wait_for_line(host, "a", "ready");
         let looks = match Looks::of(host, "a") {
@@ -447,9 +460,26 @@ const FOUND: &[(&str, &str)] = &[
     ),
 ];
 
+/// The same for files on a volume, where a mapping keeps its open file.
+const FOUND_ON_VOLUMES: &[(&str, &str)] = &[
+    (
+        "a file that a process has mapped and its child has open with a lease for writing",
+        "open 0 0 1 1;mapfile 0 0 0 2;fork 0 0 0 0;lease 0 1 0 0;end 0 0 0 0;close 0 0 0 0",
+    ),
+    (
+        "the same of a file that is open for reading only",
+        "open 0 1 1 1;mapfile 0 0 2 0;fork 0 0 0 0;lease 0 1 0 0;end 0 0 0 0;close 0 0 0 0",
+    ),
+];
+
 /// Programs with state that the kernel does not let be restored, and what the refusal names.
 const REFUSED: &[(&str, &str)] = &[
     ("tmpfile 303 126 150 159;lease 984 927 743 279", "with a lease"),
+    ("tmpfile 891 8 780 44;mapfile 521 627 959 369;lease 385 115 650 336", "with a lease"),
+    (
+        "tmpfile 1 8 0 0;mapfile 0 0 2 0;fork 0 0 0 0;lease 0 1 0 0;end 0 0 0 0;close 0 0 0 0",
+        "cannot be read: Resource temporarily unavailable",
+    ),
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
     ("pidfd 1 0 0 0;pair 0 0 0 0;passfd 0 0 0 0", "a pidfd, which is not saved in flight"),
@@ -459,8 +489,11 @@ const REFUSED: &[(&str, &str)] = &[
 #[test]
 fn vm_programs_with_found_faults_are_as_saved() {
     let machine = Machine::new();
+    let on_volume = Machine::with_files_on_volume();
     let mut faults = Vec::new();
-    for (what, program) in FOUND {
+    let found = FOUND.iter().map(|one| (&machine, one));
+    let found = found.chain(FOUND_ON_VOLUMES.iter().map(|one| (&on_volume, one)));
+    for (machine, (what, program)) in found {
         let lines: Vec<String> = program.split(';').map(str::to_owned).collect();
         match machine.outcome(&lines) {
             Outcome::Same => {}

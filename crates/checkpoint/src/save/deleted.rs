@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use dormouse_record::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
@@ -74,7 +75,7 @@ pub(crate) fn object(
             // Opened again: the process may have it open for writing only.
             let path = format!("/proc/self/fd/{}", open.as_raw_fd());
             let failed = |e| format!("the deleted file '{name}', which cannot be read: {e}");
-            let file = File::open(path).map_err(failed)?;
+            let file = readable(&path).map_err(failed)?;
             deleted.attributes = attributes(&file, &format!("the deleted file '{name}'"))?;
             Some(file)
         }
@@ -85,6 +86,11 @@ pub(crate) fn object(
     survey.deleted.insert(identity, index);
     survey.found.contents.extend(file.map(|file| (index, file)));
     Ok(index)
+}
+
+/// Opens a file for reading. A lease for writing by a process that is surveyed later is an error, not a wait.
+fn readable(path: &str) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 /// The object of a memfd.
@@ -98,7 +104,7 @@ fn memory_file(
     const HUGETLBFS: u64 = 0x958_458f6;
     let path = format!("/proc/self/fd/{}", open.as_raw_fd());
     let failed = |e: std::io::Error| format!("the memory '{name}', which cannot be read: {e}");
-    let file = File::open(path).map_err(failed)?;
+    let file = readable(&path).map_err(failed)?;
     let of = rustix::fs::fstatfs(&file).map_err(|e| failed(e.into()))?;
     let huge_page_bytes = (of.f_type as u64 == HUGETLBFS).then_some(of.f_bsize as u64);
     let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| failed(e.into()))?;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use dormouse_record::{Device, External, File, LockKind, PROGRAMS, Thing};
+use dormouse_record::{Area, Backing, Device, External, File, LockKind, PROGRAMS, Thing};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use super::open::Open;
@@ -69,6 +69,18 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
     if let Some(lease) = lock::lease(open)? {
         flags &= !libc::O_ASYNC as u32; // a lease sets it
+        // ORDER: before a refusal. A mapping of a file that is refused must not open it either.
+        if lease.writes {
+            survey.leased.insert((open.stat.st_dev, open.stat.st_ino), open.index);
+        }
+        // The kernel makes one of a lease for writing that was not given up in time, and sets none on such a file.
+        let is_writable = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+        if is_writable && !lease.writes {
+            return Err(format!(
+                "'{}' with a lease for reading (F_SETLEASE) that was one for writing, not saved yet",
+                open.link
+            ));
+        }
         // A read of the contents would break a lease for writing. A memfd that is opened again permits none.
         let has_contents = is_deleted(&open.link, &open.stat) || is_in_memory(open);
         // A lease needs the owner of the file, and procfs shows another one while a task is restored.
@@ -76,9 +88,6 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         if is_of_procfs || has_contents && (lease.writes || open.link.starts_with(deleted::MEMORY))
         {
             return Err(format!("'{}' with a lease (F_SETLEASE), not saved yet", open.link));
-        }
-        if lease.writes {
-            survey.leased.insert((open.stat.st_dev, open.stat.st_ino), open.index);
         }
     }
     if flags & libc::O_ASYNC as u32 != 0 {
@@ -272,5 +281,21 @@ pub(crate) fn mapped(
     let unchanged = !writes && file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
     survey.named.insert((name, flags, namespace), index);
+    survey.mapped.insert(index, (stat.st_dev, stat.st_ino));
     Ok(index)
+}
+
+/// Lets areas be mapped by the open file with a lease, where a process that was surveyed later has it.
+pub(crate) fn map_by_leased(survey: &Survey<'_>, areas: &mut [Area]) {
+    if survey.leased.is_empty() {
+        return;
+    }
+    for area in areas {
+        if let Backing::Private { object, .. } | Backing::Shared { object, .. } = &mut area.backing
+            && let Some(identity) = survey.mapped.get(object)
+            && let Some(leased) = survey.leased.get(identity)
+        {
+            *object = *leased;
+        }
+    }
 }

@@ -21,7 +21,9 @@ use super::survey::Survey;
 use super::tcp::Connections;
 use super::thaw::Thawed;
 use super::wait::Blocks;
-use super::{due, lock, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp};
+use super::{
+    due, file, lock, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp,
+};
 use crate::look::ipc::Tables;
 
 /// Time and size of a checkpoint.
@@ -187,6 +189,9 @@ impl Stopped {
         }
         for record in processes.iter_mut().filter(|record| record.stopped.is_some()) {
             record.stop_was_told = Some(!survey.unreported.contains(&record.pid));
+        }
+        for memory in &mut memories {
+            file::map_by_leased(&survey, &mut memory.areas);
         }
         lock::give_out(std::mem::take(&mut survey.leases), self.processes(), &mut processes);
         terminal::sessions(&mut survey, self.processes());

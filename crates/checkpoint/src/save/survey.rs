@@ -102,6 +102,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) deleted: HashMap<(u64, u64), usize>,
     /// Open files with a lease for writing, by device and inode: no file has another open file beside such a one.
     pub(crate) leased: HashMap<(u64, u64), usize>,
+    /// Files opened again for mappings, by object: device and inode.
+    pub(crate) mapped: HashMap<usize, (u64, u64)>,
     /// Leases of open files.
     pub(crate) leases: Vec<FoundLease>,
     /// Mount namespaces but the container's own.
@@ -183,6 +185,7 @@ impl<'s> Survey<'s> {
             terminals: HashMap::new(),
             deleted: HashMap::new(),
             leased: HashMap::new(),
+            mapped: HashMap::new(),
             leases: Vec::new(),
             mounts: MountNamespaces::default(),
             ipc: IpcNamespaces::default(),
