@@ -2,8 +2,10 @@
 //! of the processes that fill it. The workload checks its memory. The tests stop and kill the
 //! filling processes.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dormouse_launch::fill::{head, number};
@@ -24,8 +26,7 @@ pub(super) fn named(host: &Host, name: &str) -> Vec<Pid> {
     if name == KEEPER {
         return host.keeper().and_then(|pid| Pid::from_raw(pid as i32)).into_iter().collect();
     }
-    let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let is_it = |(pid, _): &(u32, String)| comm(*pid).trim().starts_with(name);
+    let is_it = |(pid, _): &(u32, String)| comm(*pid) == name;
     let found = host.processes().into_iter().filter(is_it);
     found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
 }
@@ -104,7 +105,7 @@ fn is_right(host: &Host) {
     host.dm(&["rm", "--force", "lazy"]).ok();
 }
 
-/// Restores the container and stops the filling process before its first page. Repeats until that
+/// Restores the container and stops the filling process while memory is missing. Repeats until that
 /// succeeds.
 fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
     held_on(host, Way::Checkpoint)
@@ -112,22 +113,69 @@ fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
 
 fn held_on(host: &Host, way: Way) -> (Vec<Pid>, Vec<Pid>) {
     for _ in 0..10 {
-        way.back(host).ok();
-        let filler = named(host, FILLER);
-        signal(&filler, Signal::STOP);
-        let second = named(host, SECOND);
-        let left = fs::metadata(fill_file(host)).is_ok() && !filler.is_empty();
-        let file = File::open(fill_file(host)).expect("the fill file of a lazy restore");
-        if left
-            && number(&file, head::DONE).expect("a number of the fill file") == 0
-            && !second.is_empty()
-        {
-            return (filler, second);
+        let others: BTreeSet<u32> =
+            pids().into_iter().filter(|pid| !comm(*pid).starts_with("dormouse")).collect();
+        let is_back = AtomicBool::new(false);
+        let is_stopped = std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| stop_filler(host, &others, &is_back));
+            let out = way.back(host);
+            is_back.store(true, Ordering::Release);
+            out.ok();
+            watcher.join().expect("the watcher")
+        });
+        if is_stopped && is_filling(host) {
+            return (named(host, FILLER), named(host, SECOND));
         }
-        signal(&filler, Signal::CONT);
+        signal(&named(host, FILLER), Signal::CONT);
         way.again(host);
     }
     panic!("all memory was loaded each time");
+}
+
+/// Stops the filling process as soon as it has a second. Returns false if all memory was loaded
+/// before that.
+///
+/// The watch begins before the restore, and leaves out processes of other programs: filling starts
+/// 10 ms after the restore, less time than one look at all processes takes on a machine with
+/// thousands of them. A sleeping workload may be woken by its own timer before the command.
+fn stop_filler(host: &Host, others: &BTreeSet<u32>, is_back: &AtomicBool) -> bool {
+    loop {
+        let all = pids();
+        let of_name = |name: &str| -> Vec<Pid> {
+            let is_it = |pid: &u32| comm(*pid) == name && host.has_process(*pid);
+            let found = all.difference(others).copied().filter(is_it);
+            found.filter_map(|pid| Pid::from_raw(pid as i32)).collect()
+        };
+        // ORDER: a second has the filler's name at first.
+        let has_second = !of_name(SECOND).is_empty();
+        let filler = of_name(FILLER);
+        if has_second && !filler.is_empty() {
+            signal(&filler, Signal::STOP);
+            return true;
+        }
+        if is_back.load(Ordering::Acquire) && !is_filling(host) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The name of a process; empty if it has ended.
+fn comm(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// The ids of all processes of the machine.
+fn pids() -> BTreeSet<u32> {
+    let all = fs::read_dir("/proc").expect("procfs").flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Returns whether memory of the restored container is missing.
+fn is_filling(host: &Host) -> bool {
+    let file = File::open(fill_file(host));
+    file.is_ok_and(|file| number(&file, head::DONE).is_ok_and(|done| done == 0))
 }
 
 fn fill_file(host: &Host) -> PathBuf {

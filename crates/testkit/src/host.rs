@@ -370,6 +370,12 @@ impl Host {
         leftover::processes(self.host.id(), self.dir.path())
     }
 
+    /// Returns whether a process is in a namespace of this host. The look is at one process only, so
+    /// it is fast where [`Host::processes`] reads those of the whole machine.
+    pub fn has_process(&self, pid: u32) -> bool {
+        leftover::is_inside(self.host.id(), pid)
+    }
+
     /// The keeper of this host, if it has one.
     pub fn keeper(&self) -> Option<u32> {
         self.keepers().first().copied()

@@ -55,11 +55,23 @@ pub fn mounts(pid: u32) -> Vec<String> {
     text.lines().filter_map(point).collect()
 }
 
+/// A process's namespace of one kind, as the kernel names it.
+fn namespace(pid: u32, kind: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
+}
+
+/// Returns whether a process is in the network or the mount namespace of process `holder`.
+pub(crate) fn is_inside(holder: u32, pid: u32) -> bool {
+    ["net", "mnt"].iter().any(|kind| {
+        let of_holder = namespace(holder, kind);
+        of_holder.is_some() && namespace(pid, kind) == of_holder
+    })
+}
+
 /// Processes with their command lines, if they are in one of the namespaces of process `holder`,
 /// have `root` on their command line, or descend from such a process. The holder and the calling
 /// process are excluded.
 pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
-    let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     let net = namespace(holder, "net");
     let mnt = namespace(holder, "mnt");
     let root = root.as_os_str().as_encoded_bytes();
