@@ -458,9 +458,21 @@ const FOUND: &[(&str, &str)] = &[
         "the exit of a process with another thread",
         "fork 284 421 300 204;thread 354 481 196 989;end 927 3 883 57;exit 1012 295 43 178",
     ),
+    (
+        "a file mapped to be read, which another process has open for writing only, with a lease",
+        "open 0 1 1 0;mapfile 0 0 2 0;close 0 0 0 0;fork 0 0 0 0;open 0 2 1 0;lease 0 1 0 0;end 0 0 0 0",
+    ),
+    (
+        "a file mapped to be written, which another process has open for reading only, with a lease",
+        "open 0 0 1 1;mapfile 0 0 0 2;close 0 0 0 0;fork 0 0 0 0;open 0 1 1 0;lease 0 1 0 0;end 0 0 0 0",
+    ),
+    (
+        "a file mapped to be read, which another process has open for both, with a lease",
+        "open 0 1 1 0;mapfile 0 0 2 2;close 0 0 0 0;fork 0 0 0 0;open 0 0 1 0;lease 0 1 0 0;end 0 0 0 0",
+    ),
 ];
 
-/// The same for files on a volume, where a mapping keeps its open file.
+/// The same for files on a volume, where a mapping keeps its open file and a lease stays with it.
 const FOUND_ON_VOLUMES: &[(&str, &str)] = &[
     (
         "a file that a process has mapped and its child has open with a lease for writing",
@@ -478,7 +490,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("tmpfile 891 8 780 44;mapfile 521 627 959 369;lease 385 115 650 336", "with a lease"),
     (
         "tmpfile 1 8 0 0;mapfile 0 0 2 0;fork 0 0 0 0;lease 0 1 0 0;end 0 0 0 0;close 0 0 0 0",
-        "cannot be read: Resource temporarily unavailable",
+        "with a lease",
     ),
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),

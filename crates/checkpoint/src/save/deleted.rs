@@ -1,5 +1,6 @@
 //! Files and directories without a name: contents are read through a copy of an open descriptor.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,7 +9,8 @@ use std::path::Path;
 use dormouse_record::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 use rustix::fs::{FileType, Stat};
 
-use super::refusal::Reason;
+use super::known::file::{Leased, Unread};
+use super::refusal::{self, Reason};
 use super::seen::Seen;
 use super::survey::Survey;
 use crate::look::file::{self, mount_of};
@@ -69,28 +71,77 @@ pub(crate) fn object(
         runs: Vec::new(),
         attributes: Vec::new(),
     };
-    let file = match kind {
+    let unread = match kind {
         FileType::RegularFile => {
             deleted.bytes = stat.st_size as u64;
-            // Opened again: the process may have it open for writing only.
-            let path = format!("/proc/self/fd/{}", open.as_raw_fd());
-            let failed = |e| format!("the deleted file '{name}', which cannot be read: {e}");
-            let file = readable(&path).map_err(failed)?;
-            deleted.attributes = attributes(&file, &format!("the deleted file '{name}'"))?;
-            Some(file)
+            Some(unread(seen, format!("the deleted file '{name}'"), identity, open)?)
         }
         FileType::Directory => None,
         _ => return Err(format!("'{name}', which is deleted and not a regular file")),
     };
     let index = survey.add(Thing::Deleted(deleted));
     survey.deleted.insert(identity, index);
-    survey.found.contents.extend(file.map(|file| (index, file)));
+    survey.unread.extend(unread.map(|unread| (index, unread)));
     Ok(index)
 }
 
-/// Opens a file for reading. A lease for writing by a process that is surveyed later is an error, not a wait.
-fn readable(path: &str) -> std::io::Result<File> {
-    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+fn unread(
+    seen: &Seen,
+    what: String,
+    identity: (u64, u64),
+    open: BorrowedFd<'_>,
+) -> Result<Unread, Reason> {
+    let open = open.try_clone_to_owned().map_err(|e| format!("{what}: {e}"))?;
+    Ok(Unread { pid: seen.pid, what, identity, open })
+}
+
+/// Opens a file again: the process may have it open for writing only.
+fn readable(unread: &Unread, leased: &HashMap<(u64, u64), Leased>) -> Result<File, Reason> {
+    let Unread { what, identity, .. } = unread;
+    if leased.contains_key(identity) {
+        return Err(format!("{what} with a lease (F_SETLEASE), not saved yet"));
+    }
+    // LIMIT: only a mapping keeps open a file with a lease. A wait would be as long as its holder likes.
+    File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(format!("/proc/self/fd/{}", unread.open.as_raw_fd()))
+        .map_err(|e| format!("{what}, which cannot be read: {e}"))
+}
+
+/// Opens the files whose contents are to be read.
+///
+/// ORDER: after all processes were surveyed. Opening a file breaks a lease for writing, whose holder is
+/// signalled, even where the open fails.
+pub(super) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
+    for (index, unread) in std::mem::take(&mut survey.unread) {
+        let file = readable(&unread, &survey.leased).and_then(|file| {
+            match &mut survey.found.objects[index].thing {
+                Thing::Deleted(deleted) => deleted.attributes = attributes(&file, &unread.what)?,
+                Thing::MemoryFile(memory) => describe(memory, &file, &unread.what)?,
+                _ => {}
+            }
+            Ok(file)
+        });
+        match file {
+            Ok(file) => survey.found.contents.push((index, file)),
+            Err(why) => {
+                let seen = tree.iter().find(|seen| seen.pid == unread.pid);
+                let refusal = seen.map(|seen| seen.refuse("", &why));
+                survey.found.refusals.push(refusal.unwrap_or_else(|| refusal::of_object(why)));
+            }
+        }
+    }
+}
+
+/// Completes the record of a memfd.
+fn describe(memory: &mut MemoryFile, file: &File, what: &str) -> Result<(), Reason> {
+    const HUGETLBFS: u64 = 0x958_458f6;
+    let failed = |e: rustix::io::Errno| format!("{what}, which cannot be read: {e}");
+    let of = rustix::fs::fstatfs(file).map_err(failed)?;
+    memory.huge_page_bytes = (of.f_type as u64 == HUGETLBFS).then_some(of.f_bsize as u64);
+    memory.seals = rustix::fs::fcntl_get_seals(file).map_err(failed)?.bits();
+    Ok(())
 }
 
 /// The object of a memfd.
@@ -101,13 +152,8 @@ fn memory_file(
     stat: &Stat,
     open: BorrowedFd<'_>,
 ) -> Result<usize, Reason> {
-    const HUGETLBFS: u64 = 0x958_458f6;
-    let path = format!("/proc/self/fd/{}", open.as_raw_fd());
-    let failed = |e: std::io::Error| format!("the memory '{name}', which cannot be read: {e}");
-    let file = readable(&path).map_err(failed)?;
-    let of = rustix::fs::fstatfs(&file).map_err(|e| failed(e.into()))?;
-    let huge_page_bytes = (of.f_type as u64 == HUGETLBFS).then_some(of.f_bsize as u64);
-    let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| failed(e.into()))?;
+    let identity = (stat.st_dev, stat.st_ino);
+    let unread = unread(seen, format!("the memory '{name}'"), identity, open)?;
     let (uid, gid) = seen.maps().owner(stat.st_uid, stat.st_gid);
     let index = survey.add(Thing::MemoryFile(MemoryFile {
         name: name.to_owned(),
@@ -115,12 +161,12 @@ fn memory_file(
         uid,
         gid,
         bytes: stat.st_size as u64,
-        huge_page_bytes,
-        seals: seals.bits(),
+        huge_page_bytes: None,
+        seals: 0,
         runs: Vec::new(),
     }));
-    survey.deleted.insert((stat.st_dev, stat.st_ino), index);
-    survey.found.contents.push((index, file));
+    survey.deleted.insert(identity, index);
+    survey.unread.push((index, unread));
     Ok(index)
 }
 

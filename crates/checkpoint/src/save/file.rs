@@ -6,13 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use dormouse_record::{Area, Backing, Device, External, File, LockKind, PROGRAMS, Thing};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
+use super::known::file::Mapped;
 use super::open::Open;
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::subject::Subject;
 use super::survey::Survey;
 use super::{deleted, lock};
-use crate::look::file::{lookup, modified_ns};
+use crate::look::file::{lookup, modified_ns, mount_of};
 
 /// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -69,12 +70,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
     if let Some(lease) = lock::lease(open)? {
         flags &= !libc::O_ASYNC as u32; // a lease sets it
-        // ORDER: before a refusal. A mapping of a file that is refused must not open it either.
-        if lease.writes {
-            survey.leased.insert((open.stat.st_dev, open.stat.st_ino), open.index);
-        }
         // The kernel makes one of a lease for writing that was not given up in time, and sets none on such a file.
-        let is_writable = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
+        let is_writable = matches!(flags as i32 & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR);
         if is_writable && !lease.writes {
             return Err(format!(
                 "'{}' with a lease for reading (F_SETLEASE) that was one for writing, not saved yet",
@@ -264,10 +261,6 @@ pub(crate) fn mapped(
     if file_type(&stat) != FileType::RegularFile {
         return Err(format!("'{link}' mapped, which is not saved yet"));
     }
-    // It was mapped by that open file, beside which the lease of a restore permits no other.
-    if let Some(index) = survey.leased.get(&(stat.st_dev, stat.st_ino)) {
-        return Ok(*index);
-    }
     // A deleted file is identified by device and inode.
     let name = match is_deleted(link, &stat) {
         true => format!("{:x}:{:x}", stat.st_dev, stat.st_ino),
@@ -279,23 +272,30 @@ pub(crate) fn mapped(
     }
     let file = found(survey, seen, link, &stat, open.as_fd())?;
     let unchanged = !writes && file.deleted.is_none();
+    let identity = (stat.st_dev, stat.st_ino);
     let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
     survey.named.insert((name, flags, namespace), index);
-    survey.mapped.insert(index, (stat.st_dev, stat.st_ino));
+    survey.mapped.insert(index, Mapped { identity, mount: mount_of(open.as_fd()).ok(), writes });
     Ok(index)
 }
 
-/// Lets areas be mapped by the open file with a lease, where a process that was surveyed later has it.
+/// Lets areas be mapped by the open file with a lease for writing: a file has no other beside it when such a
+/// lease is set, so a mapping that keeps its open file keeps this one.
+///
+/// A mapping through overlayfs does not keep it, and may have been made by another open file, which is
+/// recognized by its access mode and mount. An object of its own is right for such a mapping.
 pub(crate) fn map_by_leased(survey: &Survey<'_>, areas: &mut [Area]) {
     if survey.leased.is_empty() {
         return;
     }
     for area in areas {
+        let is_shared = matches!(area.backing, Backing::Shared { .. });
         if let Backing::Private { object, .. } | Backing::Shared { object, .. } = &mut area.backing
-            && let Some(identity) = survey.mapped.get(object)
-            && let Some(leased) = survey.leased.get(identity)
+            && let Some(mapped) = survey.mapped.get(object)
+            && let Some(leased) = survey.leased.get(&mapped.identity)
+            && mapped.is_by(leased, is_shared)
         {
-            *object = *leased;
+            *object = leased.index;
         }
     }
 }

@@ -6,10 +6,12 @@ use std::os::fd::AsFd;
 use dormouse_kernel::call;
 use dormouse_record::{Lease, Lock, LockKind, Notice, Process};
 
+use super::known::file::Leased;
 use super::open::Open;
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::FoundLease;
+use crate::look::file::mount_of;
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
@@ -43,6 +45,17 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
         owner: id,
         signal: call::file_signal(open.copy.as_fd()).map_err(failed)?,
     }))
+}
+
+/// An open file with a lease that another open file would break, with its device and inode.
+pub(crate) fn leased(open: &Open<'_>) -> Option<((u64, u64), Leased)> {
+    let line = lease_line(&open.info)?;
+    if matches!(access(line), Ok(false)) {
+        return None;
+    }
+    let mode = open.flags() as i32 & libc::O_ACCMODE;
+    let mount = mount_of(open.copy.as_fd()).ok();
+    Some(((open.stat.st_dev, open.stat.st_ino), Leased { index: open.index, mode, mount }))
 }
 
 /// The lease of an open file, with what [`give_out`] needs.

@@ -15,8 +15,8 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Found, Survey, Surveyed};
 use super::{
-    cgroup_namespace, event, fanotify, file, inotify, lock, memory, mqueue, namespace, pidfd, pipe,
-    process, shared, socket, tcp, terminal, time, timer, unix, user, uts,
+    cgroup_namespace, deleted, event, fanotify, file, inotify, lock, memory, mqueue, namespace,
+    pidfd, pipe, process, shared, socket, tcp, terminal, time, timer, unix, user, uts,
 };
 use crate::look::descriptor::numbers;
 
@@ -155,6 +155,8 @@ fn descriptor(
         }
         return found(index);
     }
+    // ORDER: before a refusal, so that no mapping of the file opens it.
+    survey.leased.extend(lock::leased(&open));
     survey.leases.extend(lock::found(&open)?);
     if let Some(external) = file::external(survey.subject, &open) {
         let external = object(&open, external)?;
@@ -275,7 +277,10 @@ fn in_flight(
         Thing::File(it) => it.deleted.map(|n| &survey.found.objects[n].thing),
         _ => None,
     };
-    let is_sealed = matches!(memory, Some(Thing::MemoryFile(memory)) if memory.seals != 0);
+    // The record has them later. An O_PATH descriptor does not show them.
+    let is_unsealed =
+        || rustix::fs::fcntl_get_seals(&open.copy).is_ok_and(|seals| seals.is_empty());
+    let is_sealed = matches!(memory, Some(Thing::MemoryFile(_))) && !is_unsealed();
     if is_sealed || lock::lease(&open)?.is_some() || !thing.needs_no_owner() {
         return Err(format!("{}, which is in flight and not open in any process", thing.name()));
     }
@@ -332,6 +337,7 @@ pub(super) fn finish(mut survey: Survey<'_>, tree: &[Seen]) -> Found {
     // ORDER: an end of a pipe may be in flight through a unix socket.
     unix::finish(&mut survey, tree, in_flight);
     pipe::finish(&mut survey);
+    deleted::finish(&mut survey, tree);
     user::finish(&mut survey);
     survey.found.terminals = survey.terminals.into_values().collect();
     survey.found.fresh = survey.fresh.into_own();

@@ -15,6 +15,7 @@ use dormouse_record::{
 
 use super::ahead::Ahead;
 use super::held::HeldFile;
+use super::known::file::{Leased, Mapped, Unread};
 use super::known::mount::MountNamespaces;
 use super::known::namespace::{
     CgroupNamespaces, Home, IpcNamespaces, TimeNamespaces, UserNamespaces,
@@ -100,10 +101,12 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, TerminalSides>,
     /// Deleted files, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
-    /// Open files with a lease for writing, by device and inode: no file has another open file beside such a one.
-    pub(crate) leased: HashMap<(u64, u64), usize>,
-    /// Files opened again for mappings, by object: device and inode.
-    pub(crate) mapped: HashMap<usize, (u64, u64)>,
+    /// Files whose contents are to be read, by object.
+    pub(crate) unread: Vec<(usize, Unread)>,
+    /// Open files with a lease for writing, by device and inode.
+    pub(crate) leased: HashMap<(u64, u64), Leased>,
+    /// Files opened again for mappings, by object.
+    pub(crate) mapped: HashMap<usize, Mapped>,
     /// Leases of open files.
     pub(crate) leases: Vec<FoundLease>,
     /// Mount namespaces but the container's own.
@@ -184,6 +187,7 @@ impl<'s> Survey<'s> {
             message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            unread: Vec::new(),
             leased: HashMap::new(),
             mapped: HashMap::new(),
             leases: Vec::new(),

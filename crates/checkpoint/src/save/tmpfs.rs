@@ -71,7 +71,8 @@ pub(super) fn contents(found: &mut Found, sink: &mut dyn Sink) -> Result<()> {
             let of = Of::Entry(index, n);
             let path = format!("{}/{}", tmpfs.target, entry.path);
             let mut read = || {
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                // A lease that a mapping keeps is an error, not a wait as long as the holder likes.
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 // Another file may be mounted there, which was recorded as this one.
                 let how = BELOW.difference(ResolveFlags::NO_XDEV);
                 let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
