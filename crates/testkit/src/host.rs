@@ -20,8 +20,9 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -32,6 +33,9 @@ use crate::{image, leftover};
 /// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The time after which a host has no further interlude.
+const INTERLUDES: Duration = Duration::from_secs(60);
+
 /// A private host for one test. See the [crate].
 pub struct Host {
     dir: TempDir,
@@ -40,6 +44,8 @@ pub struct Host {
     program: PathBuf,
     environment: Vec<(String, String)>,
     before: State,
+    /// Milliseconds that interludes have taken.
+    interludes_ms: AtomicU64,
 }
 
 /// The state of a host outside its containers.
@@ -82,8 +88,9 @@ impl Host {
             routes: String::new(),
             rules: String::new(),
         };
+        let (environment, interludes_ms) = (Vec::new(), AtomicU64::new(0));
         let mut this =
-            Self { dir, host, neighbour, program, environment: Vec::new(), before: empty };
+            Self { dir, host, neighbour, program, environment, before: empty, interludes_ms };
         this.connect();
         this.set_up();
         this.before = this.state();
@@ -223,11 +230,17 @@ impl Host {
     /// Where `DORMOUSE_INTERLUDE` is set, all running containers are checkpointed, ended and
     /// restored before each command: any test is a checkpoint test as well. A container that cannot
     /// be saved continues, and the cause is printed.
+    ///
+    /// Interludes of one host end after a time: of a container with 28,000 connections each takes half a
+    /// minute, longer on a busy machine, and the commands of a test would not be reached.
     #[track_caller]
     fn interlude(&self) {
-        if std::env::var_os("DORMOUSE_INTERLUDE").is_none() {
+        if std::env::var_os("DORMOUSE_INTERLUDE").is_none()
+            || self.interludes_ms.load(Ordering::Relaxed) > INTERLUDES.as_millis() as u64
+        {
             return;
         }
+        let began = Instant::now();
         // The survey of a container with 20,000 open files takes a busy machine a minute.
         let dm = |arguments: &[&str]| run(self.dormouse(arguments), b"", 5 * LIMIT);
         for id in dm(&["ps", "--quiet", "--filter", "state=running"]).stdout.lines() {
@@ -241,6 +254,7 @@ impl Host {
             let what = if saved.status == 0 { "restored" } else { &saved.stderr };
             eprintln!("interlude: {id}: {}", what.trim_end());
         }
+        self.interludes_ms.fetch_add(began.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
     /// `inspect --json` of one container or image: the first printed record.
