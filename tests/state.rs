@@ -450,7 +450,7 @@ const FOUND: &[(&str, &str)] = &[
     ),
     ("the owner of a pidfd with a duplicate", "pidfd 1 0 0 0;dup 0 0 0 0;notice 0 0 0 1"),
     (
-        "a thread of a process that writes where nobody reads",
+        "a thread of a process that writes to a stream without a reader",
         "tcp 416 749 764 553;thread 850 457 303 1000;end 934 478 967 513;write 0 396 1011 382",
     ),
     // The program's own: it counted a thread that the exit of another had ended.

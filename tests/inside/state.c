@@ -1451,7 +1451,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	read_programs();
-	/* A task that writes where nobody reads goes on: its threads may have been counted already. */
+	/* A task that writes to a stream without a reader goes on: its threads may have been counted already. */
 	signal(SIGPIPE, SIG_IGN);
 	for (int n = 0, end; n < op_count; n = end) {
 		n += ops[n].kind == PROGRAM;

@@ -101,7 +101,8 @@ fn readable(unread: &Unread, leased: &HashMap<(u64, u64), Leased>) -> Result<Fil
     if leased.contains_key(identity) {
         return Err(format!("{what} with a lease (F_SETLEASE), not saved yet"));
     }
-    // LIMIT: only a mapping keeps open a file with a lease. A wait would be as long as its holder likes.
+    // LIMIT: a lease that no descriptor of a process shows, since only a mapping or a message in flight keeps the
+    // file open, is broken here. The open fails at once: a wait would be as long as the holder likes.
     File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -109,10 +110,10 @@ fn readable(unread: &Unread, leased: &HashMap<(u64, u64), Leased>) -> Result<Fil
         .map_err(|e| format!("{what}, which cannot be read: {e}"))
 }
 
-/// Opens the files whose contents are to be read.
+/// Opens the files that were found without being opened.
 ///
-/// ORDER: after all processes were surveyed. Opening a file breaks a lease for writing, whose holder is
-/// signalled, even where the open fails.
+/// ORDER: after all processes were surveyed. Opening a file breaks a lease for writing: the kernel signals its
+/// holder, even where the open fails.
 pub(super) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     for (index, unread) in std::mem::take(&mut survey.unread) {
         let file = readable(&unread, &survey.leased).and_then(|file| {

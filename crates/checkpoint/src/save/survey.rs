@@ -101,7 +101,7 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, TerminalSides>,
     /// Deleted files, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
-    /// Files whose contents are to be read, by object.
+    /// Files with contents to be read, not opened yet, by object.
     pub(crate) unread: Vec<(usize, Unread)>,
     /// Open files with a lease for writing, by device and inode.
     pub(crate) leased: HashMap<(u64, u64), Leased>,

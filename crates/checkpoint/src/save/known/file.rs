@@ -1,4 +1,4 @@
-//! Files with leases, files that are mapped, and files whose contents are to be read.
+//! Files with leases, mapped files, and files with contents to be read.
 //!
 //! A file is identified by its device and inode.
 
@@ -35,7 +35,7 @@ impl Mapped {
     }
 }
 
-/// A file whose contents are to be read.
+/// A file with contents to be read.
 #[derive(Debug)]
 pub(crate) struct Unread {
     /// The process through which it was found.
