@@ -334,6 +334,7 @@ impl Scene {
         let host = Host::with_busybox();
         host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
         host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        host.await_removals();
         let before = Counts::of(&host);
         Self { host, before }
     }

@@ -171,6 +171,53 @@ fn vm_names_are_unique_and_can_be_changed() {
 }
 
 #[test]
+fn vm_container_that_removes_itself_is_gone_when_run_returns() {
+    let host = Host::with_busybox();
+    for round in 0..10 {
+        // The name is free at once, and the status is that of the command.
+        let script = format!("exit {}", round % 3);
+        let out = host.dm(&["run", "--rm", "--name", "a", "busybox", "sh", "-c", &script]);
+        assert_eq!(out.status, round % 3, "{out}");
+        assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
+    }
+    let events = host.dm(&["events", "--no-stream"]).ok();
+    let removed = events.lines().filter(|line| line.contains("remove")).count();
+    assert_eq!(removed, 10, "{events}");
+    host.await_removals();
+    for dir in ["lib/containers", "lib/names", "run/c"] {
+        let left = std::fs::read_dir(host.root().join(dir)).expect("a directory").count();
+        assert_eq!(left, 0, "{dir}");
+    }
+}
+
+#[test]
+fn removal_that_ends_early_is_finished_by_the_next_command() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
+    let words = ["run", "--rm", "--name", "a", "busybox", "sh", "-c", "echo >/fixed; sleep 1000"];
+    let mut run = host.dormouse(&words).spawn().expect("the command starts");
+    let fixed = || {
+        let all = std::fs::read_dir(host.root().join("lib/containers")).into_iter().flatten();
+        all.flatten().map(|dir| dir.path().join("upper/fixed")).find(|file| file.exists())
+    };
+    assert!(wait_until(soon(), || fixed().is_some()));
+    // Such a file cannot be removed (chattr(1)): the process behind the answer ends there.
+    host.sh(&format!("chattr +i {}", fixed().expect("a file").display())).ok();
+    host.dm(&["kill", "a"]).ok();
+    assert_eq!(run.wait().expect("it ends").code(), Some(137));
+    assert_eq!(host.dm(&["ps", "--quiet"]).ok().lines().count(), 1);
+    let has_ended = || !host.processes().iter().any(|(_, line)| line.contains("--rm"));
+    assert!(wait_until(soon(), has_ended));
+    let pending = host.root().join("lib/pending");
+    let dead = || std::fs::read_dir(&pending).expect("a directory").flatten().next();
+    let dead = dead().expect("the rest of the container").path().join("upper/fixed");
+    assert!(dead.exists(), "{}", dead.display());
+    host.sh(&format!("chattr -i {}", dead.display())).ok();
+    host.dm(&["ps"]).ok();
+    assert_eq!(std::fs::read_dir(&pending).expect("a directory").count(), 0);
+}
+
+#[test]
 fn vm_limits_apply_inside() {
     let host = Host::with_busybox();
     let limits = ["run", "-d", "--memory", "64m", "--pids", "20", "--cpus", "0.5", "--name", "a"];

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use dormouse_kernel::cgroup::Cgroup;
@@ -13,6 +14,7 @@ use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
 use dormouse_model::{Config, ContainerId, NetMode, State};
 
+use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
 use crate::ground::Ground;
@@ -321,4 +323,30 @@ pub(crate) fn remove_files(
         ground.record("remove", id.as_str(), config.name.as_str(), &[]);
     }
     Ok(())
+}
+
+/// A withdrawn container: no command finds it, its name is free, and its kernel objects are gone. Its files, ids
+/// and addresses remain until [`Removal::complete`]. After a kill before that, the next command releases them, as
+/// those of every interrupted removal ([`crate::pending`]).
+#[derive(Debug)]
+pub(crate) struct Removal {
+    config: Config,
+    dir: PathBuf,
+    /// The lock of the container, on the same directory.
+    _lock: Lock,
+}
+
+impl Removal {
+    /// Withdraws a container whose first process was settled; the caller holds its lock.
+    pub(crate) fn begin(ground: &Ground, config: Config, lock: Lock) -> Result<Self> {
+        let dir = pending::withdraw(ground, &config.id)?;
+        ground.names.release(&config.name, &config.id)?;
+        ground.record("remove", config.id.as_str(), config.name.as_str(), &[]);
+        Ok(Self { config, dir, _lock: lock })
+    }
+
+    /// Releases what remains.
+    pub(crate) fn complete(&self, ground: &Ground) -> Result<()> {
+        pending::release(ground, &self.config.id, &self.dir, Some(&self.config), true)
+    }
 }

@@ -112,6 +112,16 @@ pub(crate) fn withdraw(ground: &Ground, id: &ContainerId) -> Result<PathBuf> {
     Ok(dead)
 }
 
+/// LIMIT: number of unfinished changes beside which the files of a container are removed before its exit status is
+/// returned. Starts in a loop otherwise make containers faster than a busy disk removes them.
+const REMOVALS_BEHIND_MAX: usize = 32;
+
+/// Whether the files of one more container may be removed after its exit status is returned.
+pub(crate) fn may_remove_behind(ground: &Ground) -> bool {
+    let entries = fs::read_dir(ground.places.pending());
+    entries.is_ok_and(|entries| entries.take(REMOVALS_BEHIND_MAX).count() < REMOVALS_BEHIND_MAX)
+}
+
 /// Releases the resources of a failed create.
 pub(crate) fn abandon(ground: &Ground, id: &ContainerId, name: &Name, new: &New) -> Result<()> {
     release_sockets(ground, id, &new.dir)?;

@@ -172,6 +172,18 @@ impl Host {
         self.dir.path().join("root")
     }
 
+    /// Waits until no create, removal or change is in progress. `run --rm` returns before the files of its
+    /// container are removed.
+    ///
+    /// # Panics
+    /// If one lasts too long.
+    pub fn await_removals(&self) {
+        let pending = self.root().join("lib/pending");
+        let is_done =
+            || std::fs::read_dir(&pending).is_ok_and(|mut entries| entries.next().is_none());
+        assert!(wait_until(soon(), is_done), "a change never ends: {}", pending.display());
+    }
+
     /// The process that holds the host's namespaces.
     pub fn pid(&self) -> u32 {
         self.host.id()

@@ -1,15 +1,17 @@
 //! Settling of an ended container, and its restart policy.
 //!
-//! Uses `ground`, `state`, `end` and `start`.
+//! Uses `ground`, `state`, `pending`, `end` and `start`.
 
 use std::time::Duration;
 
+use dormouse_kernel::process;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{ContainerId, Restart};
 
-use crate::end;
+use crate::end::{self, Removal};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::pending;
 use crate::spec::Stdio;
 use crate::start::{self, Running};
 use crate::state::{self, Exit};
@@ -48,16 +50,45 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
 
 /// Waits for the first process of a container, settles the container and returns the exit
 /// status.
+///
+/// A container that removes itself is withdrawn, and its files are removed by a child behind the answer: half of
+/// the time from the exit to the answer were these files on a disk (ext4, `bench start`).
+///
+/// ORDER: the keeper is answered before the fork, so that its connection ends with this process.
 pub(crate) fn finish(ground: &Ground, mut running: Running) -> Result<ExitStatus> {
     let status = running.wait()?;
     if running.keeper_is_gone {
         // No other process has the status. If the directory is gone, the container was removed.
         let _ = status.write(&ground.run_dir(&running.id), running.pid);
     }
-    settle(ground, &running.id)?;
+    let removal = settle_and_withdraw(ground, &running.id)?;
     // A keeper that died meanwhile needs no report.
     let _ = running.keeper.settled(running.pid);
+    let Some(removal) = removal else { return Ok(status) };
+    // The next command finishes what fails there. A caller with several threads has no such child.
+    let behind = pending::may_remove_behind(ground)
+        && process::behind(|| drop(removal.complete(ground))).is_ok();
+    if !behind {
+        removal.complete(ground)?;
+    }
     Ok(status)
+}
+
+/// The same as [`settle`], but a container that removes itself is withdrawn only.
+fn settle_and_withdraw(ground: &Ground, id: &ContainerId) -> Result<Option<Removal>> {
+    let lock = match ground.lock(id) {
+        Err(Error::NoContainer(_)) => return Ok(None),
+        other => other?,
+    };
+    let config = ground.config(id)?;
+    if !config.spec.auto_remove {
+        drop(lock);
+        return settle(ground, id).map(|_| None);
+    }
+    match end::settle_locked(ground, &config, false)? {
+        Some(_) => Removal::begin(ground, config, lock).map(Some),
+        None => Ok(None), // asleep, or never started
+    }
 }
 
 fn wants_restart(policy: Restart, exit: &Exit) -> bool {

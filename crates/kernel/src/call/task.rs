@@ -122,6 +122,20 @@ pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned, Errno> {
     Ok(Cloned::Parent { pid: pid as u32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
 }
 
+/// fork(2), in a process with one thread: EINVAL in any other. `None` in the child.
+///
+/// The child of the thread of a larger process would have the locks that other threads hold, the allocator's
+/// among them, and could not release them.
+pub fn fork_alone() -> Result<Option<u32>, Errno> {
+    // SAFETY: with this flag alone the call changes nothing. It fails in a process with several threads
+    // (unshare(2), CLONE_THREAD).
+    check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_THREAD as libc::c_ulong) })?;
+    // SAFETY: no other thread exists, so the child is a complete copy. A child made by CLONE_VM, which could
+    // make a thread meanwhile, is refused by the call above as well.
+    let pid = check(unsafe { libc::fork() } as c_long)?;
+    Ok((pid != 0).then_some(pid as u32))
+}
+
 /// unshare(2) of namespaces.
 ///
 /// NEWNS also gives the calling thread a root and a working directory of its own.
