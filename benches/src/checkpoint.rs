@@ -199,7 +199,7 @@ trait Contender {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let bench = Bench::new()?;
+    let mut bench = Bench::new()?;
     let server = bench.path("rootfs/bin/server");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
     ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;

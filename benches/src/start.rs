@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
     for disk in [Disk::Journaled, Disk::OfRepository] {
-        let bench = Bench::on(disk)?;
+        let mut bench = Bench::on(disk)?;
         let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
         let arms = |netns| {
             let mut arms = start_arms(&bench, netns)?;
