@@ -1,0 +1,261 @@
+//! What has been charged to one account.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dormouse_model::ContainerId;
+use serde::{Deserialize, Serialize};
+
+use crate::charge::{Charge, Life};
+use crate::day::Day;
+use crate::usage::Usage;
+
+/// Format of the record; this page describes 1.
+const VERSION: u32 = 1;
+
+/// What has been charged to one account, in all and by days.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Balance {
+    version: u32,
+    /// All of it.
+    pub total: Usage,
+    /// The part of days that are no longer kept.
+    #[serde(default)]
+    pub older: Usage,
+    /// The rest by days, each the day of the reading.
+    #[serde(default)]
+    pub days: BTreeMap<Day, Usage>,
+    /// The last reading of each life that may be read again.
+    #[serde(default)]
+    lives: BTreeMap<Life, Usage>,
+    /// Keys of the balances that have moved into this one and may be found again.
+    #[serde(default)]
+    absorbed: BTreeSet<String>,
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            total: Usage::default(),
+            older: Usage::default(),
+            days: BTreeMap::new(),
+            lives: BTreeMap::new(),
+            absorbed: BTreeSet::new(),
+        }
+    }
+}
+
+impl Balance {
+    /// Adds the part of a reading that was not added yet.
+    pub fn apply(&mut self, charge: &Charge) {
+        let counted = self.lives.entry(charge.life.clone()).or_default();
+        let latest = counted.latest(charge.usage);
+        if latest == *counted {
+            return;
+        }
+        let new = latest.beyond(*counted);
+        *counted = latest;
+        self.total = self.total.plus(new);
+        let day = self.days.entry(Day::of_unix_ms(charge.unix_ms)).or_default();
+        *day = day.plus(new);
+    }
+
+    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are charges from the file,
+    /// and `running` those of containers that run. `has_life` is whether a container may have had a life when the
+    /// file was taken.
+    ///
+    /// A charge is in the file before its life ends. So all charges of a container without a life were in the file,
+    /// and all of a life before one in the file. A life that runs proves nothing: the last charge of the life before
+    /// may be in the next file. A file may be added again, so lives in it are kept.
+    pub fn forget_ended(
+        &mut self,
+        filed: &[&Charge],
+        running: &[&Charge],
+        has_life: impl Fn(&ContainerId) -> bool,
+    ) {
+        let read: BTreeSet<&Life> = filed.iter().chain(running).map(|c| &c.life).collect();
+        let followed: BTreeSet<_> = filed.iter().map(|charge| &charge.life.container).collect();
+        let can_arrive =
+            |life: &Life| has_life(&life.container) && !followed.contains(&life.container);
+        self.lives.retain(|life, _| read.contains(life) || can_arrive(life));
+    }
+
+    /// Returns the lives that may be read again.
+    pub fn lives(&self) -> impl Iterator<Item = &Life> {
+        self.lives.keys()
+    }
+
+    /// Adds up days before `first`.
+    pub fn keep_from(&mut self, first: Day) {
+        let kept = self.days.split_off(&first);
+        let dropped = std::mem::replace(&mut self.days, kept);
+        self.older = dropped.into_values().fold(self.older, Usage::plus);
+    }
+
+    /// Moves another balance into this one, once for each key.
+    pub fn absorb(&mut self, key: &str, other: &Self) {
+        if !self.absorbed.insert(key.to_owned()) {
+            return;
+        }
+        self.total = self.total.plus(other.total);
+        self.older = self.older.plus(other.older);
+        for (day, usage) in &other.days {
+            let sum = self.days.entry(*day).or_default();
+            *sum = sum.plus(*usage);
+        }
+    }
+
+    /// Forgets keys of balances that cannot be found again.
+    pub fn forget_absorbed(&mut self, is_gone: impl Fn(&str) -> bool) {
+        self.absorbed.retain(|key| !is_gone(key));
+    }
+
+    /// Returns the use on the days from `since` to `until`, both included. Days that are no longer kept are part
+    /// of it only if the period has no beginning.
+    pub fn between(&self, since: Option<Day>, until: Option<Day>) -> Usage {
+        let is_in = |day: &Day| since.is_none_or(|s| s <= *day) && until.is_none_or(|u| *day <= u);
+        let kept: Usage = self.days.iter().filter(|(day, _)| is_in(day)).map(|(_, u)| *u).sum();
+        if since.is_none() { kept.plus(self.older) } else { kept }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::charge::Holder;
+
+    const DAY_MS: i64 = 86_400_000;
+
+    fn life(n: u8) -> Life {
+        Life { container: ContainerId::from_bytes([n; 16]), boot: "b".into(), cgroup: n.into() }
+    }
+
+    fn charge(of: u8, day: i64, cpu_ns: u64) -> Charge {
+        let usage = Usage { cpu_ns, memory_peak_bytes: cpu_ns, ..Usage::default() };
+        Charge { to: Holder::Root, life: life(of), unix_ms: day * DAY_MS, usage }
+    }
+
+    fn is_whole(balance: &Balance) -> bool {
+        let days: Usage = balance.days.values().copied().sum();
+        days.plus(balance.older) == balance.total
+    }
+
+    #[test]
+    fn charge_counts_once_and_on_the_day_of_its_reading() {
+        let mut balance = Balance::default();
+        for (day, cpu_ns) in [(1, 10), (1, 10), (2, 25), (2, 15), (3, 25)] {
+            balance.apply(&charge(1, day, cpu_ns));
+        }
+        assert_eq!(balance.total.cpu_ns, 25);
+        let days: Vec<_> =
+            balance.days.iter().map(|(day, u)| (day.to_string(), u.cpu_ns)).collect();
+        assert_eq!(days, [("1970-01-02".to_owned(), 10), ("1970-01-03".to_owned(), 15)]);
+        balance.apply(&charge(2, 3, 7));
+        assert_eq!((balance.total.cpu_ns, balance.total.memory_peak_bytes), (32, 25));
+    }
+
+    #[test]
+    fn life_is_forgotten_when_no_charge_of_it_can_arrive() {
+        let of = |cgroup: u64| {
+            let mut charge = charge(1, 1, 10);
+            charge.life.cgroup = cgroup;
+            charge
+        };
+        let (first, second) = (of(1), of(2));
+        for (filed, running, has_life, kept) in [
+            (&[][..], &[][..], true, true),
+            (&[], &[], false, false),
+            (&[&first], &[], false, true),
+            (&[&second], &[], true, false),
+            (&[&first, &second], &[], false, true),
+            // The last charge of the first life may have missed the file.
+            (&[], &[&second], true, true),
+        ] {
+            let mut balance = Balance::default();
+            balance.apply(&first);
+            filed.iter().chain(running).for_each(|charge| balance.apply(charge));
+            balance.forget_ended(filed, running, |_| has_life);
+            let is_kept = balance.lives().any(|life| *life == first.life);
+            assert_eq!(is_kept, kept, "{filed:?} {running:?} {has_life}");
+        }
+    }
+
+    #[test]
+    fn balance_moves_once() {
+        let (mut from, mut to) = (Balance::default(), Balance::default());
+        from.apply(&charge(1, 1, 10));
+        from.apply(&charge(1, 5, 30));
+        from.keep_from(Day::of_unix_ms(3 * DAY_MS));
+        to.apply(&charge(2, 5, 5));
+        to.absorb("a", &from);
+        to.absorb("a", &from);
+        assert_eq!((to.total.cpu_ns, to.older.cpu_ns), (35, 10));
+        assert!(is_whole(&to));
+        to.forget_absorbed(|key| key == "a");
+        to.absorb("a", &from);
+        assert_eq!(to.total.cpu_ns, 65);
+    }
+
+    #[test]
+    fn period_includes_both_days() {
+        let mut balance = Balance::default();
+        for day in 1..=5 {
+            balance.apply(&charge(day as u8, day, 1 << day));
+        }
+        balance.keep_from(Day::of_unix_ms(2 * DAY_MS));
+        let day = |n: i64| Some(Day::of_unix_ms(n * DAY_MS));
+        for (since, until, sum) in [
+            (None, None, 62),
+            (None, day(2), 6),
+            (day(1), day(2), 4),
+            (day(3), day(4), 24),
+            (day(4), None, 48),
+            (day(4), day(3), 0),
+        ] {
+            assert_eq!(balance.between(since, until).cpu_ns, sum, "{since:?} {until:?}");
+        }
+    }
+
+    #[test]
+    fn older_and_newer_records_are_read() {
+        let text = r#"{"version":1,"total":{"cpu_ns":3},"field_of_a_later_version":[]}"#;
+        let mut balance: Balance = serde_json::from_str(text).unwrap();
+        balance.apply(&charge(1, 1, 4));
+        assert_eq!(balance.total.cpu_ns, 7);
+        let text = serde_json::to_string(&balance).unwrap();
+        assert_eq!(serde_json::from_str::<Balance>(&text).unwrap(), balance);
+    }
+
+    proptest! {
+        /// Readings that arrive in any order, several times, with days dropped and lives forgotten as soon as
+        /// their last reading was applied: the total is the sum of the last readings.
+        #[test]
+        fn total_is_the_sum_of_the_last_readings(
+            readings in proptest::collection::vec((0_u8..6, 0_i64..9, 0_u64..1000, 0_usize..4), 1..60),
+        ) {
+            let mut balance = Balance::default();
+            let mut last = BTreeMap::new();
+            let mut order: Vec<_> = readings.iter().map(|r| (r.0, r.1, r.2)).collect();
+            for (n, (of, day, cpu_ns, again)) in readings.iter().enumerate() {
+                let newest = last.entry(*of).or_insert(0_u64);
+                *newest = (*cpu_ns).max(*newest);
+                // Late and repeated ones.
+                for earlier in order[..n].iter().rev().take(*again).copied().collect::<Vec<_>>() {
+                    balance.apply(&charge(earlier.0, earlier.1, earlier.2));
+                }
+                balance.apply(&charge(*of, *day, *cpu_ns));
+                balance.keep_from(Day::of_unix_ms((*day - 4) * DAY_MS));
+                prop_assert!(is_whole(&balance));
+            }
+            order.sort_unstable();
+            order.iter().for_each(|(of, day, cpu_ns)| balance.apply(&charge(*of, *day, *cpu_ns)));
+            prop_assert_eq!(balance.total.cpu_ns, last.values().sum::<u64>());
+            prop_assert!(is_whole(&balance));
+            balance.forget_ended(&[], &[], |_| false);
+            prop_assert_eq!(balance.lives().count(), 0);
+            prop_assert_eq!(balance.between(None, None), balance.total);
+        }
+    }
+}

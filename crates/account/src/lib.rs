@@ -1,0 +1,35 @@
+//! Accounts: what resource use is charged to, and their arithmetic. No I/O, no clock.
+//!
+//! **Accounts.** Every container has one: its *own*, which lasts as long as the container, or one that an
+//! operator has *made*, for several containers and for longer. Made accounts nest below each other. *Root* is
+//! above all, and takes the use of containers without an account, and the balances of removed ones. An attribute
+//! that an account does not set is its parent's ([`Book::keep_days`], [`Book::labels`]).
+//!
+//! **Exactness.** The kernel counts the use of a container from the start of its cgroup to its removal, which is
+//! one *life* ([`Life`]). A [`Charge`] is a reading of these counters, not a difference. A [`Balance`] remembers
+//! the last reading of each life and adds only what is new, so a charge that is applied again, or late, or after a
+//! newer one, changes nothing. One order matters: a reading of a life is forgotten only when no charge of that life
+//! can arrive any more ([`Balance::forget_ended`]).
+//!
+//! **Conservation.** In a balance, the total equals the sum of its days and of the days that are no longer kept.
+//! A balance that moves into another one ([`Balance::absorb`]) arrives there once.
+//!
+//! **Numbers** name accounts in the kernel, and are listed in [`Number`].
+//!
+//! **Not here**: files and locks (`container`, module `account`), and work that one container does for another
+//! one, which is charged to the container that does it.
+#![forbid(unsafe_code)]
+
+mod balance;
+mod book;
+mod charge;
+mod day;
+mod number;
+mod usage;
+
+pub use balance::Balance;
+pub use book::{Account, Book, BookError, DEPTH_MAX, KEEP_DAYS_DEFAULT, ROOT};
+pub use charge::{Charge, Holder, Life};
+pub use day::Day;
+pub use number::Number;
+pub use usage::Usage;

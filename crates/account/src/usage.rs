@@ -1,0 +1,135 @@
+//! Resource use.
+
+use serde::{Deserialize, Serialize};
+
+/// Resource use, of one life as far as it was read, or added up in a balance.
+///
+/// Only counters that the kernel keeps for a cgroup, or the engine for a life, are here. Fields are only added.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// CPU time.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_ns: u64,
+    /// Of it, in user mode, as the kernel divides it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_user_ns: u64,
+    /// Page faults, with those that needed no disk.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub page_faults: u64,
+    /// Of them, page faults that waited for a disk or swap.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub major_faults: u64,
+    /// Read from block devices.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub read_bytes: u64,
+    /// Written to block devices. On cgroup v1 without what went through the page cache.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub written_bytes: u64,
+    /// Wakes from sleep and from drowsiness.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub wakes: u64,
+    /// Lives: starts, wakes from sleep and restores.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub lives: u64,
+    /// The most memory that one life has held at once. Of several it is the largest, not the sum.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub memory_peak_bytes: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Usage {
+    /// Combines two uses field by field; the peak is always the larger one.
+    fn with(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            cpu_ns: combine(self.cpu_ns, other.cpu_ns),
+            cpu_user_ns: combine(self.cpu_user_ns, other.cpu_user_ns),
+            page_faults: combine(self.page_faults, other.page_faults),
+            major_faults: combine(self.major_faults, other.major_faults),
+            read_bytes: combine(self.read_bytes, other.read_bytes),
+            written_bytes: combine(self.written_bytes, other.written_bytes),
+            wakes: combine(self.wakes, other.wakes),
+            lives: combine(self.lives, other.lives),
+            memory_peak_bytes: self.memory_peak_bytes.max(other.memory_peak_bytes),
+        }
+    }
+
+    /// Returns the sum.
+    pub fn plus(self, other: Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+
+    /// Returns what a reading has beyond an earlier one. Counters that are behind, as in a reading that arrives
+    /// late, count as equal.
+    #[must_use]
+    pub fn beyond(self, earlier: Self) -> Self {
+        self.with(earlier, u64::saturating_sub)
+    }
+
+    /// Returns the latest of two readings of one life.
+    #[must_use]
+    pub fn latest(self, other: Self) -> Self {
+        self.with(other, u64::max)
+    }
+
+    /// Returns whether nothing was used.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl std::iter::Sum for Usage {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Self::plus)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) fn usage() -> impl Strategy<Value = Usage> {
+        proptest::array::uniform9(0_u64..1 << 40).prop_map(|n| Usage {
+            cpu_ns: n[0],
+            cpu_user_ns: n[1],
+            page_faults: n[2],
+            major_faults: n[3],
+            read_bytes: n[4],
+            written_bytes: n[5],
+            wakes: n[6],
+            lives: n[7],
+            memory_peak_bytes: n[8],
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn difference_and_sum_are_inverse(a in usage(), b in usage()) {
+            let latest = a.latest(b);
+            prop_assert_eq!(b.plus(latest.beyond(b)), latest);
+            prop_assert_eq!(a.latest(latest), latest);
+            let memory_peak_bytes = a.memory_peak_bytes.max(b.memory_peak_bytes);
+            prop_assert_eq!(a.plus(b).beyond(b), Usage { memory_peak_bytes, ..a });
+        }
+
+        #[test]
+        fn text_is_read_back(a in usage()) {
+            let text = serde_json::to_string(&a).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Usage>(&text).unwrap(), a);
+        }
+    }
+
+    #[test]
+    fn sum_stops_at_the_largest_number() {
+        let all = Usage { cpu_ns: u64::MAX, ..Usage::default() };
+        assert_eq!(all.plus(all).cpu_ns, u64::MAX);
+        assert_eq!(serde_json::to_string(&Usage::default()).unwrap(), "{}");
+        assert!(serde_json::from_str::<Usage>(r#"{"later_field":1}"#).unwrap().is_none());
+    }
+}
