@@ -38,6 +38,7 @@
 //! on v1, are computed by crate `governor`.
 
 mod controller;
+mod counters;
 mod device;
 mod dir;
 mod error;
@@ -63,6 +64,7 @@ use dormouse_model::{Invalid, Limits, Name};
 use rustix::fs::OFlags;
 
 pub use self::controller::Controllers;
+pub use self::counters::Counters;
 pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::guarantee::{LimitSet, MemoryShare, ParentMemory, exists};

@@ -149,7 +149,7 @@ impl Cgroup {
 }
 
 /// `8:0 rbytes=1 wbytes=2 rios=...` for each device.
-fn io_v2(text: &str) -> (u64, u64) {
+pub(super) fn io_v2(text: &str) -> (u64, u64) {
     let sum = |key: &str| {
         let words = text.split_whitespace();
         words.filter_map(|w| w.strip_prefix(key)?.parse::<u64>().ok()).sum()
@@ -158,7 +158,7 @@ fn io_v2(text: &str) -> (u64, u64) {
 }
 
 /// `8:0 Read 1` and `8:0 Write 2` for each device, and a `Total`.
-fn io_v1(text: &str) -> (u64, u64) {
+pub(super) fn io_v1(text: &str) -> (u64, u64) {
     let sum = |key: &str| {
         let of = |line: &str| {
             let mut words = line.split(' ').skip(1);

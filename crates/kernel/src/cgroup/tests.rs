@@ -134,6 +134,26 @@ fn root_container_is_placed_counted_killed_and_leaves_nothing() {
 }
 
 #[test]
+fn root_counters_have_the_number_of_their_cgroup_and_end_with_it() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let mut child = spawn(&cgroup, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done");
+    child.wait().unwrap();
+    assert!(cgroup.wait_empty(Duration::from_secs(5)).unwrap());
+    let counters = cgroup.counters().unwrap().unwrap();
+    assert!(counters.cpu_ns > 0 && counters.cpu_user_ns <= counters.cpu_ns, "{counters:?}");
+    assert_eq!(counters.cpu_ns, cgroup.stats().unwrap().cpu_usage_ns);
+    let again = scratch.hierarchy.find("a").unwrap().unwrap().counters().unwrap().unwrap();
+    assert_eq!((again.cgroup, again.cpu_ns), (counters.cgroup, counters.cpu_ns));
+    cgroup.remove().unwrap();
+    assert_eq!(cgroup.counters().unwrap(), None);
+    let next = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let next = next.counters().unwrap().unwrap();
+    assert_ne!(next.cgroup, counters.cgroup);
+    assert_eq!(next.cpu_ns, 0);
+}
+
+#[test]
 fn root_frozen_cgroup_stops_thawed_resumes_and_frozen_is_killed() {
     let scratch = Scratch::new();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
