@@ -235,3 +235,59 @@ fn unknown_options_and_verbs_have_no_misleading_hints() {
     }
     assert_nothing_is_there(&host);
 }
+
+#[test]
+fn invalid_accounts_are_refused() {
+    let host = Host::with_busybox();
+    let long = "a".repeat(129);
+    host.dm(&["account", "create", "a"]).ok();
+    for options in [
+        &["create", "a/b"][..],
+        &["create", ".."],
+        &["create", ""],
+        &["create", &long],
+        &["create", "a\u{1b}[2J"],
+        &["create", "a\nb"],
+        &["create", "@a"],
+        &["create", "root"],
+        &["create", "a"],
+        &["create", "--parent", "absent", "b"],
+        &["create", "--parent", "../a", "b"],
+        &["create", "--number", "5", "b"],
+        &["create", "--number", "-1", "b"],
+        &["create", "--keep-days", "-1", "b"],
+        &["create", "--label", "=x", "b"],
+        &["set", "absent"],
+        &["set", "--parent", "a", "a"],
+        &["set", "--parent", "a", "root"],
+        &["set", "--share", "labels", "root"],
+        &["set", "--share", "everything", "a"],
+        &["inspect", "absent"],
+        &["inspect", "@absent"],
+        &["report", "--since", "yesterday"],
+        &["report", "--since", "2026-13-01"],
+        &["report", "--format", "xml"],
+        &["report", "absent"],
+        &["ls", "--format", "csv"],
+        &["rm", "absent"],
+        &["rm", "root"],
+        &["rm", "@a"],
+        &["rm", "../../containers"],
+        &["rm"],
+        &["sideways"],
+    ] {
+        let out = host.dm(&[&["account"], options].concat());
+        assert_ne!(out.status, 0, "{options:?}: {out}");
+        assert_eq!(out.stderr.lines().count(), 1, "{options:?}: {out}");
+        assert!(!out.stderr.contains('\u{1b}') && !out.stderr.contains("panicked"), "{out}");
+    }
+    assert_eq!(host.dm(&["account", "ls", "--quiet"]).ok(), "root\na");
+    for account in ["absent", "a/b", "@a", "..", &long] {
+        let out = host.dm(&["run", "--account", account, "busybox", "true"]);
+        assert_eq!(out.status, 125, "{account}: {out}");
+        assert_eq!(out.stderr.lines().count(), 1, "{account}: {out}");
+    }
+    assert_nothing_is_there(&host);
+    let pending = std::fs::read_dir(host.root().join("lib/pending")).expect("a directory");
+    assert_eq!(pending.count(), 0, "a create is half done");
+}

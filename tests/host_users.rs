@@ -46,6 +46,7 @@ fn as_user(host: &Host, script: &str) -> Output {
 #[test]
 fn host_user_reaches_no_file_of_state_or_runtime_directory() {
     let host = reachable_host();
+    host.dm(&["account", "ls"]).ok();
     let user = |script: &str| as_user(&host, script);
     assert_eq!(user("cd $ROOT && id -u").ok(), "1234", "the user comes as far as the root");
     for (what, script) in [
@@ -56,6 +57,8 @@ fn host_user_reaches_no_file_of_state_or_runtime_directory() {
         ("program of a volume", "$ROOT/lib/volumes/vol/busybox id -u"),
         ("lock of all starts", "flock -n -x $ROOT/run/use.lock true"),
         ("lock of the ids", "flock -n -x $ROOT/lib/ids/lock true"),
+        ("balances", "cat $ROOT/lib/accounts/balances/*.json"),
+        ("lock of the balances", "flock -n -x $ROOT/lib/accounts/lock true"),
         ("domain's names", "cat $ROOT/run/domains/default/hosts"),
     ] {
         let out = user(script);

@@ -111,6 +111,8 @@ pub struct Inspect<'a> {
     /// The fields of the list.
     #[serde(flatten)]
     pub summary: Summary<'a>,
+    /// The account that its use is charged to, as `dormouse account` names it.
+    pub account: String,
     /// Files of its output.
     pub logs: Vec<String>,
     /// The whole configuration from its creation, as it is stored.

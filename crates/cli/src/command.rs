@@ -129,6 +129,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "login", login),
     verb!(Image, "logout", logout),
     verb!(Host, "volume", volume),
+    verb!(Host, "account", account),
     verb!(Host, "daemon", daemon),
     verb!(Host, "check", check),
     verb!(Host, "info", info),

@@ -85,6 +85,10 @@ pub(crate) struct CreateArgs {
     /// Where its output goes: k8s-file (with times), file (plain, no reader), none
     #[arg(long, value_name = "DRIVER")]
     log_driver: Option<LogDriver>,
+    /// The account that its use is charged to, made by `dormouse account create`; by default its own, with --rm
+    /// root
+    #[arg(long, value_name = "ACCOUNT")]
+    account: Option<Name>,
     /// Write its id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) cidfile: Option<PathBuf>,
@@ -354,6 +358,7 @@ impl CreateArgs {
             sysctls,
             log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
             log_driver: self.log_driver.map_or_else(here.log_driver, Ok)?,
+            account: self.account.clone(),
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })

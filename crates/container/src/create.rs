@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `contract`, `net`, `pending` and `layer`.
+//! Uses `ground`, `account`, `contract`, `net`, `pending` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
-use crate::{contract, event, layer, net};
+use crate::{account, contract, event, layer, net};
 
 /// A container that was just created and is still locked: no other command starts, changes or
 /// removes it while this exists.
@@ -64,7 +64,8 @@ pub(crate) fn draft(
     let id = ground::new_id()?;
     spec::validate(&create)?;
     contract::check(ground, &create.spec.limits)?;
-    let new = pending::begin(ground, &id)?;
+    let account = account::reserve(ground, &create.spec)?;
+    let new = New { account, ..pending::begin(ground, &id)? };
     let name = create.name.clone();
     match create_in(ground, &new.dir, &id, create, fill) {
         Ok(config) => Ok((config, new)),

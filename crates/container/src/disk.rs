@@ -122,7 +122,15 @@ pub(crate) fn with_checksum<T: Serialize>(record: &T) -> Result<Fields> {
 /// Reads a record that [`with_checksum`] made, or one of an older version without a checksum; `None` where
 /// there is no such file. Fields that this version does not know count as well.
 pub(crate) fn read_with_checksum<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let Some(mut fields) = read_json::<Fields>(path)? else { return Ok(None) };
+    read_with_checksum_within(path, RECORD_BYTES_MAX)
+}
+
+/// The same for a record that may be larger than others.
+pub(crate) fn read_with_checksum_within<T: DeserializeOwned>(
+    path: &Path,
+    bytes_max: u64,
+) -> Result<Option<T>> {
+    let Some(mut fields) = read_json_within::<Fields>(path, bytes_max)? else { return Ok(None) };
     let corrupt = |what: String| Error::Corrupt { path: path.into(), what };
     if let Some(written) = fields.remove(CHECKSUM)
         && written.as_u64() != Some(checksum(&fields)?)
@@ -142,6 +150,10 @@ fn checksum(fields: &Fields) -> Result<u64> {
 
 /// Reads a record; `None` where there is no such file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    read_json_within(path, RECORD_BYTES_MAX)
+}
+
+fn read_json_within<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> Result<Option<T>> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -155,12 +167,12 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         Some(all) if read < some.len() => all,
         _ => {
             text.extend_from_slice(&some);
-            let more = (&mut file).take(RECORD_BYTES_MAX).read_to_end(&mut text);
+            let more = (&mut file).take(bytes_max).read_to_end(&mut text);
             more.map_err(Error::file("cannot read", path))?;
             &text[..]
         }
     };
-    if text.len() as u64 > RECORD_BYTES_MAX {
+    if text.len() as u64 > bytes_max {
         return Err(Error::Corrupt { path: path.into(), what: "it is too large".into() });
     }
     serde_json::from_slice(text)

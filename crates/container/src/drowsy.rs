@@ -151,6 +151,7 @@ pub(crate) fn resume(
     reason: Reason,
 ) -> Result<()> {
     let _doing = pending::intend(ground, &config.id, &Intent::Freezer)?;
+    init.wakes = init.wakes.saturating_add(1);
     freeze::thaw(ground, config, &mut init)?;
     ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(reason));
     Ok(())

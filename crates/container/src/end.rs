@@ -2,7 +2,7 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later` and `unwoken`.
+//! Uses `ground`, `state`, `account`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later` and `unwoken`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,12 +19,12 @@ use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
 use crate::ground::Ground;
 use crate::state::{self, Exit, InitRecord, Observed};
-use crate::{contract, disk, event, hold, later, net, pending, shared, unwoken};
+use crate::{account, contract, disk, event, hold, later, net, pending, shared, unwoken};
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
 /// and may be called twice.
 pub(crate) fn tear_down(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
-    tear_down_with(ground, id, config, ground.cgroups()?.find(id.as_str())?)
+    tear_down_with(ground, id, config, ground.cgroups()?.find(id.as_str())?, None)
 }
 
 /// Releases the kernel objects of a container, given its cgroup.
@@ -36,6 +36,7 @@ fn tear_down_with(
     id: &ContainerId,
     config: Option<&Config>,
     cgroup: Option<Cgroup>,
+    init: Option<&InitRecord>,
 ) -> Result<()> {
     let mut first = None;
     let mut keep = |r: Result<()>| {
@@ -43,7 +44,7 @@ fn tear_down_with(
             first.get_or_insert(e);
         }
     };
-    keep(cgroup.map_or(Ok(()), |cgroup| Ok(cgroup.kill().and_then(|()| cgroup.remove())?)));
+    keep(cgroup.map_or(Ok(()), |cgroup| end_life(ground, id, config, &cgroup, init)));
     if config.is_none_or(|c| matches!(c.spec.net, NetMode::Address { .. })) {
         keep(net::leave(ground, id, config));
     }
@@ -53,6 +54,26 @@ fn tear_down_with(
         None => remove_run_dir(ground, id),
         Some(e) => Err(e),
     }
+}
+
+/// Kills every process of a life, charges its use, and removes its cgroup. `init` is the record of its first
+/// process, where that has exited: the kernel has ended all others before.
+///
+/// ORDER: a cgroup counts only what its processes have done before it is read, and is removed after its use was
+/// charged.
+fn end_life(
+    ground: &Ground,
+    id: &ContainerId,
+    config: Option<&Config>,
+    cgroup: &Cgroup,
+    init: Option<&InitRecord>,
+) -> Result<()> {
+    cgroup.kill()?;
+    if init.is_none() {
+        cgroup.wait_empty(KILLED_WITHIN)?; // the removal reports processes that are left
+    }
+    account::charge_end(ground, id, config, cgroup, init);
+    Ok(cgroup.remove()?)
 }
 
 /// Settles a container in an observed state.
@@ -115,7 +136,7 @@ fn settle_with(
     let mut more = vec![("exit_code", code)];
     more.extend(later::failure(ground, &config.id).map(|why| ("reason", why)));
     ground.record("die", config.id.as_str(), config.name.as_str(), &more);
-    tear_down_with(ground, &config.id, Some(config), cgroup)?;
+    tear_down_with(ground, &config.id, Some(config), cgroup, Some(&init))?;
     if config.spec.auto_remove && finally {
         remove_files(ground, &config.id, Some(config), true)?;
     }
@@ -196,7 +217,7 @@ fn fell_asleep(ground: &Ground, config: &Config, init: &InitRecord, exit: &Exit)
 pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     let id = &config.id;
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
-        cgroup.kill().and_then(|()| cgroup.remove())?;
+        end_life(ground, id, Some(config), &cgroup, None)?;
     }
     if matches!(config.spec.net, dormouse_model::NetMode::Address { .. }) {
         ground.network()?.doze(id)?;

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dormouse_account::Number;
 use dormouse_api::EventKind;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
@@ -18,6 +19,7 @@ use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
 
+use crate::account::{AccountDetails, AccountUpdate, NewAccount};
 use crate::create::Created;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
@@ -41,9 +43,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list, listen, log,
-    policy, recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn,
-    usage, verb, volume, wake,
+    account, archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list,
+    listen, log, policy, recover, remove, save, saved, settings, sleep, start, state, template,
+    tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -575,6 +577,40 @@ impl Engine {
     /// The directories of the named volumes that a container mounts.
     pub fn volumes_of(&self, config: &Config) -> Vec<PathBuf> {
         volume::paths_of(&self.ground, config)
+    }
+}
+
+/// Accounts.
+impl Engine {
+    /// Makes an account, and returns its number.
+    pub fn create_account(&self, new: NewAccount) -> Result<Number> {
+        account::create(&self.ground, new)
+    }
+
+    /// Changes an account.
+    pub fn set_account(&self, name: &Name, update: AccountUpdate) -> Result<()> {
+        account::set(&self.ground, name, update)
+    }
+
+    /// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.
+    pub fn remove_account(&self, name: &Name, merge: bool) -> Result<()> {
+        account::remove(&self.ground, name, merge)
+    }
+
+    /// Charges what running containers have used up to now.
+    pub fn charge_running(&self) -> Result<()> {
+        account::update(&self.ground)
+    }
+
+    /// Returns all accounts with their balances: root, then those that operators have made, then those of
+    /// containers.
+    pub fn accounts(&self) -> Result<Vec<AccountDetails>> {
+        account::all(&self.ground)
+    }
+
+    /// Returns the name of a container's account.
+    pub fn account_of(&self, config: &Config) -> String {
+        account::label(config)
     }
 }
 

@@ -38,6 +38,25 @@ pub enum Error {
         /// Names of the containers.
         used_by: String,
     },
+    /// The accounts do not permit this.
+    #[error(transparent)]
+    Account(#[from] dormouse_account::BookError),
+    /// The account is still needed.
+    #[error("account '{name}' cannot be removed: {why}")]
+    AccountInUse {
+        /// Its name.
+        name: String,
+        /// The use, and what to do.
+        why: String,
+    },
+    /// The record of an account is damaged.
+    #[error("'{}' is damaged ({what}): remove the file, and make the account again", path.display())]
+    AccountDamaged {
+        /// The record.
+        path: PathBuf,
+        /// Description of the damage.
+        what: String,
+    },
     /// The container's state does not permit this.
     #[error("container '{name}' is {state}: {hint}")]
     State {
@@ -266,10 +285,12 @@ impl Error {
             | Self::CommandNotFound(_)
             | Self::Missing(_)
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
-            Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
+            Self::Account(dormouse_account::BookError::Missing(_)) => ErrorKind::NotFound,
+            Self::Ambiguous(_) | Self::Invalid(_) | Self::Account(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } | Self::VolumeExists(_) => ErrorKind::Exists,
             Self::State { .. }
             | Self::VolumeInUse { .. }
+            | Self::AccountInUse { .. }
             | Self::NotIdle(_)
             | Self::Entered(_)
             | Self::NotAdmitted(_)
@@ -279,7 +300,9 @@ impl Error {
             | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
-            Self::Corrupt { .. } | Self::HostIds { .. } => ErrorKind::Corrupt,
+            Self::Corrupt { .. } | Self::HostIds { .. } | Self::AccountDamaged { .. } => {
+                ErrorKind::Corrupt
+            }
             Self::NoIds(_) | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
                 ErrorKind::Limit
             }

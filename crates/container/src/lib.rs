@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state exit hold log io saved silence shared volume usage contract    records and facts of one container
+//! state account exit hold log io saved silence shared volume usage contract    records and facts of one container
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! save restore remove tidy archive                       parts of verbs that others need as well
@@ -66,6 +66,7 @@
 //! LIB/ids/instance, blocks          the id of this instance, and its blocks of slots (`host_ids`)
 //! LIB/quiet/ID                      packets that are dropped until it is restored, as rules
 //! LIB/volumes/NAME/                 named volumes (`volume`)
+//! LIB/accounts/                     accounts and what was charged to them (`account`)
 //! LIB/events                        one JSON line per event
 //! LIB/list                          output of the last list, as long as it is valid
 //! LIB/custody                       the keeper that holds the descriptors of sleeping containers
@@ -102,8 +103,10 @@
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
-//! 8. the locks inside image, network and keeper, which take none of these;
-//! 9. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
+//! 8. `LIB/accounts/made`: held while accounts are changed, shared by creates; `LIB/accounts/lock`, below it: held
+//!    while charges are added to balances; a file with charges, below both: held for one line (`account`);
+//! 9. the locks inside image, network and keeper, which take none of these;
+//! 10. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
 //!
 //! The first command after a boot holds the lock of the directory RUN while it clears away the last
 //! boot.
@@ -117,6 +120,7 @@
 //! remains.
 #![forbid(unsafe_code)]
 
+mod account;
 mod admission;
 mod archive;
 mod caller;
@@ -173,6 +177,7 @@ mod verb;
 mod volume;
 mod wake;
 
+pub use account::{AccountDetails, AccountUpdate, NewAccount};
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;

@@ -36,6 +36,9 @@ use crate::hold;
 pub(crate) struct New {
     pub(crate) dir: PathBuf,
     pub(crate) lock: Lock,
+    /// Keeps its account from being removed until it is published.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(crate) account: Option<Lock>,
 }
 
 /// An unfinished change of an existing container, for the process that finishes it.
@@ -95,7 +98,7 @@ pub(crate) fn begin(ground: &Ground, id: &ContainerId) -> Result<New> {
     let made = fs::DirBuilder::new().mode(0o700).create(&dir);
     made.map_err(Error::file("cannot make directory", &dir))?;
     let lock = Lock::take(&dir)?;
-    Ok(New { dir, lock })
+    Ok(New { dir, lock, account: None })
 }
 
 /// Returns whether a create of this container is in progress.

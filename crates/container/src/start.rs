@@ -321,6 +321,7 @@ fn record_of(
         short_runs: since.map_or(past.short_runs, |since| since.short_runs),
         user: Some(user),
         restored_bytes: from.map_or(0, RestorePlan::memory_bytes),
+        wakes: from.map_or(0, |from| u32::from(from.wakes)),
     }
 }
 

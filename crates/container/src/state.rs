@@ -74,6 +74,9 @@ pub(crate) struct InitRecord {
     /// The memory with which it was restored; 0 if it was not.
     #[serde(default)]
     pub(crate) restored_bytes: u64,
+    /// How often it woke in this life, from sleep and from drowsiness.
+    #[serde(default)]
+    pub(crate) wakes: u32,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.

@@ -118,6 +118,9 @@ pub struct Spec {
     /// Sysctls of its own namespaces (sysctl(8) names).
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+    /// The account that its use is charged to; its own if `None`, and root with `auto_remove`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<Name>,
 }
 
 fn yes() -> bool {

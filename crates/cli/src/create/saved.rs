@@ -236,6 +236,12 @@ mod tests {
         assert_eq!(named.name.as_str(), "b");
         assert_eq!(named.spec.limits.memory_max_bytes, Some(1 << 30));
         assert_eq!(merge(&["a"], |c| c.spec.net = NetMode::None).unwrap().spec.net, NetMode::None);
+        let charged = |args: &[&str]| {
+            let theirs = |c: &mut Config| c.spec.account = Some("theirs".parse().unwrap());
+            merge(args, theirs).unwrap().spec.account.map(|name| name.to_string())
+        };
+        assert_eq!(charged(&["a"]), None, "an archive charges no account of this host");
+        assert_eq!(charged(&["--account", "ours", "a"]).as_deref(), Some("ours"));
     }
 
     #[test]

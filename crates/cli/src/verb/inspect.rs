@@ -160,6 +160,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
     let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
     output::json(&Inspect {
         summary: shown.summary(),
+        account: engine.account_of(c),
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
     })
@@ -208,6 +209,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         ("CPU time used", used),
+        ("account", engine.account_of(c)),
         ("tasks", number(host.pids_limit.into())),
         ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),

@@ -1,6 +1,7 @@
 //! The verbs, one file each: `Args` is the command line, `run` executes the verb and returns the
 //! exit code.
 
+pub(crate) mod account;
 pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod checkpoint;

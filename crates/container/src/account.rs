@@ -1,0 +1,519 @@
+//! Accounts on disk: charges, balances, and the accounts that operators have made.
+//!
+//! ```text
+//! LIB/accounts/charges                  readings of counters that no balance has yet, one line each
+//! LIB/accounts/charges.taken            the same while they are added to balances
+//! LIB/accounts/balances/root.json       what was charged to root
+//! LIB/accounts/balances/own-ID.json     to the own account of a container
+//! LIB/accounts/balances/made-NAME.json  to an account that an operator has made
+//! LIB/accounts/balances/*.damaged       a record that could not be read, set aside
+//! LIB/accounts/made/NAME.json           such an account; root once it was changed
+//! LIB/accounts/given                    the largest number that was given to one
+//! ```
+//!
+//! **A life is charged** between the death of its processes and the removal of its cgroup: one line is appended
+//! to `charges`. The cgroup is removed only afterwards, so a killed command leaves it for the next one, which
+//! appends the same reading again, and a balance counts it once (crate `account`).
+//!
+//! **Charges are added to balances** ([`fold`]) by the verbs that show accounts, which also read the counters of
+//! running containers, and by the end of a life when the file is large. The file is renamed, and removed when all
+//! balances are on the disk. A kill in between has them added again, without effect.
+//!
+//! ORDER: the engine looks which containers are gone, and then reads charges. Every charge of a container that was
+//! gone is in the files that it reads, so the container's last readings can be forgotten, and its balance can move to
+//! root.
+//!
+//! **Locks.** `made` (the directory) is shared by creates of containers with `--account`, until the container
+//! is published, and held by changes of accounts. `lock`, below it, is held while charges are added. The file with
+//! charges is locked for one line, and while it is read. A writer whose file was removed meanwhile opens the next.
+//!
+//! LIMIT: charges are not synchronized to the disk one by one. A power cut loses those of some seconds, and what
+//! running containers have used since they were read last.
+//!
+//! Uses `ground` and `state`.
+
+mod show;
+mod store;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use dormouse_account::{
+    Account, Balance, Book, BookError, Charge, Day, Holder, Life, Number, ROOT, Usage,
+};
+use dormouse_kernel::cgroup::{Cgroup, Counters};
+use dormouse_kernel::proc;
+use dormouse_model::{Config, ContainerId, Name, Spec};
+use rustix::fs::{FlockOperation, flock};
+
+pub use self::show::AccountDetails;
+
+use self::store::{Place, holder};
+use crate::disk::{self, FILE_MODE, Lock};
+use crate::error::{Error, Result};
+use crate::event::now_unix_ms;
+use crate::ground::Ground;
+use crate::state::{self, InitRecord};
+pub(crate) use show::all;
+
+/// LIMIT: a file with more charges is added to the balances by the end of the next life: some 4,000.
+const CHARGES_BYTES: u64 = 1 << 20;
+
+/// LIMIT: a larger file with charges is damaged.
+const CHARGES_BYTES_MAX: u64 = 1 << 30;
+
+/// An account to be made.
+#[derive(Debug, Clone)]
+pub struct NewAccount {
+    /// Its name.
+    pub name: Name,
+    /// The account above.
+    pub parent: Name,
+    /// A number that several machines share.
+    pub number: Option<u32>,
+    /// How many days the figures of a day are kept; the parent's number if `None`.
+    pub keep_days: Option<u32>,
+    /// Labels; the parent's if `None`.
+    pub labels: Option<BTreeMap<String, String>>,
+}
+
+/// Changes to an account; `None` changes nothing.
+#[derive(Debug, Clone, Default)]
+pub struct AccountUpdate {
+    /// Another parent.
+    pub parent: Option<Name>,
+    /// How many days the figures of a day are kept; `Some(None)` shares the parent's number again.
+    pub keep_days: Option<Option<u32>>,
+    /// Labels to be added. The account then has labels of its own, which begin as those of its parent.
+    pub labels: BTreeMap<String, String>,
+    /// The parent's labels are shared again.
+    pub share_labels: bool,
+}
+
+/// Returns the name of a container's account, as verbs accept it.
+pub(crate) fn label(config: &Config) -> String {
+    match holder(&config.spec, &config.id) {
+        Holder::Root => ROOT.to_owned(),
+        Holder::Own(_) => format!("@{}", config.name),
+        Holder::Made(name) => name.to_string(),
+    }
+}
+
+/// Keeps the account of a new container from being removed; `None` where it is not an operator's.
+///
+/// Errors: there is no such account.
+pub(crate) fn reserve(ground: &Ground, spec: &Spec) -> Result<Option<Lock>> {
+    let Some(name) = spec.account.as_ref().filter(|name| name.as_str() != ROOT) else {
+        return Ok(None);
+    };
+    let place = Place::of(ground);
+    if !place.made().is_dir() {
+        return Err(BookError::Missing(name.clone()).into());
+    }
+    let lock = Lock::share(&place.made())?;
+    store::book(ground)?.open(name)?;
+    Ok(Some(lock))
+}
+
+/// Charges a life whose processes have ended, before its cgroup is removed.
+///
+/// A charge that cannot be written does not stop the end of a container: an event has its figures.
+pub(crate) fn charge_end(
+    ground: &Ground,
+    id: &ContainerId,
+    config: Option<&Config>,
+    cgroup: &Cgroup,
+    init: Option<&InitRecord>,
+) {
+    let read = || -> Result<Option<Charge>> {
+        let Some(counters) = cgroup.counters()? else { return Ok(None) };
+        let found = match init {
+            Some(_) => None,
+            None => state::read_init(ground, id)?,
+        };
+        let usage = usage_of(&counters, init.or(found.as_ref()));
+        let to = config.map_or(Holder::Root, |config| holder(&config.spec, id));
+        Ok(Some(charge(id, to, &counters, usage)?))
+    };
+    let name = config.map_or("", |config| config.name.as_str());
+    let lost = |e: &Error, charge: Option<&Charge>| {
+        let mut more = vec![("error", e.with_causes())];
+        more.extend(charge.map(|charge| ("charge", charge.line().trim().to_owned())));
+        ground.record("charge_lost", id.as_str(), name, &more);
+    };
+    match read() {
+        Ok(None) => {}
+        Err(e) => lost(&e, None),
+        Ok(Some(charge)) => match append(ground, &charge) {
+            Err(e) => lost(&e, Some(&charge)),
+            Ok(bytes) if bytes > CHARGES_BYTES => {
+                // Another process may be at it, and the verbs that show accounts report errors.
+                let _ = store::try_lock(ground).map(|lock| lock.map(|_alone| fold(ground, false)));
+            }
+            Ok(_) => {}
+        },
+    }
+}
+
+fn charge(id: &ContainerId, to: Holder, counters: &Counters, usage: Usage) -> Result<Charge> {
+    let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?.to_owned();
+    let life = Life { container: id.clone(), boot, cgroup: counters.cgroup };
+    Ok(Charge { to, life, unix_ms: now_unix_ms(), usage })
+}
+
+/// Returns the use of a life. A start that was interrupted, and has no record, is none.
+fn usage_of(counters: &Counters, init: Option<&InitRecord>) -> Usage {
+    Usage {
+        cpu_ns: counters.cpu_ns,
+        cpu_user_ns: counters.cpu_user_ns,
+        page_faults: counters.page_faults,
+        major_faults: counters.major_faults,
+        read_bytes: counters.read_bytes,
+        written_bytes: counters.written_bytes,
+        memory_peak_bytes: counters.memory_peak_bytes,
+        wakes: init.filter(|init| !init.unready).map_or(0, |init| init.wakes.into()),
+        lives: init.filter(|init| !init.unready).map_or(0, |_| 1),
+    }
+}
+
+/// Appends a charge, and returns the size of the file.
+fn append(ground: &Ground, charge: &Charge) -> Result<u64> {
+    let place = Place::of(ground);
+    let path = place.charges();
+    let step = || -> std::io::Result<u64> {
+        loop {
+            let mut options = File::options();
+            let opened = options.append(true).create(true).mode(FILE_MODE).open(&path);
+            let mut file = match opened {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                    place.make().map_err(std::io::Error::other)?;
+                    continue;
+                }
+                other => other?,
+            };
+            lock_file(&file)?;
+            let meta = file.metadata()?;
+            // Its charges have been added to balances meanwhile.
+            if std::os::unix::fs::MetadataExt::nlink(&meta) == 0 {
+                continue;
+            }
+            let line = charge.line();
+            file.write_all(line.as_bytes())?;
+            return Ok(meta.len() + line.len() as u64);
+        }
+    };
+    step().map_err(Error::file("cannot write", &path))
+}
+
+fn lock_file(file: &File) -> std::io::Result<()> {
+    loop {
+        match flock(file, FlockOperation::LockExclusive) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// Containers that were gone before charges were read.
+struct Before {
+    /// Containers with a life, or about to begin or end one.
+    started: BTreeSet<ContainerId>,
+    /// Balances of accounts that are gone: containers', and those that an operator has closed.
+    left: Vec<Holder>,
+    /// All balances.
+    balances: BTreeSet<Holder>,
+}
+
+impl Before {
+    fn look(ground: &Ground, book: &Book) -> Result<Self> {
+        let started = ground.started()?.into_iter().collect();
+        let balances: BTreeSet<Holder> = store::holders(ground)?.into_iter().collect();
+        let is_left = |holder: &&Holder| match holder {
+            Holder::Root => false,
+            Holder::Own(id) => !ground.dir(id).exists(),
+            Holder::Made(name) => book.find(name).map_or(true, |account| account.is_closing),
+        };
+        let left = balances.iter().filter(is_left).cloned().collect();
+        Ok(Self { started, left, balances })
+    }
+}
+
+/// Adds all charges to the balances, and with `running` the use of running containers up to now. The caller holds
+/// the lock of the balances.
+///
+/// Returns whether a balance of a container was made that is gone by now, so that the next call moves it.
+///
+/// ORDER: first the balances on the disk, then the removal of the charges.
+pub(crate) fn fold(ground: &Ground, running: bool) -> Result<bool> {
+    let book = store::book(ground)?;
+    let before = Before::look(ground, &book)?;
+    let taken = Place::of(ground).taken();
+    // Of a fold that was killed. Newer charges are not read yet, so nothing is forgotten.
+    if let Some((_file, lines)) = take_charges(ground, &taken)? {
+        add(ground, &book, &before, (&lines, &[]), false)?;
+        disk::remove(&taken)?;
+    }
+    // ORDER: locked until it is removed: a writer that has it open waits, and then opens the next file.
+    let read = take_charges(ground, &Place::of(ground).charges())?;
+    let (_file, lines) = read.map_or((None, Vec::new()), |(file, lines)| (Some(file), lines));
+    let running = if running { read_running(ground)? } else { Vec::new() };
+    add(ground, &book, &before, (&lines, &running), true)?;
+    disk::remove(&taken)?;
+    Ok(lines.iter().chain(&running).any(|line| match &line.to {
+        Holder::Own(id) => !before.balances.contains(&line.to) && !ground.dir(id).exists(),
+        Holder::Root | Holder::Made(_) => false,
+    }))
+}
+
+/// Locks a file with charges, renames it to `charges.taken`, and reads it.
+fn take_charges(ground: &Ground, path: &Path) -> Result<Option<(File, Vec<Charge>)>> {
+    let mut file = match File::open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(Error::file("cannot read", path))?,
+    };
+    lock_file(&file).map_err(Error::file("cannot lock", path))?;
+    let taken = Place::of(ground).taken();
+    fs::rename(path, &taken).map_err(Error::file("cannot rename", path))?;
+    let mut bytes = Vec::new();
+    let read = (&mut file).take(CHARGES_BYTES_MAX).read_to_end(&mut bytes);
+    read.map_err(Error::file("cannot read", &taken))?;
+    let (lines, damaged) = Charge::read_all(&bytes);
+    if damaged > 0 {
+        // A killed command leaves part of a line, and the next one repeats the charge.
+        ground.record("charge_lost", "", "", &[("lines", damaged.to_string())]);
+    }
+    Ok(Some((file, lines)))
+}
+
+/// Reads the counters of running containers.
+fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
+    let mut all = Vec::new();
+    for id in ground.started()? {
+        let config = match ground.config(&id) {
+            Err(Error::NoContainer(_)) => continue,
+            other => other?,
+        };
+        if let Some(charge) = read_one(ground, &config)? {
+            all.push(charge);
+        }
+    }
+    Ok(all)
+}
+
+/// Reads the counters of one container, which may end meanwhile; then `None`, and its end is charged.
+fn read_one(ground: &Ground, config: &Config) -> Result<Option<Charge>> {
+    let counters = || -> Result<Option<Counters>> {
+        match ground.cgroups()?.find(config.id.as_str())? {
+            Some(cgroup) => Ok(cgroup.counters()?),
+            None => Ok(None),
+        }
+    };
+    let Some(read) = counters()? else { return Ok(None) };
+    let init = state::read_init(ground, &config.id)?;
+    // ORDER: the first of its cgroups is made first and removed first. If it is the same, so were all others and
+    // the record.
+    if counters()?.is_none_or(|again| again.cgroup != read.cgroup) {
+        return Ok(None);
+    }
+    let to = holder(&config.spec, &config.id);
+    Ok(Some(charge(&config.id, to, &read, usage_of(&read, init.as_ref()))?))
+}
+
+/// Adds charges of the file, and of running containers, to the balances, and then with `last` moves those of
+/// accounts that are gone.
+fn add(
+    ground: &Ground,
+    book: &Book,
+    before: &Before,
+    (filed, running): (&[Charge], &[Charge]),
+    last: bool,
+) -> Result<()> {
+    let today = Day::of_unix_ms(now_unix_ms());
+    let to = |charge: &Charge| match &charge.to {
+        // A record that was removed by hand. Verbs remove one only after its last charge.
+        Holder::Made(name) if book.find(name).is_err() => Holder::Root,
+        to => to.clone(),
+    };
+    let mut by_holder: BTreeMap<Holder, (Vec<&Charge>, Vec<&Charge>)> = BTreeMap::new();
+    for charge in filed {
+        by_holder.entry(to(charge)).or_default().0.push(charge);
+    }
+    for charge in running {
+        by_holder.entry(to(charge)).or_default().1.push(charge);
+    }
+    let mut changed = Changed { ground, balances: BTreeMap::new() };
+    for (holder, (filed, running)) in &by_holder {
+        let days = store::keep_days(book, holder);
+        changed.change(holder, |balance| {
+            filed.iter().chain(running).for_each(|charge| balance.apply(charge));
+            if last {
+                balance.forget_ended(filed, running, |id| before.started.contains(id));
+            }
+            balance.keep_from(today.earlier(days));
+        })?;
+    }
+    let mut gone = Vec::new();
+    if last {
+        for holder in &before.left {
+            let to = store::heir(book, holder);
+            let balance = changed.read(holder)?.clone();
+            let key = store::key(book, holder);
+            changed.change(&to, |heir| heir.absorb(&key, &balance))?;
+            gone.push(holder.clone());
+        }
+        // A key can be found again as long as its balance exists, or a charge for it may have made that again.
+        let keys = before.balances.iter().chain(by_holder.keys()).map(|h| store::key(book, h));
+        let keys: BTreeSet<String> = keys.collect();
+        let heirs: Vec<Holder> = changed.balances.keys().cloned().collect();
+        for heir in heirs {
+            changed.change(&heir, |heir| heir.forget_absorbed(|key| !keys.contains(key)))?;
+        }
+    }
+    changed.write(&gone)?;
+    if last {
+        store::remove_closed(ground, book)?;
+    }
+    Ok(())
+}
+
+/// Balances that are being changed.
+struct Changed<'g> {
+    ground: &'g Ground,
+    /// With the content on the disk.
+    balances: BTreeMap<Holder, (Balance, Balance)>,
+}
+
+impl Changed<'_> {
+    fn read(&mut self, holder: &Holder) -> Result<&mut Balance> {
+        if !self.balances.contains_key(holder) {
+            let read = store::read(self.ground, holder)?;
+            self.balances.insert(holder.clone(), (read.clone(), read));
+        }
+        let found = self.balances.get_mut(holder).map(|(_, balance)| balance);
+        Ok(found.expect("it was inserted above"))
+    }
+
+    fn change(&mut self, holder: &Holder, change: impl FnOnce(&mut Balance)) -> Result<()> {
+        change(self.read(holder)?);
+        Ok(())
+    }
+
+    /// Writes what has changed, and then removes the balances that have moved.
+    fn write(self, gone: &[Holder]) -> Result<()> {
+        let changed = self
+            .balances
+            .into_iter()
+            .filter(|(holder, (was, is))| !gone.contains(holder) && was != is);
+        let changed: Vec<(Holder, Balance)> = changed.map(|(h, (_, is))| (h, is)).collect();
+        store::write(self.ground, &changed)?;
+        gone.iter().try_for_each(|holder| store::remove(self.ground, holder))
+    }
+}
+
+/// Makes an account.
+pub(crate) fn create(ground: &Ground, new: NewAccount) -> Result<Number> {
+    let place = Place::of(ground);
+    place.make()?;
+    let _alone = Lock::take(&place.made())?;
+    let mut book = store::book(ground)?;
+    let number = match new.number {
+        Some(number) => Number::global(number)?,
+        None => {
+            let given = store::given(ground)?;
+            let next = book.next_number(given);
+            next.ok_or_else(|| Error::Invalid("all 65,535 account numbers were given".into()))?
+        }
+    };
+    let name = new.name.clone();
+    let (keep_days, labels) = (new.keep_days, new.labels);
+    let mut account = Account::new(number, new.name, new.parent, now_unix_ms());
+    (account.keep_days, account.labels) = (keep_days, labels);
+    book.add(account)?;
+    if new.number.is_none() {
+        store::write_given(ground, number)?;
+    }
+    store::write_account(ground, book.find(&name)?)?;
+    Ok(number)
+}
+
+/// Changes an account.
+pub(crate) fn set(ground: &Ground, name: &Name, update: AccountUpdate) -> Result<()> {
+    let place = Place::of(ground);
+    place.make()?;
+    let _alone = Lock::take(&place.made())?;
+    let mut book = store::book(ground)?;
+    let shared = book.labels(name);
+    if let Some(parent) = &update.parent {
+        book.move_below(name, parent)?;
+    }
+    let is_root = name.as_str() == ROOT;
+    let account = book.find_mut(name)?;
+    if is_root && (update.share_labels || update.keep_days == Some(None)) {
+        return Err(Error::Invalid(
+            "account 'root' has no parent to share with: give a value".into(),
+        ));
+    }
+    if let Some(days) = update.keep_days {
+        account.keep_days = days;
+    }
+    if update.share_labels {
+        account.labels = None;
+    }
+    if !update.labels.is_empty() {
+        account.labels.get_or_insert(shared).extend(update.labels);
+    }
+    store::write_account(ground, account)
+}
+
+/// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.
+pub(crate) fn remove(ground: &Ground, name: &Name, merge: bool) -> Result<()> {
+    let place = Place::of(ground);
+    place.make()?;
+    let _alone = Lock::take(&place.made())?;
+    let mut book = store::book(ground)?;
+    let account = book.find(name)?;
+    let Some(parent) = account.parent.clone() else {
+        return Err(BookError::Root.into());
+    };
+    let refuse = |why: String| Err(Error::AccountInUse { name: name.to_string(), why });
+    let below: Vec<_> = book.children(name).map(|child| child.name.to_string()).collect();
+    if !below.is_empty() {
+        let below = below.join(", ");
+        return refuse(format!(
+            "accounts are below it ({below}): remove them, or move them with `dormouse account set --parent`"
+        ));
+    }
+    let holder = Holder::Made(name.clone());
+    let containers = show::containers(ground)?.remove(&holder).unwrap_or_default();
+    if !containers.is_empty() {
+        let names: Vec<_> = containers.iter().map(|name| name.to_string()).collect();
+        return refuse(format!(
+            "containers are charged to it ({}): remove these first",
+            names.join(", ")
+        ));
+    }
+    let _balances = store::lock(ground)?;
+    fold(ground, false)?;
+    if !merge && !store::read(ground, &holder)?.total.is_none() {
+        return refuse(format!(
+            "it has a balance: see `dormouse account report {name}`, and add it to account '{parent}' with \
+             `dormouse account rm --merge {name}`"
+        ));
+    }
+    book.find_mut(name)?.is_closing = true;
+    store::write_account(ground, book.find(name)?)?;
+    fold(ground, false).map(drop)
+}
+
+/// Adds all charges, and the use of running containers, to the balances.
+pub(crate) fn update(ground: &Ground) -> Result<()> {
+    Place::of(ground).make()?;
+    let _alone = store::lock(ground)?;
+    if fold(ground, true)? {
+        fold(ground, false)?;
+    }
+    Ok(())
+}
