@@ -419,3 +419,18 @@ fn damaged_records_are_named_and_set_aside() {
     fs::remove_file(&record).expect("removed");
     assert_eq!(charged(&host, "root", "Lives"), 1, "without its account it is charged to root");
 }
+
+#[test]
+fn daemon_charges_running_containers_by_itself() {
+    let host = Host::with_busybox();
+    let config = host.root().join("etc/config.toml");
+    let text = fs::read_to_string(&config).expect("the settings");
+    fs::write(&config, text + "[account]\nevery = \"1s\"\n").expect("written");
+    let mut daemon = crate::contracts::Daemon::start(&host);
+    host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "100000"]).ok();
+    let file = balance(&host, &format!("own-{}.json", id(&host, "x")));
+    let read = || fs::read_to_string(&file).is_ok_and(|text| text.contains("cpu_ns"));
+    assert!(wait_until(Duration::from_secs(60), read), "no balance is written");
+    daemon.kill();
+    assert_eq!(charged(&host, "@x", "Lives"), 1);
+}

@@ -602,6 +602,12 @@ impl Engine {
         account::update(&self.ground)
     }
 
+    /// Returns how often the daemon charges what running containers have used: `every` under `[account]` in
+    /// `config.toml`.
+    pub fn account_period(&self) -> Result<Duration> {
+        settings::account_period(&self.ground.settings())
+    }
+
     /// Returns all accounts with their balances: root, then those that operators have made, then those of
     /// containers.
     pub fn accounts(&self) -> Result<Vec<AccountDetails>> {

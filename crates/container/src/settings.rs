@@ -1,5 +1,5 @@
-//! Settings for the keeper, for wakes, for mounts and for contracts: `[keeper]`, `[wake]`, `[run]` and
-//! `[contract]` in `config.toml`.
+//! Settings for the keeper, for wakes, for mounts, for contracts and for accounts: `[keeper]`, `[wake]`, `[run]`,
+//! `[contract]` and `[account]` in `config.toml`.
 //!
 //! ```toml
 //! [keeper]
@@ -21,6 +21,9 @@
 //! [contract]
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! host-memory-reserve = "5%"   # memory that containers cannot reserve, or use beside a guarantee
+//!
+//! [account]
+//! every = "15m"   # how often the daemon charges what running containers have used, 1s to 1d
 //! ```
 
 use std::fs::Metadata;
@@ -48,6 +51,30 @@ struct File {
     run: RunSection,
     #[serde(default)]
     contract: ContractSection,
+    #[serde(default)]
+    account: AccountSection,
+}
+
+#[derive(Clone, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct AccountSection {
+    every: Option<String>,
+}
+
+/// How often running containers are charged by default.
+const ACCOUNT_EVERY: Duration = Duration::from_secs(15 * 60);
+
+/// Returns how often the daemon charges what running containers have used.
+pub(crate) fn account_period(path: &Path) -> Result<Duration> {
+    let Some(text) = read(path)?.account.every else { return Ok(ACCOUNT_EVERY) };
+    match parse_span_ms(&text) {
+        Some(ms @ 1_000..=86_400_000) => Ok(Duration::from_millis(ms.unsigned_abs())),
+        _ => {
+            let what =
+                Invalid::new("period of accounts", text, "a time from 1s to 1d, such as 15m");
+            Err(Error::Invalid(format!("{}: {what}", path.display())))
+        }
+    }
 }
 
 #[derive(Clone, Deserialize, Default)]
@@ -356,6 +383,22 @@ pub(crate) fn block_bytes(path: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn period_of_accounts_is_a_time_of_at_most_a_day() {
+        let read = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            account_period(file.path())
+        };
+        assert_eq!(read("").unwrap(), Duration::from_secs(900));
+        assert_eq!(read("[account]\nevery = \"1h\"\n").unwrap(), Duration::from_secs(3600));
+        for bad in ["0s", "999ms", "25h", "-1s", "often", ""] {
+            let error = read(&format!("[account]\nevery = \"{bad}\"\n")).unwrap_err();
+            assert!(error.to_string().contains("15m"), "{error}");
+        }
+        assert!(read("[account]\nevry = \"1h\"\n").is_err());
+    }
 
     #[test]
     fn linger_is_a_time_of_at_most_ten_years() {

@@ -12,6 +12,7 @@
 //! the keeper exits ----> what it held is re-created ([`recovery`])
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
+//! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
 //!
 //! Each of these tasks is a *room* on one loop ([`room`]). `budget` and `watch` are the pure part
@@ -31,6 +32,7 @@
 //! container's lock.
 #![forbid(unsafe_code)]
 
+mod account;
 mod budget;
 mod error;
 mod gate;
@@ -57,6 +59,7 @@ use dormouse_kernel::rlimit;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use account::Accounts;
 use error::step;
 pub use error::{Error, Result};
 use gate::Gate;
@@ -105,6 +108,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
         rooms.push(Box::new(gate));
     }
     rooms.push(Box::new(Governor::begin(Rc::clone(&engine), Rc::clone(&cpu))));
+    rooms.push(Box::new(Accounts::begin(&engine)?));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)
 }

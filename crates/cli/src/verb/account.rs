@@ -91,7 +91,7 @@ enum Of {
     },
     /// Print what was charged in a period
     ///
-    /// A day is one of UTC, and has what was read on it: at the end of a container, and when
+    /// A day is one of UTC, and has what was read on it: at the end of a container, when the daemon reads, and when
     /// accounts are shown.
     Report {
         /// First day, YYYY-MM-DD; by default also the days that are no longer kept
