@@ -10,6 +10,7 @@
 //!   ([`call`]); libbpf loads the programs once per boot.
 //! - `embryo` is loaded for each checkpoint (`load`, `read`, `holders`) and ends with its
 //!   descriptors.
+//! - `aio` is loaded for a checkpoint of a process with asynchronous I/O (`load`, `of`), and ends likewise.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -18,6 +19,7 @@
 
 pub mod abstract_unix;
 pub mod address;
+pub mod aio;
 pub mod call;
 pub mod embryo;
 mod error;
