@@ -426,6 +426,7 @@ fn runs_of(thing: &dormouse_record::Thing) -> Option<&[Run]> {
     match thing {
         Thing::SharedMemory(memory) => Some(&memory.runs),
         Thing::SystemVMemory(memory) => Some(&memory.runs),
+        Thing::AioContext(context) => Some(&context.runs),
         Thing::MemoryFile(file) => Some(&file.runs),
         Thing::Deleted(file) => Some(&file.runs),
         _ => None,
@@ -646,6 +647,7 @@ const OF_ONE: &[(&str, Expected)] = &[
 /// Workloads, with the options of their containers, and whether they have threads that go on.
 const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("advice", &[], false),
+    ("aio", &[], true),
     ("altstack", &[], true),
     ("barrier", &[], false),
     ("cgroup", &["--systemd", "always"], true),

@@ -133,6 +133,97 @@ workloads! {
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";
 }
 
+/// Contexts have their ids and places, threads wait on, and every event arrives once.
+#[test]
+fn vm_asynchronous_io_keeps_its_rings_and_events() {
+    let host = host();
+    round_trip(&host, "aio", &["--net", "none"]);
+    if slowness() == 1 {
+        run_on(&host, "aio", &["--net", "none"]);
+    }
+}
+
+/// Requests that are in flight when the processes stop are finished before anything is read, and their events
+/// arrive.
+#[test]
+fn vm_direct_io_goes_on_through_checkpoints() {
+    let host = host();
+    let busy = ["--net", "none", "--env", "BUSY=1"];
+    round_trip(&host, "aio", &busy);
+    start(&host, "aio", &busy);
+    for round in 0..rounds() {
+        wait_for_line(&host, "aio", &format!("ready {round}"));
+        for _ in 0..5 {
+            host.dm(&["checkpoint", "--leave-running", "aio"]).ok();
+        }
+        for _ in 0..2 {
+            host.dm(&["sleep", "aio"]).ok();
+            host.dm(&["wake", "aio"]).ok();
+        }
+        go_on(&host, "aio", round);
+    }
+    wait_for_line(&host, "aio", "ok");
+}
+
+/// Asynchronous I/O that no restore could make again is refused, and the processes go on.
+#[test]
+fn vm_checkpoint_refuses_unsavable_asynchronous_io_by_name() {
+    let host = host();
+    let cases = [
+        ("poll", "with a request that waits for an event of a file (IOCB_CMD_POLL)"),
+        ("child", "of another process"),
+        ("unmapped", "it has unmapped the ring of a context of asynchronous I/O (io_setup)"),
+        ("changed", "whose ring the process has changed"),
+        ("full", "with more events to be collected than it was made for"),
+    ];
+    for (what, why) in cases {
+        let lost = format!("LOST={what}");
+        start(&host, "aio", &["--net", "none", "--env", &lost]);
+        wait_for_line(&host, "aio", "ready 0");
+        let out = host.dm(&["explain", "aio"]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{what}: {out}");
+        for verb in ["checkpoint", "sleep"] {
+            let out = host.dm(&[verb, "aio"]);
+            assert!(out.status != 0 && out.stderr.contains(why), "{what}: {out}");
+            assert_eq!(host.state_of("aio"), "running");
+        }
+        host.dm(&["exec", "aio", "touch", "/go-0"]);
+        wait_for_line(&host, "aio", "ok");
+        host.dm(&["rm", "--force", "aio"]).ok();
+    }
+}
+
+/// Asynchronous I/O is a limit of the whole host. A sleeper whose share another container has taken stays
+/// asleep, and wakes when the share is free again.
+#[test]
+fn vm_wake_beyond_the_limit_of_asynchronous_io_names_it_and_succeeds_later() {
+    let lock = fs::File::create(image::cache().join("aio.lock")).expect("target can be written");
+    lock.lock().expect("a file can be locked");
+    let limit = fs::read_to_string("/proc/sys/fs/aio-max-nr").expect("the kernel has it");
+    let limit: u64 = limit.trim().parse().expect("a number");
+    // Less than half remains for tests that run at the same time.
+    let takes = format!("TAKES={}", limit / 10 * 6);
+    let host = host();
+    let run = |name: &str| {
+        // No timer wakes it.
+        let options = ["run", "-d", "--net", "none", "--wake-on", "call", "--env", &takes];
+        host.dm(&[&options[..], &["--name", name, "workloads", "/bin/aio"]].concat()).ok();
+        wait_for_line(&host, name, "ready 0");
+    };
+    run("a");
+    host.dm(&["sleep", "a"]).ok();
+    run("b");
+    let out = host.dm(&["wake", "a"]);
+    let why = "(/proc/sys/fs/aio-max-nr: ";
+    assert!(out.status != 0 && out.stderr.contains(why), "{out}");
+    assert_eq!(host.state_of("a"), "asleep");
+    host.dm(&["rm", "--force", "b"]).ok();
+    // The kernel returns the share of an ended process a little later.
+    assert!(wait_until(soon(), || host.dm(&["wake", "a"]).status == 0));
+    host.dm(&["exec", "a", "touch", "/go-0"]);
+    wait_for_line(&host, "a", "ok");
+}
+
 /// Objects that a restore could not make again are refused while all processes run.
 #[test]
 fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
@@ -153,7 +244,6 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
         ("loose", "which no process has attached"),
-        ("aio", "a queue of asynchronous I/O (io_setup)"),
         ("key", "the key 'secret of mine' (keyrings(7), type user) of user 0"),
     ];
     for (what, why) in cases {

@@ -697,6 +697,7 @@ fn restore_of_changed_records_never_widens() {
     let host = host();
     let names = [
         "thread", "restart", "tree", "rights", "event", "file", "pipe", "inotify", "unix", "memfd",
+        "aio",
     ];
     let mut subjects: Vec<Subject> = names.map(|name| subject(&host, name, &[])).into();
     let user = ["--user", "1000:1000", "--security-opt", "no-new-privileges"];

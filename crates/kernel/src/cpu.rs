@@ -254,9 +254,36 @@ pub fn state_components() -> &'static [StateComponent] {
     })
 }
 
+/// The file with the CPUs that this kernel may ever have.
+pub const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// How many CPUs this kernel may ever have, as `num_possible_cpus()` in the kernel.
+pub fn possible() -> std::io::Result<u32> {
+    let text = std::fs::read_to_string(POSSIBLE)?;
+    count(text.trim()).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidData))
+}
+
+/// Counts a list such as `0-3,8`.
+fn count(list: &str) -> Option<u32> {
+    let part = |part: &str| -> Option<u32> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    list.split(',').try_fold(0u32, |sum, one| sum.checked_add(part(one)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn possible_cpus_are_counted() {
+        assert_eq!(count("0"), Some(1));
+        assert_eq!(count("0-1"), Some(2));
+        assert_eq!(count("0-3,8,10-11"), Some(7));
+        assert!(["", "a", "3-1", "0-", "0-4294967295"].iter().all(|list| count(list).is_none()));
+        assert!(possible().unwrap() >= 1);
+    }
 
     #[test]
     fn features_are_those_of_the_kernel_that_a_program_may_use() {

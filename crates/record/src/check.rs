@@ -5,6 +5,7 @@
 //! and multiplies with checked numbers.
 
 mod address;
+mod aio;
 mod cgroup;
 mod cgroup_namespace;
 mod file;

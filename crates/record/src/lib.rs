@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod about;
+mod aio;
 mod bytes;
 mod cgroup;
 mod cgroup_namespace;
@@ -64,6 +65,7 @@ mod user;
 mod uts;
 
 pub use about::{About, StatePart, VDSO_BYTES_MAX, vdso_hash};
+pub use aio::AioContext;
 pub use bytes::{Bytes, Checksums};
 pub use cgroup::{CGROUPS_AT, Cgroup, Cgroups, SETTINGS};
 pub use cgroup_namespace::CgroupNamespace;

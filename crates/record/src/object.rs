@@ -4,11 +4,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify,
-    Ipc, Listener, Lock, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket,
-    PidFd, Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SocketOption, SystemVMemory,
-    SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time, TimerFd, Tmpfs,
-    UdpSocket, UnixPeer, UnixSocket, User, Uts,
+    AioContext, CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File,
+    Inotify, Ipc, Listener, Lock, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue,
+    PacketSocket, PidFd, Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SocketOption,
+    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time,
+    TimerFd, Tmpfs, UdpSocket, UnixPeer, UnixSocket, User, Uts,
 };
 
 /// An open descriptor of a process.
@@ -155,6 +155,8 @@ pub enum Thing {
     OpenQueue(OpenQueue),
     /// Shared memory without a file.
     SharedMemory(SharedMemory),
+    /// A context of asynchronous I/O.
+    AioContext(AioContext),
     /// A mount namespace of some processes.
     Mounts(Mounts),
     /// A UTS namespace of some processes.
@@ -229,6 +231,7 @@ impl Thing {
             | Self::SystemVQueue(_)
             | Self::MessageQueue(_)
             | Self::SharedMemory(_)
+            | Self::AioContext(_)
             | Self::Mounts(_)
             | Self::Uts(_)
             | Self::Ipc(_)
@@ -311,6 +314,7 @@ impl Thing {
             Self::MessageQueue(_) => "message queue",
             Self::OpenQueue(_) => "open message queue",
             Self::SharedMemory(_) => "shared memory",
+            Self::AioContext(_) => "context of asynchronous I/O",
             Self::Mounts(_) => "mount namespace",
             Self::Uts(_) => "UTS namespace",
             Self::Ipc(_) => "IPC namespace",

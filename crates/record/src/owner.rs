@@ -35,6 +35,7 @@ fn of_thing(number: usize, thing: &Thing) -> Vec<(Of, &Run)> {
     let runs = match thing {
         Thing::SharedMemory(memory) => &memory.runs,
         Thing::SystemVMemory(memory) => &memory.runs,
+        Thing::AioContext(context) => &context.runs,
         Thing::MemoryFile(file) => &file.runs,
         Thing::Deleted(file) => &file.runs,
         Thing::Tmpfs(tree) => {

@@ -30,10 +30,13 @@ global_asm!(
     "mov r10, qword ptr [rbx + 32]",
     "mov r8, qword ptr [rbx + 40]",
     "mov r9, qword ptr [rbx + 48]",
-    // Arguments that are in cells: bits 0 to 4 of the flags.
+    // Arguments that are in cells: bits 0 to 4 of the flags. The first may have 64 bits.
     "test r12d, 1",
     "jz 3f",
     "movsxd rdi, dword ptr [rdi]",
+    "3: test r12d, 0x2000",
+    "jz 3f",
+    "mov rdi, qword ptr [rdi]",
     "3: test r12d, 2",
     "jz 3f",
     "movsxd rsi, dword ptr [rsi]",

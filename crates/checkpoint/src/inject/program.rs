@@ -46,6 +46,7 @@ const FLAG_FORK: u32 = 0x200;
 const FLAG_LENIENT: u32 = 0x400;
 const FLAG_EXPECT: u32 = 0x800;
 const FLAG_STORE: u32 = 0x1000;
+const FLAG_WIDE: u32 = 0x2000;
 
 /// A number that becomes known while the programs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +68,9 @@ pub(crate) enum Arg {
     Of(Cell),
     /// The address of a cell, for calls that write numbers to memory, such as pipe2(2) into two.
     At(Cell),
+    /// The number of 64 bits that is at this address at run time, in data that can be written; the first
+    /// argument alone.
+    Wide(u64),
 }
 
 impl From<u64> for Arg {
@@ -336,6 +340,11 @@ impl Builder {
             *slot = match arg {
                 Arg::Number(value) => value,
                 Arg::At(cell) => cell_address(cell),
+                Arg::Wide(address) => {
+                    debug_assert_eq!(n, 0, "no other argument has 64 bits");
+                    flags |= FLAG_WIDE;
+                    address
+                }
                 Arg::Of(cell) => {
                     flags |= 1 << n;
                     cell_address(cell)

@@ -16,7 +16,7 @@ use dormouse_record::{Error, Result};
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
-use super::{file, ipc, net, resume, stage, system_v, tmpfs, unix};
+use super::{aio, file, ipc, net, resume, stage, system_v, tmpfs, unix};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -276,6 +276,9 @@ fn stage_of(tid: u32, restore: &Restore) -> Result<String> {
     let returned = registers.rax as i64;
     // The call failed, or returned less than it must.
     let errno = if (-4095..0).contains(&returned) { -returned as i32 } else { libc::EIO };
+    if (about.call, errno) == (libc::SYS_io_setup, libc::EAGAIN) {
+        return Err(aio::exhausted(&about.what));
+    }
     Err(Error::Restore {
         what: about.what.clone(),
         call: call_name(about.call),
@@ -291,6 +294,9 @@ fn call_name(number: i64) -> String {
         (libc::SYS_mprotect, "mprotect"),
         (libc::SYS_mremap, "mremap"),
         (libc::SYS_preadv, "preadv"),
+        (libc::SYS_io_setup, "io_setup"),
+        (libc::SYS_io_submit, "io_submit"),
+        (libc::SYS_io_getevents, "io_getevents"),
         (libc::SYS_openat, "openat"),
         (libc::SYS_openat2, "openat2"),
         (libc::SYS_clone3, "clone3"),

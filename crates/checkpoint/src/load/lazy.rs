@@ -217,6 +217,7 @@ fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
         match &object.thing {
             Thing::SharedMemory(memory) => read(&memory.runs),
             Thing::SystemVMemory(memory) => read(&memory.runs),
+            Thing::AioContext(context) => read(&context.runs),
             Thing::MemoryFile(file) => read(&file.runs),
             Thing::Deleted(file) => read(&file.runs),
             Thing::Tmpfs(tree) => tree.entries.iter().for_each(|entry| {

@@ -12,8 +12,8 @@ use dormouse_record::{
 };
 
 use super::mapped::{self, Mapped, READ_WRITE};
-use super::open;
 use super::plan::Plan;
+use super::{aio, open};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
 
@@ -87,6 +87,7 @@ pub(super) fn restore(
             advise(sequence, &what, area);
         }
     }
+    asynchronous(plan, sequence, pid, memory)?;
     let at_once = plan.userfaults.at_once(number);
     if memory.no_huge_pages || at_once.is_some() {
         // ORDER: before anything is read, if some memory is filled later: a huge page would be
@@ -126,6 +127,23 @@ pub(super) fn restore(
         sequence.call("the kernel's shared object", Call::new(libc::SYS_arch_prctl, args));
     }
     layout(plan, sequence, memory)
+}
+
+/// Makes the contexts of asynchronous I/O of a process, with the contents of their rings.
+fn asynchronous(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    pid: u32,
+    memory: &Memory,
+) -> Result<()> {
+    aio::make(plan, sequence, pid, memory)?;
+    for (start, context) in aio::of(plan.records, memory) {
+        let what = aio::name(start, pid);
+        read(plan, sequence, &what, context.runs.iter().map(|run| (start + run.address, run)));
+        let ring = memory.areas.iter().filter(|area| area.start == start);
+        ring.for_each(|area| advise(sequence, &what, area));
+    }
+    Ok(())
 }
 
 /// Reads the pages of a process that do not exist already, and drops inherited pages that it did
@@ -279,6 +297,12 @@ pub(super) fn map(
             }
             None => match &plan.records.objects[object].thing {
                 Thing::SystemVMemory(memory) => attach(memory, area),
+                // Keeps the place until the context is made.
+                Thing::AioContext(_) => {
+                    let kept = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                    let flags = kept | libc::MAP_NORESERVE;
+                    mmap(start, bytes, libc::PROT_NONE as u32, flags, Arg::from(-1), 0)
+                }
                 _ => {
                     let fd = plan.object(object)?.into();
                     mmap(start, bytes, access, flags | libc::MAP_SHARED, fd, offset)

@@ -51,6 +51,7 @@
 //! leads through no link of procfs ([`open`]). The conductor reads the capabilities of each thread
 //! before it resumes any ([`resume`]).
 
+mod aio;
 mod allowed;
 mod cgroup;
 mod cgroup_namespace;

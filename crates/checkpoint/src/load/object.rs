@@ -95,6 +95,8 @@ fn make(
         Thing::Tmpfs(_) => None,
         // Made before all others.
         Thing::Cgroups(_) | Thing::CgroupNamespace(_) => None,
+        // Made by the process that has it, with its memory.
+        Thing::AioContext(_) => None,
         // Made by the engine, before any process attaches memory.
         Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
         Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),

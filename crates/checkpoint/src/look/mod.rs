@@ -3,6 +3,7 @@
 //! `save` and `load` use these modules. Here are only pids, descriptors and records: neither the survey of a
 //! save nor the plan of a restore. `cgroup` uses `file`; the other modules do not use each other.
 
+pub(crate) mod aio;
 pub(crate) mod cgroup;
 pub(crate) mod descriptor;
 pub(crate) mod file;

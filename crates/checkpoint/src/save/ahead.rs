@@ -14,7 +14,8 @@
 //! A write that began before the protection is not recorded: read(2) with O_DIRECT writes to memory
 //! that it has pinned. All threads are therefore stopped for a moment between protection and copy,
 //! so that no thread is in the middle of a call. The kernel continues asynchronous work for a
-//! stopped process, so memory of a process with an io_uring is not copied ahead.
+//! stopped process, so memory of a process with an io_uring or asynchronous I/O (io_setup(2)) is not copied
+//! ahead.
 //!
 //! A page that was copied twice is twice in `pages`, and no run refers to the first copy. LIMIT:
 //! one round, however much is written meanwhile.
@@ -36,7 +37,7 @@ use dormouse_record::{Area, Backing, Error, PAGE_BYTES, Result, Run};
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::calls::give_back;
-use super::mapping::mappings;
+use super::mapping::{Mapping, mappings};
 use super::pages::{Batch, Files, Known, own_pages};
 use super::seen::Seen;
 use super::stop::stop_tree;
@@ -96,12 +97,20 @@ pub(super) fn copy(
             watched.extend(watch(&seen).ok().flatten().map(|copied| (seen, copied)));
         }
     })?;
-    let mut protected = Vec::new();
+    let mut protected: Vec<(Seen, Copied, Vec<Range<u64>>)> = Vec::new();
     for (seen, copied) in watched {
         let pages = copied.protect();
         protected.push((seen, copied, pages));
     }
-    let took = first + for_a_moment(subject, blocks, drop)?;
+    // A process may have set up asynchronous I/O before its memory was protected.
+    let mut asynchronous = Vec::new();
+    let took = first
+        + for_a_moment(subject, blocks, |seen| {
+            if protected.iter().any(|(of, ..)| of.pid == seen.pid) && has_contexts(&seen) {
+                asynchronous.push(seen.pid);
+            }
+        })?;
+    protected.retain(|(seen, ..)| !asynchronous.contains(&seen.pid));
     let mut of = HashMap::new();
     for (seen, mut copied, pages) in protected {
         copied.read(&seen, pages, known, sink)?;
@@ -135,13 +144,22 @@ fn is_large(seen: &Seen) -> bool {
     kb("RssAnon") + kb("VmSwap") >= LARGE_BYTES >> 10 && !has_ring()
 }
 
+/// Whether a process has asynchronous I/O (io_setup(2)).
+fn has_contexts(seen: &Seen) -> bool {
+    let text = proc::whole_text(format!("/proc/{}/maps", seen.pid));
+    text.is_ok_and(|text| mappings(&text).iter().any(Mapping::may_be_ring))
+}
+
 /// Prepares the recording of writes to the large areas of a stopped process, once they are
 /// protected.
 fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     let pid = seen.pid;
     let text = proc::whole_text(format!("/proc/{pid}/maps")).map_err(|_| Errno::SRCH)?;
-    let all = mappings(&text).into_iter();
-    let large = all.filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
+    let all = mappings(&text);
+    if all.iter().any(Mapping::may_be_ring) {
+        return Ok(None);
+    }
+    let large = all.into_iter().filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
     let large: Vec<Range<u64>> = large.map(|m| m.start..m.end).collect();
     let object = vdso::of_process(pid);
     let gadget = object.and_then(|o| gadget::find(pid, o.start, o.end - o.start));

@@ -14,7 +14,8 @@
 //! later events wake the container.
 //!
 //! LIMIT: a file that is only registered with an io_uring, or is in flight (SCM_RIGHTS), is not
-//! found. A signal from outside the container waits until the container is woken.
+//! found. Asynchronous I/O (io_setup(2)) that a disk finishes after the stop wakes nothing: its event waits, too.
+//! A signal from outside the container waits until the container is woken.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -19,6 +19,7 @@ use dormouse_kernel::pidfd;
 use rustix::event::PollFlags;
 
 use super::seen::Seen;
+use crate::look::aio::Header;
 use crate::look::descriptor::ready;
 
 /// LIMIT: only the first entries of a poll(2) or select(2) are tested.
@@ -50,6 +51,10 @@ pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
         | libc::SYS_sendmsg
         | libc::SYS_sendmmsg
         | libc::SYS_sendfile => is_ready(seen, rdi, PollFlags::OUT),
+        libc::SYS_io_getevents => {
+            let header = Header::read(seen.pid, rdi);
+            header.is_some_and(|it| u64::from(it.uncollected()) >= rsi.max(1))
+        }
         libc::SYS_poll | libc::SYS_ppoll => is_any(polled(seen, rdi, rsi)),
         libc::SYS_select | libc::SYS_pselect6 => {
             is_any(selected(seen, rdi, rsi, PollFlags::IN))

@@ -255,9 +255,6 @@ pub(crate) fn mapped(
     let open = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let open = open.map_err(|e| format!("it cannot be inspected: {e}"))?;
     let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be inspected: {e}"))?;
-    if link.starts_with("/[aio]") {
-        return Err("a queue of asynchronous I/O (io_setup), which is not saved yet".into());
-    }
     if file_type(&stat) != FileType::RegularFile {
         return Err(format!("'{link}' mapped, which is not saved yet"));
     }

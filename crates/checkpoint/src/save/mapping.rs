@@ -16,6 +16,11 @@ pub(super) struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
+    /// Whether this may be the ring of a context of asynchronous I/O, by its name.
+    pub(super) fn may_be_ring(&self) -> bool {
+        self.name == "/[aio] (deleted)" && self.access.ends_with('s')
+    }
+
     /// Whether this is private memory, of pages of the usual size.
     pub(super) fn is_anonymous(&self) -> bool {
         let is_plain =

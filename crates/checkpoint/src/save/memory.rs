@@ -22,7 +22,7 @@ use super::pages::{Batch, Files, Known, file_runs, huge_runs, own_pages};
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Found, Survey};
-use super::{deleted, file};
+use super::{aio, deleted, file};
 
 /// Flags of areas that madvise(2), mlock(2), mmap(2) and mseal(2) set and that are restored.
 const KEPT: [&str; 14] =
@@ -64,6 +64,7 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
             },
         }
     }
+    aio::check_mapped(survey, seen, &memory.areas);
     Ok(memory)
 }
 
@@ -155,6 +156,11 @@ fn backing<'t>(
         if (offset, mapping.end - mapping.start) != (0, bytes) {
             return Err("a part of System V shared memory, which is not saved yet".into());
         }
+        return Ok(Backing::Shared { object, offset });
+    }
+    if mapping.may_be_ring()
+        && let Some(object) = aio::ring(survey, seen, mapping, &place)?
+    {
         return Ok(Backing::Shared { object, offset });
     }
     let writes = shared && mapping.flags.contains(&"mw");

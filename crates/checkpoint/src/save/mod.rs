@@ -27,7 +27,7 @@
 //! credentials landlock keyring vfork host schedule signal thread    parts of a process that need no survey
 //! mapping pages ahead                               memory, without its objects
 //! known open survey                                 everything that was found so far: data
-//! lock deleted file tmpfs pipe memory               kinds: files and memory
+//! lock deleted file tmpfs pipe aio memory           kinds: files and memory
 //! event timer terminal pidfd inotify fanotify       kinds: events
 //! address netlink raw udp tcp unix socket           kinds: sockets
 //! system_v mqueue ipc mount net time user uts       kinds: namespaces and their contents
@@ -42,6 +42,7 @@
 
 mod address;
 mod ahead;
+mod aio;
 mod calls;
 mod cgroup;
 mod cgroup_namespace;
@@ -147,9 +148,11 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
     let Look { tree, found, tables, settings } = look(subject, ahead)?;
-    let fresh = unless_refused(found)?.fresh;
+    let found = unless_refused(found)?;
+    let (fresh, rings) = (found.fresh, found.rings.into_iter());
+    let asynchronous = rings.map(|(_, pid, _)| pid).collect();
     let (blocks, host) = (Blocks::for_waiting(&tree), Host::look()?);
-    Ok((tree, Before { blocks, host, tables, settings, fresh }))
+    Ok((tree, Before { blocks, host, tables, settings, fresh, asynchronous }))
 }
 
 /// How long to wait for states that pass in a moment: connections that are being accepted or

@@ -313,10 +313,17 @@ fn check_numbers(survey: &mut Survey<'_>, tree: &[Seen]) {
     let limits = first.limits().unwrap_or_default();
     let Some(most) = limits.iter().find(|limit| limit.resource == NOFILE) else { return };
     let has_number = |object: &&Object| {
-        use Thing::{Pipe, SharedMemory, SystemVMemory, SystemVQueue, SystemVSemaphores};
+        use Thing::{
+            AioContext, Pipe, SharedMemory, SystemVMemory, SystemVQueue, SystemVSemaphores,
+        };
         !matches!(
             object.thing,
-            Pipe(_) | SharedMemory(_) | SystemVMemory(_) | SystemVQueue(_) | SystemVSemaphores(_)
+            AioContext(_)
+                | Pipe(_)
+                | SharedMemory(_)
+                | SystemVMemory(_)
+                | SystemVQueue(_)
+                | SystemVSemaphores(_)
         )
     };
     let open = survey.found.objects.iter().filter(has_number).count() as u64;

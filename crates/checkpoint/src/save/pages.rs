@@ -72,6 +72,26 @@ pub(super) fn huge_runs(
     Ok(Ok(runs))
 }
 
+/// Writes all pages of a part of a process's memory; addresses are offsets from its begin.
+pub(super) fn memory_runs(
+    memory: &File,
+    part: Range<u64>,
+    of: Of,
+    sink: &mut dyn Sink,
+) -> std::io::Result<Result<Vec<Run>>> {
+    let mut runs = Vec::new();
+    let mut buffer = Vec::new();
+    let bytes = part.end - part.start;
+    for at in (0..bytes).step_by(BATCH_BYTES as usize) {
+        buffer.resize((bytes - at).min(BATCH_BYTES) as usize, 0);
+        memory.read_exact_at(&mut buffer, part.start + at)?;
+        if let Err(e) = put(&mut runs, of, at, &buffer, false, sink) {
+            return Ok(Err(e));
+        }
+    }
+    Ok(Ok(runs))
+}
+
 /// Writes contents that begin at an address, without pages that an earlier checkpoint has.
 fn put(
     runs: &mut Vec<Run>,

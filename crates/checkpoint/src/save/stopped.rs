@@ -2,6 +2,7 @@
 //!
 //! The value belongs to the thread that created it: a tracer is a thread.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop};
@@ -22,7 +23,7 @@ use super::tcp::Connections;
 use super::thaw::Thawed;
 use super::wait::Blocks;
 use super::{
-    due, file, lock, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp,
+    aio, due, file, lock, memory, mqueue, object, pipe, process, restart, terminal, tmpfs, udp,
 };
 use crate::look::ipc::Tables;
 
@@ -95,6 +96,8 @@ pub(super) struct Before {
     pub(super) settings: Settings,
     /// Options of new sockets.
     pub(super) fresh: Fresh,
+    /// Processes with asynchronous I/O, by the host's ids.
+    pub(super) asynchronous: HashSet<u32>,
 }
 
 /// Checks that records can be restored, without making anything.
@@ -103,6 +106,8 @@ pub(super) type Rehearse = fn(&Records) -> Result<()>;
 /// Stops all tasks.
 pub(super) fn stop(subject: &Subject, before: Before, rehearse: Rehearse) -> Result<Stopped> {
     let (processes, seized) = stop_tree(subject, &before.blocks)?;
+    // ORDER: before anything is read: requests write to memory and files, and signal eventfds.
+    aio::finish(&processes, &before.asynchronous)?;
     let took = seized.began().elapsed();
     let connections = Connections::default();
     let thawed = Thawed::default();
@@ -163,6 +168,7 @@ impl Stopped {
         let began = Instant::now();
         let mut survey = Survey::new(subject, ahead);
         survey.fresh = std::mem::take(&mut self.before.fresh);
+        survey.aio.finished = Some(std::mem::take(&mut self.before.asynchronous));
         without_process(&mut survey, self.processes(), self.before.tables.as_ref())?;
         self.thawed = Thawed::thaw(subject, self.processes().first())?;
         let blocks = self.take_blocks();
@@ -204,6 +210,7 @@ impl Stopped {
         udp::contents(&mut found)?;
         tmpfs::contents(&mut found, &mut *sink)?;
         memory::object_contents(&mut found, &mut *sink)?;
+        aio::contents(&mut found, &mut *sink)?;
         let host = std::mem::take(&mut self.before.host);
         let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();

@@ -15,6 +15,7 @@ use dormouse_record::{
 
 use super::ahead::Ahead;
 use super::held::HeldFile;
+use super::known::aio::AioContexts;
 use super::known::file::{Leased, Mapped, Unread};
 use super::known::mount::MountNamespaces;
 use super::known::namespace::{
@@ -87,6 +88,8 @@ pub(crate) struct Survey<'s> {
     /// Peers of unix sockets, by object: the pid that the container shows for each.
     pub(crate) peers: HashMap<usize, u32>,
     pub(crate) shared: HashMap<(u64, u64), usize>,
+    /// Contexts of asynchronous I/O.
+    pub(crate) aio: AioContexts,
     /// The highest number of a descriptor.
     pub(super) highest: u32,
     /// Children that job control has stopped: the ids inside of parent and child.
@@ -155,6 +158,8 @@ pub(crate) struct Found {
     pub(crate) memories: Vec<(usize, OwnedFd)>,
     /// Objects whose contents are to be read, each with the file to read from.
     pub(crate) contents: Vec<(usize, fs::File)>,
+    /// Rings of asynchronous I/O to be read once everything is stopped: object, process and address.
+    pub(crate) rings: Vec<(usize, u32, u64)>,
     /// Pipes without an open read end, to be read once everything is stopped, each with a write
     /// end.
     pub(crate) fifos: Vec<(usize, OwnedFd)>,
@@ -180,6 +185,7 @@ impl<'s> Survey<'s> {
             unix: UnixSockets::new(),
             peers: HashMap::new(),
             shared: HashMap::new(),
+            aio: AioContexts::default(),
             highest: 0,
             stopped: Vec::new(),
             unreported: Vec::new(),

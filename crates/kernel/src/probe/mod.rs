@@ -374,11 +374,11 @@ static FEATURES: &[Feature] = &[
         "BPF: iterator over a task",
         "6.1",
         "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; \
-         since 6.9 the data in un-accepted unix connections",
+         since 6.9 the data in un-accepted unix connections; the unfinished requests of asynchronous I/O (io_setup)",
         (
             "the whole time again; waiting a second until it is",
             "a wait with a limit takes longer, by what it had waited; a container with such a connection is not \
-             checkpointed",
+             checkpointed, nor one with asynchronous I/O",
         ),
         btf::task_iterator,
     ),

@@ -67,6 +67,12 @@ fn area(area: &Area, records: &Records) -> Found {
                     ensure(offset == 0 && area.bytes() == whole, || "a part of it".into())
                 }
                 Thing::File(_) => Ok(()),
+                Thing::AioContext(context) => {
+                    let is_whole = offset == 0 && area.bytes() == context.ring_bytes();
+                    ensure(is_whole, || "a part of a ring".into())?;
+                    let is_executable = area.access & libc::PROT_EXEC.cast_unsigned() != 0;
+                    ensure(!is_executable, || "executable, which no ring is".into())
+                }
                 Thing::SharedMemory(memory) => {
                     // An area that has grown (mremap(2)) ends behind the memory.
                     ensure(offset < memory.bytes, || "beyond the end".into())?;

@@ -1,6 +1,6 @@
 //! The check of all records, above all others.
 
-use super::{Found, cgroup_namespace, ensure, memory, mount, net, process, thing, time, user};
+use super::{Found, aio, cgroup_namespace, ensure, memory, mount, net, process, thing, time, user};
 use crate::{
     About, CLOCK_MAX_NS, Error, IPC_LIMITS, PAGE_BYTES, Records, Result, VDSO_BYTES_MAX, vdso_hash,
 };
@@ -17,6 +17,7 @@ pub fn records(records: &Records) -> Result<()> {
     net::pairs(records).map_err(|what| Error::damaged(part("object"), what))?;
     cgroup_namespace::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     time::all(records).map_err(|what| Error::damaged(part("object"), what))?;
+    aio::all(records).map_err(|what| Error::damaged(part("object"), what))?;
     user::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {

@@ -4,8 +4,8 @@ use dormouse_kernel::call::TERMIOS_BYTES;
 
 use super::file::{self, is_path};
 use super::{
-    CONTENT_MAX, FILE_BYTES_MAX, Found, ON_THE_WAY_MAX, cgroup, cgroup_namespace, ensure, memory,
-    mount, mqueue, net, object, path, socket, system_v, time, tmpfs, user,
+    CONTENT_MAX, FILE_BYTES_MAX, Found, ON_THE_WAY_MAX, aio, cgroup, cgroup_namespace, ensure,
+    memory, mount, mqueue, net, object, path, socket, system_v, time, tmpfs, user,
 };
 use crate::{
     Bytes, DeletedFifo, Lock, LockKind, Mark, Object, PAGE_BYTES, Pipe, Process, Records, Terminal,
@@ -113,6 +113,7 @@ pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
             ensure(fanotify.marks.iter().all(sound), || "a mark".into())
         }
         Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
+        Thing::AioContext(it) => aio::context(it, records),
         Thing::Mounts(mounts) => mount::all(n, mounts, records),
         Thing::Uts(uts) => {
             // LIMIT: __NEW_UTS_LEN

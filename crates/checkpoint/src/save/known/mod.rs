@@ -2,6 +2,7 @@
 //!
 //! Only data, and questions about it: the modules of the kinds, above the survey, read the kernel and fill it.
 
+pub(crate) mod aio;
 pub(crate) mod file;
 pub(crate) mod mount;
 pub(crate) mod namespace;
