@@ -206,6 +206,25 @@ fn big_postgresql_under_pgbench() {
     stop(&host, "c");
 }
 
+/// A database that reads and writes its tables by asynchronous I/O (io_setup(2)) all the time.
+#[test]
+fn big_mariadb_with_asynchronous_io() {
+    let host = Host::new();
+    host.import(&image::mariadb(), "software");
+    start(&host, "a", &["bash", "/programs/mariadb.sh"]);
+    start(&host, "c", &["bash", "/programs/mariadb-client.sh"]);
+    wait_for_log(&host, "c", "begun");
+    let has_rings = || {
+        let pid = host.inspect("a")["pid"].as_u64().expect("it runs");
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+        maps.contains("/[aio] (deleted)")
+    };
+    assert!(has_rings(), "{}", host.dm(&["logs", "a"]));
+    go_round(&host, "c");
+    assert!(has_rings(), "after the restores");
+    stop(&host, "c");
+}
+
 #[test]
 fn big_make_with_four_compilers() {
     let host = host();

@@ -243,6 +243,11 @@ pub fn software() -> PathBuf {
     cached("software-2.tar", |path| debian::bootstrap(SOFTWARE, &as_tar(path), &[]))
 }
 
+/// A tar of a small Debian with MariaDB, some 420 MB.
+pub fn mariadb() -> PathBuf {
+    cached("mariadb-1.tar", |path| debian::bootstrap(&["mariadb-server"], &as_tar(path), &[]))
+}
+
 /// A tar of a small Debian with systemd, dbus and python, some 190 MB.
 pub fn systemd() -> PathBuf {
     let packages = ["systemd-sysv", "dbus", "python3"];
