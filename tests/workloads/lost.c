@@ -51,6 +51,8 @@ int main(void) {
 		must(shmget(IPC_PRIVATE, 4096, 0600) >= 0);
 		write_text("/proc/sys/kernel/shm_rmid_forced", "1\n");
 	}
+	if (!strcmp(what, "keyring"))
+		must(syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, "ring of mine") > 0);
 	if (!strcmp(what, "key")) {
 		must(syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, 0) > 0);
 		must(syscall(SYS_add_key, "user", "secret of mine", "x", 1, -3 /* the session's */) > 0);

@@ -1,5 +1,8 @@
-//! Keys in the kernel's keyrings (keyrings(7)), which no checkpoint has: some of them cannot be read at all.
-//! Keyrings without keys are no reason to refuse: programs that begin a login make them.
+//! Keys in the kernel's keyrings (keyrings(7)), and keyrings with names of their own, which no checkpoint has. The
+//! kernel chooses the number of every key and keyring, which programs keep. Even a keyring that another process
+//! keeps alive is not joined again by its name, unless its permissions let others search it; one without a name
+//! never is. The contents of some keys cannot be read at all. Keyrings without keys that the kernel has named are no reason to refuse: programs that begin a
+//! login make them.
 //!
 //! `/proc/keys` shows the keys that its reader may view, and by default that is the user of a key. A thread
 //! with the id of each user that has keys therefore reads it.
@@ -28,13 +31,31 @@ pub(super) fn find(maps: &Maps) -> Option<Reason> {
     users.lines().filter_map(user).filter(|uid| is_own(maps, *uid)).find_map(|uid| {
         let text = thread::scope(|scope| scope.spawn(|| viewed_by(uid)).join().ok().flatten())?;
         let mut keys = text.lines().filter_map(key);
-        let key = keys.find(|key| key.uid == uid && key.kind != "keyring")?;
+        let key = keys.find(|key| key.uid == uid && !key.is_keyring_of_the_kernel())?;
         let (inside, _) = maps.owner(uid, u32::MAX);
-        Some(format!(
-            "the key '{}' (keyrings(7), type {}) of user {inside}, which is not saved: remove it first",
-            key.description, key.kind
-        ))
+        Some(match key.kind {
+            "keyring" => format!(
+                "the keyring '{}' (keyrings(7)) of user {inside}, which is not saved: revoke it first, or end \
+                 its session",
+                key.description
+            ),
+            kind => format!(
+                "the key '{}' (keyrings(7), type {kind}) of user {inside}, which is not saved: remove it first",
+                key.description
+            ),
+        })
     })
+}
+
+impl Key<'_> {
+    /// Whether this is a keyring with a name of the kernel: of a session without a name, of a thread, a process
+    /// or a user.
+    fn is_keyring_of_the_kernel(&self) -> bool {
+        let of_a_user = ["_uid.", "_uid_ses.", "_persistent."];
+        let is_named = |prefix: &&str| self.description.starts_with(*prefix);
+        let is_own = ["_ses", "_tid", "_pid"].contains(&self.description);
+        self.kind == "keyring" && (is_own || of_a_user.iter().any(is_named))
+    }
 }
 
 /// Whether a user of the host is one of the container alone.
@@ -79,6 +100,17 @@ mod tests {
         assert_eq!(key(line), Some(Key { uid: 1000, kind: "user", description: "a name" }));
         let line = "00c84a6f IR-Q---     1 expd 3f010000     7     7 keyring   _ses: empty";
         assert_eq!(key(line), None, "revoked");
+        for (name, is_known) in [
+            ("_ses", true),
+            ("_uid.1000", true),
+            ("_tid", true),
+            ("mine", false),
+            ("_session", false),
+        ] {
+            let line =
+                format!("00c84a6f I--Q---     1 perm 3f010000     7     7 keyring   {name}: empty");
+            assert_eq!(key(&line).unwrap().is_keyring_of_the_kernel(), is_known, "{name}");
+        }
         assert_eq!(user("   12:     1 1/1 1/200 5/20000"), Some(12));
         let maps = Maps { uids: vec![(0, 1000, 10), (40, 40, 5)], gids: Vec::new() };
         assert!(is_own(&maps, 1009) && !is_own(&maps, 1010) && !is_own(&maps, 41));
