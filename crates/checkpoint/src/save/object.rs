@@ -263,6 +263,8 @@ fn in_flight(
             false => Err(format!("a {}, which is not saved in flight yet", thing.name())),
         };
     }
+    // ORDER: before a refusal, as of an open file.
+    survey.leased.extend(lock::leased(&open));
     let thing = match file::external(survey.subject, &open) {
         Some(external) => external,
         None => {
