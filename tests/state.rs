@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_testkit::fact::{Expected, Facts, Rule, unexplained};
 use dormouse_testkit::{Host, image, slowness};
+use tempfile::TempDir;
 
 use super::fixpoint::{Failure, Looks, SEALED};
 use super::wait_for_line;
@@ -147,7 +148,7 @@ struct Machine {
     host: Host,
     volume: PathBuf,
     /// A volume for the files of the first program, if it is to have one.
-    files: Option<PathBuf>,
+    files: Option<TempDir>,
 }
 
 impl Machine {
@@ -162,9 +163,10 @@ impl Machine {
     /// The same, with the files of the first program on a volume.
     fn with_files_on_volume() -> Self {
         let machine = Self::new();
-        let files = machine.host.dir().join("files");
-        fs::create_dir(&files).expect("a scratch directory");
-        fs::set_permissions(&files, fs::Permissions::from_mode(0o777)).expect("a directory");
+        // The programs need a file system of a disk, which /tmp may not be.
+        let files = tempfile::Builder::new().prefix("dm-").tempdir_in("/var/tmp");
+        let files = files.expect("a scratch directory");
+        fs::set_permissions(files.path(), fs::Permissions::from_mode(0o777)).expect("a directory");
         Self { files: Some(files), ..machine }
     }
 
@@ -185,7 +187,7 @@ impl Machine {
             .expect("write the file");
         let volume = format!("{}:/ctl", self.volume.display());
         let host = &self.host;
-        let files = self.files.as_ref().map(|files| format!("{}:/w0", files.display()));
+        let files = self.files.as_ref().map(|files| format!("{}:/w0", files.path().display()));
         let mut run = vec!["run", "-d", "--name", "a", "--net", "none", "-v", &volume];
         run.extend(files.iter().flat_map(|files| ["-v", files.as_str()]));
         host.dm(&[&run[..], &["state", "/bin/state", "run"]].concat()).ok();
