@@ -665,6 +665,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("filter", &[], true),
     ("guard", &[], false),
     ("inotify", &[], false),
+    ("joint", &[], true),
     ("lease", &[], false),
     ("lock", &[], false),
     ("many", &[], false),
@@ -716,6 +717,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("nodevice", &[], false),
     ("orphan", &[], true),
     ("owned", &["--cap-add", "SYS_ADMIN"], true),
+    ("ownfiles", &[], true),
     ("ownplace", &["--cap-add", "SYS_ADMIN"], true),
     ("pidfd", &[], true),
     (

@@ -13,15 +13,38 @@ workloads! {
     vm_threads_with_a_directory_of_their_own_keep_it: "place";
 }
 
-/// Sharing other than that of threads and of processes is refused, and so is a Landlock domain.
+/// Runs a workload that is restored each round, and one that continues each round.
+#[track_caller]
+fn keeps(name: &str) {
+    let host = host();
+    round_trip(&host, name, &["--net", "none"]);
+    if slowness() == 1 {
+        run_on(&host, name, &["--net", "none"]);
+    }
+}
+
+#[test]
+fn vm_processes_share_descriptors_and_directories_again() {
+    keeps("joint");
+}
+
+#[test]
+fn vm_threads_with_descriptors_of_their_own_keep_them() {
+    keeps("ownfiles");
+}
+
+/// Sharing that a restore does not make again is refused.
 #[test]
 fn vm_checkpoint_refuses_unusual_sharing_by_name() {
     let host = host();
     let cases = [
         ("memory", "it shares memory (CLONE_VM) with process 1"),
-        ("descriptors", "it shares a table of descriptors (CLONE_FILES) with process 1"),
-        ("directory", "it shares a working directory and umask (CLONE_FS) with process 1"),
-        ("thread", "has descriptors of its own (CLONE_FILES)"),
+        (
+            "crossed",
+            "share descriptors (CLONE_FILES) or working directories (CLONE_FS) with processes",
+        ),
+        ("root", "it shares a working directory (CLONE_FS) with process 2 below another root"),
+        ("thread", "shares descriptors (CLONE_FILES) with process"),
     ];
     for (what, why) in cases {
         refuses(&host, what, why, true);

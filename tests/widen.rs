@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dormouse_parcel::Reader;
-use dormouse_record::{Records, Thing};
+use dormouse_record::{Process, Records, Thing};
 use dormouse_testkit::{Host, image, run, slowness, soon, wait_until};
 use serde_json::Value;
 
@@ -242,6 +242,40 @@ fn restore_refuses_an_rseq_that_cannot_be_written() {
 }
 
 /// Files of procfs that are no such links are files like others.
+/// Processes share what both have by their records, and what the restore can make them share.
+#[test]
+fn restore_refuses_sharing_that_the_records_do_not_have() {
+    let host = host();
+    saved(&host, "joint");
+    fn sharer(records: &mut Records) -> &mut Process {
+        let mut all = records.processes.iter_mut();
+        all.find(|process| process.table_of == Some(1)).expect("one shares")
+    }
+    is_refused(&host, "joint", "other descriptors than process 1", |records| {
+        let first = &mut sharer(records).descriptors[0];
+        first.close_on_exec = !first.close_on_exec;
+    });
+    is_refused(&host, "joint", "what it shares with process 99 is not there", |records| {
+        sharer(records).table_of = Some(99);
+    });
+    is_refused(&host, "joint", "another directory than process 1", |records| {
+        let mut all = records.processes.iter_mut();
+        all.find(|process| process.place_of == Some(1)).expect("one shares").umask = 0o7;
+    });
+    is_refused(&host, "joint", "share descriptors (CLONE_FILES)", |records| {
+        // The child of one that shares with its sibling, which shares with the first process now.
+        let descriptors = records.processes[0].descriptors.clone();
+        let between = |process: &&mut Process| {
+            process.parent != 1 && process.parent != 0 && process.table_of.is_none()
+        };
+        let process = records.processes.iter_mut().find(between).expect("one is between");
+        process.table_of = Some(1);
+        process.descriptors = descriptors;
+        process.locks.clear();
+    });
+    host.dm(&["restore", "joint"]).ok();
+}
+
 #[test]
 fn restored_files_of_procfs_are_read_on() {
     let host = Host::with_busybox();
@@ -697,7 +731,7 @@ fn restore_of_changed_records_never_widens() {
     let host = host();
     let names = [
         "thread", "restart", "tree", "rights", "event", "file", "pipe", "inotify", "unix", "memfd",
-        "aio",
+        "aio", "joint", "ownfiles",
     ];
     let mut subjects: Vec<Subject> = names.map(|name| subject(&host, name, &[])).into();
     let user = ["--user", "1000:1000", "--security-opt", "no-new-privileges"];

@@ -1121,11 +1121,24 @@ static void op_session(long a, long b, long c, long d)
 	else
 		setpgid(0, getppid());
 }
+/* Threads that have left the table of descriptors of their process. */
+static pid_t with_own_table[SLOTS];
+static int own_tables;
 static void op_apart(long a, long b, long c, long d)
 {
-	unshare(a & 1 ? CLONE_FS : CLONE_SYSVSEM);
+	if (a & 1 || !(a & 2))
+		unshare(a & 1 ? CLONE_FS : CLONE_SYSVSEM);
+	else if (own_tables < SLOTS && unshare(CLONE_FILES) == 0)
+		with_own_table[own_tables++] = gettid();
 	if (a & 1 && b & 1)
 		umask(pick(c, 512));
+}
+
+/* The next child has these together with its parent. */
+static int split_with;
+static void op_together(long a, long b, long c, long d)
+{
+	split_with = (a & 1 ? CLONE_FILES : 0) | (a & 2 ? CLONE_FS : 0);
 }
 
 /* ---- IPC objects */
@@ -1250,7 +1263,7 @@ static const struct {
 	OP(signalparent, 1), OP(altstack, 3), OP(itimer, 5), OP(timer, 6), OP(ids, 3), OP(groups, 2),
 	OP(caps, 4), OP(prctl, 10), OP(personality, 2), OP(place, 4), OP(limit, 3), OP(schedule, 5),
 	OP(procwrite, 3), OP(filter, 1), OP(membarrier, 1), OP(addresses, 2), OP(session, 3),
-	OP(apart, 1), OP(shm, 4), OP(sem, 2), OP(queue, 2), OP(mq, 3), OP(wait, 4), OP(exit, 2),
+	OP(apart, 1), OP(together, 4), OP(shm, 4), OP(sem, 2), OP(queue, 2), OP(mq, 3), OP(wait, 4), OP(exit, 2),
 	OP(stop, 1),
 };
 #define KINDS (int)(sizeof table / sizeof *table)
@@ -1358,10 +1371,11 @@ static void run(int from, int to)
 		int number = __sync_fetch_and_add(&report->blocks, 1) % (SLOTS * 4);
 		if (o->kind == FORK) {
 			static const int flags[] = {0, 0, 0, CLONE_PARENT, CLONE_IO, 0, 0, 0};
-			int flag = flags[pick(o->n[0], 8)];
+			int flag = flags[pick(o->n[0], 8)] | split_with;
+			split_with = 0;
 			/* A program's first task stays the only child of process 1. */
-			if (flag == CLONE_PARENT && getppid() == 1)
-				flag = 0;
+			if (flag & CLONE_PARENT && getppid() == 1)
+				flag &= ~CLONE_PARENT;
 			pid_t child = syscall(SYS_clone, flag | SIGCHLD, NULL, NULL, NULL, 0);
 			if (child == 0) {
 				all_here = here = is_stopping = 0;

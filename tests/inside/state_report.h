@@ -312,6 +312,11 @@ static void describe(int slot, int phase)
 	report_signals(&o);
 	report_prctl(&o);
 	report_rest(&o);
+	int has_table = 0;
+	for (int n = 0; n < own_tables; n++)
+		has_table |= with_own_table[n] == gettid();
+	if (has_table && getpid() != gettid())
+		report_descriptors(&o);
 	if (getpid() == gettid()) {
 		report_memory(&o);
 		report_descriptors(&o);

@@ -17,8 +17,11 @@ static int child(void *arg) {
 }
 
 static void *with_descriptors(void *arg) {
+	/* A child that shares them with this thread alone. */
 	must(unshare(CLONE_FILES) == 0);
-	is_apart = 1;
+	pid_t pid = syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+	must(pid >= 0);
+	is_apart = pid != 0;
 	child(0);
 	return arg;
 }
@@ -63,6 +66,50 @@ static void deferred(void) {
 	must(connect(from, (void *)&a, size) == 0);
 }
 
+/* Two processes beside this one, which have one root. */
+static void share_root(void) {
+	int said[2];
+	char c = 0;
+	must(pipe(said) == 0 && mkdir("/below", 0755) == 0);
+	if (fork() == 0) {
+		must(clone(child, stack + sizeof stack, CLONE_FS | SIGCHLD, 0) > 0);
+		must(chroot("/below") == 0 && chdir("/") == 0 && write(said[1], &c, 1) == 1);
+		child(0);
+	}
+	must(read(said[0], &c, 1) == 1);
+}
+
+static pid_t split(int flags) {
+	pid_t pid = syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+	must(pid >= 0);
+	return pid;
+}
+
+/* A process between two pairs that share descriptors across it: this one and a grandchild, and two grandchildren, of
+ * which one is a child of this process since its parent has ended. */
+static void cross(void) {
+	int said[2];
+	char c = 0;
+	must(pipe(said) == 0);
+	if (split(CLONE_FILES) == 0) {
+		if (split(CLONE_FILES) == 0)
+			child(0);
+		must(unshare(CLONE_FILES) == 0);
+		if (split(0) == 0) {
+			pid_t between = split(CLONE_FILES);
+			if (between == 0) {
+				if (split(CLONE_FILES) == 0)
+					child(0);
+				_exit(0);
+			}
+			must(waitpid(between, 0, 0) == between && write(said[1], &c, 1) == 1);
+			child(0);
+		}
+		child(0);
+	}
+	must(read(said[0], &c, 1) == 1);
+}
+
 static void dispatches(void) {
 	static volatile char selector;
 	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector) == 0);
@@ -89,10 +136,10 @@ int main(void) {
 	must(what != 0);
 	if (!strcmp(what, "memory"))
 		flags = CLONE_VM;
-	if (!strcmp(what, "descriptors"))
-		flags = CLONE_FILES;
-	if (!strcmp(what, "directory"))
-		flags = CLONE_FS;
+	if (!strcmp(what, "root"))
+		share_root(), is_apart = 1;
+	if (!strcmp(what, "crossed"))
+		cross(), is_apart = 1;
 	if (flags)
 		must(clone(child, stack + sizeof stack, flags | SIGCHLD, 0) > 0);
 	if (!strcmp(what, "thread"))

@@ -82,6 +82,9 @@ fn one(
     plain("its working directory", directory(old, was), directory(new, is));
     let root = |p: &Process| p.root.clone().unwrap_or_else(|| "/".into());
     plain("its root", root(was), root(is));
+    let shared = |of: Option<u32>| of.map_or_else(|| "none".into(), |pid| format!("{pid}"));
+    plain("the process with its descriptors", shared(was.table_of), shared(is.table_of));
+    plain("the process with its directory", shared(was.place_of), shared(is.place_of));
     descriptors(all, (old.records(), was), (new.records(), is));
     if let (Some(before), Some(after)) = (memory(old, was), memory(new, is)) {
         areas(all, is, before, after);

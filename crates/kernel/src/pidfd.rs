@@ -26,6 +26,19 @@ pub fn open(pid: u32) -> Result<OwnedFd> {
         .explain("pidfd_open", || pid.to_string())
 }
 
+/// pidfd_open(2) of a thread (PIDFD_THREAD). KERNEL(6.9): before, EINVAL.
+pub fn open_thread(tid: u32) -> Result<OwnedFd> {
+    const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
+    i32::try_from(tid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(Errno::INVAL)
+        .and_then(|tid| {
+            rustix::process::pidfd_open(tid, PidfdFlags::from_bits_retain(PIDFD_THREAD))
+        })
+        .explain("pidfd_open", || format!("{tid}, PIDFD_THREAD"))
+}
+
 /// The process that has `pid` and was started at `start_time` (see [`start_time`]).
 ///
 /// ESRCH also when the pid belongs to another process by now.

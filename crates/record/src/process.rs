@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Action, Descriptor, HeldLock, IntervalTimer, Lease, Notice, PosixTimer, Signal, Thread,
+    Action, Descriptor, HeldLock, IntervalTimer, Lease, Notice, PosixTimer, Signal, Table, Thread,
 };
 
 /// A process. Ids are those of the container's own pid namespace.
@@ -40,6 +40,10 @@ pub struct Process {
     /// Its open descriptors, by number.
     #[serde(default)]
     pub descriptors: Vec<Descriptor>,
+    /// The first process with the same table of descriptors (clone(2), CLONE_FILES), by its id; the descriptors of
+    /// both are equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_of: Option<u32>,
     /// Its locks of files.
     #[serde(default)]
     pub locks: Vec<HeldLock>,
@@ -52,6 +56,10 @@ pub struct Process {
     /// Its working directory, an object.
     #[serde(default)]
     pub directory: Option<usize>,
+    /// The first process with the same working directory and umask (clone(2), CLONE_FS), by its id; both are equal
+    /// in the two records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place_of: Option<u32>,
     /// Its root, by its path from the container's, if that differs (chroot(2)).
     #[serde(default)]
     pub root: Option<String>,
@@ -122,6 +130,19 @@ pub struct Process {
     /// PR_GET_MEMORY_MERGE.
     #[serde(default)]
     pub merges_memory: bool,
+}
+
+impl Process {
+    /// The table of the process. A process that shares the table of another one has the same descriptors, and the
+    /// locks that it has set itself.
+    pub fn table(&self) -> Table<'_> {
+        Table { task: self.pid, descriptors: &self.descriptors, locks: &self.locks }
+    }
+
+    /// All tables of its threads, that of the process first.
+    pub fn tables(&self) -> impl Iterator<Item = Table<'_>> {
+        std::iter::once(self.table()).chain(self.threads.iter().filter_map(Thread::own_table))
+    }
 }
 
 /// One resource limit.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{About, Cgroups, Connection, Memory, Object, Pages, Process, TcpSocket, Thing};
+use crate::{About, Cgroups, Connection, Memory, Object, Pages, Process, Table, TcpSocket, Thing};
 
 /// All records of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -46,6 +46,11 @@ impl Records {
             Thing::Cgroups(cgroups) => Some(cgroups),
             _ => None,
         })
+    }
+
+    /// All tables of descriptors, those of processes before those of their threads.
+    pub fn tables(&self) -> impl Iterator<Item = Table<'_>> {
+        self.processes.iter().flat_map(Process::tables)
     }
 
     /// All TCP connections, including pending ones.

@@ -3,7 +3,7 @@
 use dormouse_kernel::call::Registers;
 use serde::{Deserialize, Serialize};
 
-use crate::{AlternateStack, Bytes, Credentials, Schedule, Signal};
+use crate::{AlternateStack, Bytes, Credentials, Descriptor, HeldLock, Schedule, Signal};
 
 /// A thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -71,9 +71,24 @@ pub struct Thread {
     /// Working directory and umask, where the thread has them to itself (unshare(2) of CLONE_FS).
     #[serde(default)]
     pub place: Option<OwnPlace>,
+    /// The first thread of its process with which it shares such a directory and umask, by its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place_of: Option<u32>,
+    /// Descriptors, where the thread has a table to itself (unshare(2) of CLONE_FILES).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<OwnTable>,
+    /// The first thread of its process with which it shares such a table, by its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_of: Option<u32>,
 }
 
 impl Thread {
+    /// The table that the thread is the first of its process to have.
+    pub fn own_table(&self) -> Option<Table<'_>> {
+        let table = self.table.as_ref()?;
+        Some(Table { task: self.tid, descriptors: &table.descriptors, locks: &table.locks })
+    }
+
     /// PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, PR_SPEC_DISABLE_NOEXEC.
     pub const SPECULATION_SET: u32 = 4 | 8 | 16;
 }
@@ -85,6 +100,27 @@ pub struct OwnPlace {
     pub directory: usize,
     /// umask(2).
     pub umask: u32,
+}
+
+/// A table of descriptors that a thread does not share with its process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct OwnTable {
+    /// The open descriptors, by number.
+    pub descriptors: Vec<Descriptor>,
+    /// Locks of files.
+    #[serde(default)]
+    pub locks: Vec<HeldLock>,
+}
+
+/// A table of descriptors, of a process or of a thread that has one to itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Table<'r> {
+    /// The id of the process or of the thread.
+    pub task: u32,
+    /// The open descriptors, by number.
+    pub descriptors: &'r [Descriptor],
+    /// Locks of files.
+    pub locks: &'r [HeldLock],
 }
 
 /// A system call filter (seccomp(2)).

@@ -3,15 +3,18 @@
 //!
 //! This reader shares no code with crate `checkpoint`: an error there must not hide itself. The
 //! reader opens nothing of the container and calls nothing but open(2), read(2), readlink(2) and
-//! stat(2) below `/proc`. All ids are those inside. Numbers that the kernel gives anew, such as
+//! stat(2) below `/proc`, and kcmp(2). All ids are those inside. Numbers that the kernel gives anew, such as
 //! inodes and devices, are replaced by the place of their first appearance: sharing stays visible.
 //!
 //! Times and counters of work (`VmRSS`, context switches, `utime`) are left out.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+
+use dormouse_kernel::call::{self, Shared};
 
 use crate::fact::Facts;
 
@@ -144,8 +147,18 @@ struct Task {
     inside: (u32, u32),
 }
 
+/// Resources that tasks may share, with their names.
+const SHARED: [(Shared, &str); 4] = [
+    (Shared::Memory, "memory"),
+    (Shared::Descriptors, "descriptors"),
+    (Shared::FileSystem, "directory"),
+    (Shared::Handlers, "handlers"),
+];
+
 struct Reader {
     facts: Facts,
+    /// The first task with each resource, in the order of kcmp(2), by the host's id and the id inside.
+    sharing: [Vec<(u32, u32)>; SHARED.len()],
     /// Files by device and inode.
     files: Order,
     namespaces: Order,
@@ -159,7 +172,8 @@ pub fn container(first: u32) -> Facts {
     let inside = tasks.iter().map(|task| (task.tid, task.inside.1)).collect();
     let facts = Facts::default();
     let (files, namespaces) = (Order::default(), Order::default());
-    let mut reader = Reader { facts, files, namespaces, inside };
+    let sharing = Default::default();
+    let mut reader = Reader { facts, sharing, files, namespaces, inside };
     for task in &tasks {
         if task.pid == task.tid {
             reader.process(*task);
@@ -335,6 +349,9 @@ impl Reader {
         if let Some(stat) = text(format!("{dir}/stat")) {
             self.stat(&stat, &place("stat"), is_zombie);
         }
+        if !is_zombie {
+            self.shares(task);
+        }
         for name in ["cwd", "root"] {
             let path = format!("{dir}/{name}");
             let (Some(target), Ok(file)) = (link(&path), fs::metadata(&path)) else { continue };
@@ -347,6 +364,27 @@ impl Reader {
         // The number of the call and its arguments, the stack and the instruction.
         if let Some(call) = text(format!("{dir}/syscall")) {
             self.add(place("syscall"), without_remaining_time(call.trim_end()));
+        }
+    }
+
+    /// The first task with each resource of a task. The descriptors of a process are read once; those of a thread
+    /// are, too, if they are its own.
+    fn shares(&mut self, task: Task) {
+        let Task { pid, tid, inside: (process, number) } = task;
+        let of_task = format!("process/{process}/task/{number}");
+        for ((what, name), known) in SHARED.into_iter().zip(&mut self.sharing) {
+            let order =
+                |other: &(u32, u32)| call::compare(what, other.0, tid).unwrap_or(Ordering::Less);
+            let at = known.binary_search_by(order).unwrap_or_else(|at| {
+                known.insert(at, (tid, number));
+                at
+            });
+            self.facts.add(format!("{of_task}/shares/{name}"), known[at].1);
+        }
+        if pid != tid && call::is_shared(Shared::Descriptors, pid, tid) == Ok(false) {
+            // As those of a process.
+            let place = format!("process/{process}.{number}/fd");
+            self.descriptors(&format!("/proc/{pid}/task/{tid}"), &place);
         }
     }
 

@@ -2,22 +2,29 @@
 
 use std::collections::HashMap;
 
-use dormouse_record::{Process, Result, Thing};
+use dormouse_record::{Result, Table, Thing};
 
 use super::plan::Plan;
-use super::{memfd, pidfd, user};
+use super::{pidfd, user};
 use crate::inject::program::{Arg, Call, Sequence};
 
-pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
-    memfd::seal_mapped(plan, sequence, record)?;
+/// Gives a task its descriptors, and all that share its table. `user` is the user namespace that its process will
+/// enter.
+pub(super) fn place(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    table: Table<'_>,
+    user: Option<usize>,
+) -> Result<()> {
     let mut numbers = Vec::new();
     // By object: duplicates within the process stay one open file.
     let mut pidfds = HashMap::new();
-    if user::keep(plan, sequence, record)? {
+    if let Some(user) = user {
+        user::keep(plan, sequence, table.task, user)?;
         numbers.push(plan.kept());
     }
-    for descriptor in &record.descriptors {
-        let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
+    for descriptor in table.descriptors {
+        let what = format!("descriptor {} of process {}", descriptor.number, table.task);
         let cell = match &plan.records.objects[descriptor.object].thing {
             Thing::PidFd(it) => *pidfds
                 .entry(descriptor.object)

@@ -1,6 +1,6 @@
 //! eventfd, signalfd, epoll.
 
-use dormouse_record::{Epoll, Event, Process, Result, SignalFd, Thing};
+use dormouse_record::{Epoll, Event, Result, SignalFd, Table, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -61,15 +61,15 @@ pub(super) fn epoll(
     Ok(cell)
 }
 
-/// Makes the epolls of a process watch their items. An item is identified by file description and
+/// Makes the epolls of a table watch their items. An item is identified by file description and
 /// number, so both must be in place. A watched signalfd reports the signals of the process that
 /// adds it.
-pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'_>) -> Result<()> {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Epoll(epoll) = &object.thing else { continue };
-        let own = record.descriptors.iter().find(|d| d.object == index);
-        for item in epoll.items.iter().filter(|i| i.pid == record.pid) {
+        let own = table.descriptors.iter().find(|d| d.object == index);
+        for item in epoll.items.iter().filter(|i| i.pid == table.task) {
             let Some(own) = own else { continue };
             // struct epoll_event is packed: 4 bytes of events, 8 of data.
             let mut event = item.events.to_ne_bytes().to_vec();
@@ -83,7 +83,7 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
             ];
             let what = format!(
                 "descriptor {} of process {} (watched by {})",
-                item.number, record.pid, own.number
+                item.number, table.task, own.number
             );
             sequence.call(what, Call::new(libc::SYS_epoll_ctl, args));
         }

@@ -1,6 +1,6 @@
 //! Watches by fanotify(7): added at the end, when the restore touches no file any more.
 
-use dormouse_record::{Fanotify, Process, Result, Thing};
+use dormouse_record::{Fanotify, Result, Table, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -19,15 +19,15 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// The marks of the groups that this process is the first to have.
-pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+/// The marks of the groups that this table is the first to have.
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'_>) {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Fanotify(fanotify) = &object.thing else { continue };
-        let mut all = records.processes.iter().flat_map(|p| {
-            p.descriptors.iter().filter(|d| d.object == index).map(|d| (p.pid, d.number))
+        let mut all = records.tables().flat_map(|it| {
+            it.descriptors.iter().filter(|d| d.object == index).map(move |d| (it.task, d.number))
         });
-        let Some((_, number)) = all.next().filter(|(pid, _)| *pid == record.pid) else { continue };
+        let Some((_, number)) = all.next().filter(|(id, _)| *id == table.task) else { continue };
         for mark in &fanotify.marks {
             let what = format!("the mark of '{}' by descriptor {number}", mark.path);
             open::check_path(plan, sequence, &what, &mark.path);

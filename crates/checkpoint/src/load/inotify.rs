@@ -1,7 +1,7 @@
 //! Watches: added at the end, when the restore touches no file any more, with their recorded
 //! numbers.
 
-use dormouse_record::{Inotify, Process, Result, Thing};
+use dormouse_record::{Inotify, Result, Table, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -24,8 +24,8 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// The watches of the instances that this process is the first to have.
-pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+/// The watches of the instances that this table is the first to have.
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'_>) {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Inotify(inotify) = &object.thing else { continue };
@@ -33,10 +33,10 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
         if plan.held.contains_key(&index) {
             continue;
         }
-        let mut all = records.processes.iter().flat_map(|p| {
-            p.descriptors.iter().filter(|d| d.object == index).map(|d| (p.pid, d.number))
+        let mut all = records.tables().flat_map(|it| {
+            it.descriptors.iter().filter(|d| d.object == index).map(move |d| (it.task, d.number))
         });
-        let Some((_, number)) = all.next().filter(|(pid, _)| *pid == record.pid) else { continue };
+        let Some((_, number)) = all.next().filter(|(id, _)| *id == table.task) else { continue };
         for watch in &inotify.watches {
             let what = format!("the watch of '{}' by descriptor {number}", watch.path);
             let next = [number.into(), Arg::Number(SET_NEXT), watch.number.into()];

@@ -4,7 +4,7 @@
 //! last, when only the recorded descriptors of the file are open, by a process that may hold one
 //! (fcntl(2), F_SETLEASE).
 
-use dormouse_record::{Lock, LockKind, Process};
+use dormouse_record::{Lock, LockKind, Process, Table};
 
 use super::open::SETTABLE;
 use super::plan::Plan;
@@ -91,10 +91,10 @@ pub(super) fn notices(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Pro
     }
 }
 
-/// Sets the locks of a process.
-pub(super) fn of_process(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
-    for held in &record.locks {
-        let what = format!("a lock of descriptor {} of process {}", held.number, record.pid);
+/// Sets the locks of a table.
+pub(super) fn of_table(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'_>) {
+    for held in table.locks {
+        let what = format!("a lock of descriptor {} of process {}", held.number, table.task);
         set(plan, sequence, &what, held.number.into(), &held.lock);
     }
 }

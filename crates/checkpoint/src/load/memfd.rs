@@ -86,12 +86,12 @@ fn writes(records: &Records, object: usize, index: usize) -> bool {
     }
 }
 
-/// The first process that has a file open for writing, and the number of the descriptor.
+/// The first task with a table that has a file open for writing, and the number of the descriptor.
 fn sealer(records: &Records, index: usize) -> Option<(u32, u32)> {
-    records.processes.iter().find_map(|process| {
-        let mut all = process.descriptors.iter();
+    records.tables().find_map(|table| {
+        let mut all = table.descriptors.iter();
         let open = all.find(|one| writes(records, one.object, index))?;
-        Some((process.pid, open.number))
+        Some((table.task, open.number))
     })
 }
 
@@ -116,11 +116,11 @@ fn sealed_later(records: &Records) -> impl Iterator<Item = (usize, &MemoryFile)>
     })
 }
 
-/// Sets the seals of files that a process is the first to have open for writing. ORDER: all
+/// Sets the seals of files that a task is the first to have open for writing. ORDER: all
 /// processes have their mappings.
-pub(super) fn seal(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
+pub(super) fn seal(plan: &Plan<'_>, sequence: &mut Sequence, task: u32) {
     for (index, file) in sealed_later(plan.records) {
-        let sealer = sealer(plan.records, index).filter(|(pid, _)| *pid == record.pid);
+        let sealer = sealer(plan.records, index).filter(|(id, _)| *id == task);
         if let Some((_, number)) = sealer {
             sequence.call(format!("the seals of '{}'", file.name), add(number, file.seals));
         }

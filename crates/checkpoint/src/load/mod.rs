@@ -15,6 +15,7 @@
 //! `joined`         and joined; helpers and zombies exit
 //! `clocks`         only if processes have created time namespaces for their children
 //! `mapped`         memory; only if some of it is filled later ([`Lazy`])
+//! `shared`         only if processes share descriptors or a directory, or threads do not ([`joint`])
 //! `whole`          memory, working directory, handlers, threads, descriptors
 //! `inside`         only if there are threads in user namespaces inside
 //! `done`           epoll items, timers, pending signals, limits, credentials
@@ -39,7 +40,7 @@
 //! open helper credentials calls that the kinds share
 //! plan                    the state while the sequences are made
 //! restore                 the result, which the engine's half reads
-//! check share lazy        decisions on records alone: allowed or not, shared, filled later
+//! check share lazy joint  decisions on records alone: allowed or not, shared, filled later, created in which order
 //! allowed mapped stage    the grants of the configuration, ranges of memory, names of stages
 //! ```
 //!
@@ -70,6 +71,7 @@ mod helper;
 mod inherit;
 mod inotify;
 mod ipc;
+mod joint;
 mod lazy;
 mod lock;
 mod mapped;
@@ -281,6 +283,14 @@ pub(crate) fn rehearse(records: &Records) -> Result<()> {
     let mut plan = Plan::new(records, &allowed, hole(records)?, &passed);
     plan.vdsos = vec![None; records.memories.len()];
     sequences(&mut plan).map(drop)
+}
+
+/// Checks that processes can be created again with their ids, their sessions, and what they share. Of the records only
+/// that is read.
+pub(crate) fn can_be_created(records: &Records) -> Result<()> {
+    let allowed = Allowed { has_init: records.has_init(), ..Allowed::default() };
+    let mut plan = Plan::new(records, &allowed, WORK_AREA, &[Passed::Program]);
+    tree::check(&mut plan)
 }
 
 /// The sequences of all processes and threads.

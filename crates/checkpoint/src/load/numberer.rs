@@ -32,6 +32,9 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
     if plan.userfaults.device.is_some() {
         part.stage(stage::MAPPED);
     }
+    if plan.is_shared {
+        part.stage(stage::SHARED);
+    }
     part.stage(stage::WHOLE);
     for tid in tids {
         let late = LateThread { tid, is_next: plan.cell(), is_given: plan.cell() };

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use dormouse_record::{Error, Inode, Made, PAGE_BYTES, Records, Result};
+use dormouse_record::{Error, Inode, Made, PAGE_BYTES, Process, Records, Result, Thread};
 
 use super::allowed::Allowed;
 use super::lazy::Userfaults;
@@ -75,12 +75,23 @@ pub(super) struct Plan<'r> {
     pub(super) born_with: Option<&'r Shared>,
     /// `ns_last_pid`, which sets the next pid.
     pub(super) last_pid: Option<Cell>,
+    /// Processes share descriptors or a working directory, or threads do not.
+    pub(super) is_shared: bool,
     /// Threads that are created in user namespaces inside, and the pid of the numberer for them.
     pub(super) late: Vec<LateThread>,
     pub(super) numberer: Option<u32>,
     /// Sequences of helper processes, and the number of the first of them.
     pub(super) helpers: Vec<Sequence>,
     pub(super) helpers_from: usize,
+}
+
+/// Whether a process shares what processes do not share usually, or its threads do not share what threads do.
+fn has_unusual_sharing(process: &Process) -> bool {
+    let is_apart = |thread: &Thread| {
+        let has_own = thread.place.is_some() || thread.table.is_some();
+        has_own || thread.place_of.or(thread.table_of).is_some()
+    };
+    process.table_of.or(process.place_of).is_some() || process.threads.iter().any(is_apart)
 }
 
 /// A thread that a process creates after it has entered a user namespace.
@@ -127,7 +138,8 @@ impl<'r> Plan<'r> {
         }
         let gaps = given.iter().map(|_| [builder.cell(), builder.cell()]).collect();
         let all = records.processes.iter();
-        let above = all.clone().flat_map(|p| &p.descriptors).map(|d| d.number + 1).max();
+        let above = records.tables().flat_map(|table| table.descriptors);
+        let above = above.map(|descriptor| descriptor.number + 1).max();
         let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
         let ids = records.processes.iter().flat_map(|p| [p.session, p.group]);
         let free_pid = tids.chain(ids).max().unwrap_or(1) + 1;
@@ -162,6 +174,7 @@ impl<'r> Plan<'r> {
             userfaults,
             born_with: None,
             last_pid,
+            is_shared: records.processes.iter().any(has_unusual_sharing),
             late: Vec::new(),
             numberer: None,
             helpers: Vec::new(),

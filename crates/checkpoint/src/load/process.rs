@@ -3,12 +3,12 @@
 //! This module brings the kinds of state of a process into their order; the calls are in the
 //! modules of the kinds. [`super::tree`] is above it.
 
-use dormouse_record::{Error, Process, Result};
+use dormouse_record::{Error, Process, Result, Table, Thread};
 
 use super::plan::Plan;
 use super::{
-    cgroup_namespace, credentials, descriptor, event, fanotify, filter, helper, inotify, lock,
-    memfd, memory, mount, net, numberer, open, signal, stage, thread, timer, uts,
+    cgroup_namespace, credentials, descriptor, event, fanotify, filter, helper, inotify, joint,
+    lock, memfd, memory, mount, net, numberer, open, signal, stage, thread, timer, uts,
 };
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -85,33 +85,65 @@ pub(super) fn restore(
     uts::enter(plan, sequence, record)?;
     cgroup_namespace::enter(plan, sequence, record)?;
     net::enter(plan, sequence, record)?;
-    if let Some(directory) = record.directory {
+    // Of processes that share the directory, the first goes there for all.
+    if let (Some(directory), None) = (record.directory, record.place_of) {
         go_to(plan, sequence, pid, directory, record.umask)?;
     }
     signal::actions(plan, sequence, record);
     filter::of_process(plan, sequence, record);
-    let mut others = Vec::new();
     // A process that enters a user namespace has one thread until then.
     let count = if record.user.is_some() { 1 } else { record.threads.len() };
-    for (n, other) in record.threads[..count].iter().enumerate().skip(1) {
+    let mut others: Vec<Sequence> = (1..count).map(|_| Sequence::default()).collect();
+    for (n, creator, shares) in arrange_threads(record, count)? {
+        let by = if creator == 0 { &mut *sequence } else { &mut others[creator - 1] };
+        thread::make(plan, by, &record.threads[n], shares, next_thread + n - 1);
+    }
+    for (own, other) in others.iter_mut().zip(record.threads.iter().skip(1)) {
         if let Some(place) = &other.place {
-            go_to(plan, sequence, other.tid, place.directory, place.umask)?;
+            go_to(plan, own, other.tid, place.directory, place.umask)?;
         }
-        thread::make(plan, sequence, other, next_thread + n - 1);
-        if let (Some(_), Some(directory)) = (&other.place, record.directory) {
-            go_to(plan, sequence, pid, directory, record.umask)?;
+        thread::restore(plan, own, other)?;
+        if plan.is_shared {
+            own.stage(stage::SHARED);
         }
-        let mut own = Sequence::default();
-        thread::restore(plan, &mut own, other)?;
+        if let Some(table) = other.own_table() {
+            descriptor::place(plan, own, table, None)?;
+        }
         own.stage(stage::WHOLE);
-        numberer::end(plan, &mut own, false);
-        thread::last(plan, &mut own, other)?;
+        numberer::end(plan, own, false);
+        if let Some(table) = other.own_table() {
+            with_table(plan, own, table)?;
+        }
+        thread::last(plan, own, other)?;
         own.stage(stage::DONE);
-        others.push(own);
     }
     thread::restore(plan, sequence, &record.threads[0])?;
-    descriptor::place(plan, sequence, record)?;
+    memfd::seal_mapped(plan, sequence, record)?;
+    if plan.is_shared {
+        sequence.stage(stage::SHARED);
+    }
+    // ORDER: what the other processes with this table needed of it, they have.
+    if record.table_of.is_none() {
+        descriptor::place(plan, sequence, record.table(), record.user)?;
+    }
     Ok(others)
+}
+
+/// Which thread creates each other thread. The first `count` threads exist before the process enters a user namespace.
+fn arrange_threads(record: &Process, count: usize) -> Result<Vec<joint::ThreadBirth>> {
+    let groups = |thread: &Thread| {
+        let own = |has: bool| Some(thread.tid).filter(|_| has);
+        let table = thread.table_of.or(own(thread.table.is_some()));
+        [table, thread.place_of.or(own(thread.place.is_some()))]
+    };
+    let groups: Vec<[Option<u32>; 2]> = record.threads[..count].iter().map(groups).collect();
+    joint::arrange_threads(&groups).map_err(|thread| {
+        Error::Elsewhere(format!(
+            "thread {} of process {} ({}) shares descriptors with one thread and its working directory with \
+             another, which no thread can create",
+            record.threads[thread].tid, record.pid, record.name
+        ))
+    })
 }
 
 /// Working directory and umask.
@@ -136,11 +168,7 @@ pub(super) fn with_rights(
     sequence: &mut Sequence,
     record: &Process,
 ) -> Result<()> {
-    event::watch(plan, sequence, record)?;
-    lock::of_process(plan, sequence, record);
-    memfd::seal(plan, sequence, record);
-    inotify::watch(plan, sequence, record);
-    fanotify::watch(plan, sequence, record);
+    with_table(plan, sequence, record.table())?;
     if let Some(root) = &record.root {
         // ORDER: no path is opened any more; the working directory does not change.
         let what = format!("the root '{root}' of process {}", record.pid);
@@ -148,6 +176,16 @@ pub(super) fn with_rights(
         let at = plan.builder.text(root.as_bytes());
         sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
     }
+    Ok(())
+}
+
+/// Steps that need the final numbers of descriptors, and those rights.
+fn with_table(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'_>) -> Result<()> {
+    event::watch(plan, sequence, table)?;
+    lock::of_table(plan, sequence, table);
+    memfd::seal(plan, sequence, table.task);
+    inotify::watch(plan, sequence, table);
+    fanotify::watch(plan, sequence, table);
     Ok(())
 }
 

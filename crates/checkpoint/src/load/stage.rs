@@ -20,6 +20,9 @@ pub(super) const JOINED: &str = "joined";
 pub(super) const CLOCKS: &str = "clocks";
 /// All processes have mapped their memory. Only if some of it is filled later.
 pub(super) const MAPPED: &str = "mapped";
+/// No task needs the descriptors of the work any more, except to place its own. Only if processes share descriptors
+/// or a working directory, or threads do not.
+pub(super) const SHARED: &str = "shared";
 /// Each process has its memory, working directory, handlers and descriptors.
 pub(super) const WHOLE: &str = "whole";
 /// All threads exist. Only if there are threads in user namespaces inside.

@@ -8,30 +8,32 @@ use super::plan::Plan;
 use super::{credentials, filter, lock, schedule, signal};
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// Creates another thread, which runs sequence number `own`.
-pub(super) fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
+/// Creates another thread, which has these resources together with its creator (clone(2)), and runs sequence number
+/// `own`.
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    thread: &Thread,
+    shares: u64,
+    own: usize,
+) {
     let ids = plan.builder.data(&thread.tid.to_ne_bytes());
-    let call = clone(plan, [ids, 1], thread.place.is_none());
+    let call = clone(plan, [ids, 1], shares);
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
 /// Creates another thread, which gets the next pid in order, and runs sequence number `own`.
 pub(super) fn make_next(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
-    let call = clone(plan, [0, 0], true).returns(thread.tid.into());
+    let shares = (libc::CLONE_FILES | libc::CLONE_FS) as u64;
+    let call = clone(plan, [0, 0], shares).returns(thread.tid.into());
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
-/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count. A
-/// thread that does not share the directory and umask of its process gets a copy of both at that
-/// moment.
-fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2], shares_place: bool) -> Call {
-    let flags = libc::CLONE_VM
-        | if shares_place { libc::CLONE_FS } else { 0 }
-        | libc::CLONE_FILES
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM;
-    let args = [flags as u64, 0, 0, 0, 0, 0, 0, 0, ids, count, 0];
+/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count. Of the descriptors, or
+/// the directory and umask, that it does not share with its creator, the thread gets a copy at that moment.
+fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2], shares: u64) -> Call {
+    let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+    let args = [flags as u64 | shares, 0, 0, 0, 0, 0, 0, 0, ids, count, 0];
     let at = plan.builder.numbers(&args);
     Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
 }

@@ -9,11 +9,12 @@
 //!
 //! This module is the top of the program's half: each sequence begins here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use dormouse_record::{Error, Process, Result};
 
 use super::inherit::Inheritance;
+use super::joint::{self, Birth, Branch};
 use super::plan::Plan;
 use super::{
     cgroup, helper, ipc, memory, numberer, object, process, stage, terminal, thread, time,
@@ -43,7 +44,8 @@ const OF_INIT: u32 = 1;
 
 /// The sequences of all processes and threads, the first process's first.
 pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
-    let nodes = nodes(plan)?;
+    let mut nodes = nodes(plan)?;
+    let births = births(plan, &mut nodes)?;
     let inheritance = inheritance(plan, &nodes)?;
     // Threads follow the processes, and helper processes of other modules follow the threads.
     let mut next_thread = nodes.len();
@@ -59,7 +61,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
             object::make_all(plan, &mut sequence)?;
         }
         inheritance.fill_in(plan, &mut sequence, n)?;
-        born(plan, &mut sequence, &nodes, node)?;
+        born(plan, &mut sequence, &nodes, (n, &births))?;
         let record = node.record.map(|r| &plan.records.processes[r]);
         match record {
             Some(record) if record.ended.is_none() => {
@@ -88,6 +90,12 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     all.extend(threads);
     all.append(&mut plan.helpers);
     Ok(all)
+}
+
+/// Checks that there is a creator for each process.
+pub(super) fn check(plan: &mut Plan<'_>) -> Result<()> {
+    let mut nodes = nodes(plan)?;
+    births(plan, &mut nodes).map(drop)
 }
 
 /// The memory that processes inherit from their creators.
@@ -315,13 +323,64 @@ fn led_by_helper(nodes: &mut Vec<Node>, group: u32, maker: usize, is_before: boo
     if is_before { of.before.push(index) } else { of.after.push(index) }
 }
 
+/// How each process is created, so that processes share what they shared.
+fn births(plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Vec<Birth>> {
+    let processes = &plan.records.processes;
+    let owners = |of: fn(&Process) -> Option<u32>| -> HashSet<u32> {
+        processes.iter().filter_map(of).collect()
+    };
+    let owners = [owners(|process| process.table_of), owners(|process| process.place_of)];
+    let group = |process: &Process, which: usize| {
+        let of = [process.table_of, process.place_of][which];
+        of.or(Some(process.pid).filter(|pid| owners[which].contains(pid)))
+    };
+    let branch = |node: &mut Node| {
+        let record = node.record.map(|r| &processes[r]).filter(|process| process.ended.is_none());
+        Branch {
+            before: std::mem::take(&mut node.before),
+            after: std::mem::take(&mut node.after),
+            groups: [0, 1].map(|which| record.and_then(|process| group(process, which))),
+            is_alive: record.is_some(),
+        }
+    };
+    let mut branches: Vec<Branch> = nodes.iter_mut().map(branch).collect();
+    let births = joint::arrange(&mut branches).map_err(|node| {
+        let process = nodes[node].record.map(|r| &processes[r]);
+        let (pid, name) = process.map_or((nodes[node].pid, ""), |it| (it.pid, it.name.as_str()));
+        Error::Elsewhere(format!(
+            "process {pid} ({name}) and its descendants share descriptors (CLONE_FILES) or working \
+             directories (CLONE_FS) with processes that cannot create them"
+        ))
+    });
+    for (node, branch) in nodes.iter_mut().zip(branches) {
+        (node.before, node.after) = (branch.before, branch.after);
+    }
+    births
+}
+
+/// Makes a process leave what it shares.
+fn leave(sequence: &mut Sequence, pid: u32, flags: u64) {
+    if flags != 0 {
+        let what = format!("the descriptors and the working directory of process {pid}");
+        sequence.call(what, Call::new(libc::SYS_unshare, [flags.into()]));
+    }
+}
+
 /// Sessions, children and groups.
-fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) -> Result<()> {
+fn born(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    nodes: &[Node],
+    (n, births): (usize, &[Birth]),
+) -> Result<()> {
+    let node = &nodes[n];
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
+        leave(sequence, node.pid, births[child].creator_leaves);
         let record = nodes[child].record.map(|r| &plan.records.processes[r]);
         let cgroup = record.and_then(|r| r.cgroup.as_ref()).and_then(|path| plan.cgroups.get(path));
-        let call = helper::clone_with_pid(plan, sequence, 0, (pid, cgroup.copied()));
+        let call =
+            helper::clone_with_pid(plan, sequence, births[child].flags, (pid, cgroup.copied()));
         sequence.fork(format!("process {pid}"), child, call);
     };
     let record = node.record.map(|r| &plan.records.processes[r]);
@@ -344,6 +403,7 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
     for child in &node.after {
         fork(plan, sequence, *child);
     }
+    leave(sequence, node.pid, births[n].leaves);
     sequence.stage(stage::BORN);
     let set_group = |group: u32| Call::new(libc::SYS_setpgid, [Arg::Number(0), group.into()]);
     let leads_group = node.group == node.pid && node.session != node.pid;

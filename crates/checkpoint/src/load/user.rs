@@ -15,7 +15,7 @@
 //! [`super::check`] refuses namespaces that processes of the configuration could not have created.
 //! The entry is in [`super::process`], which is above this module.
 
-use dormouse_record::{Ids, PeerCredentials, Process, Result, Thing, User};
+use dormouse_record::{Ids, PeerCredentials, Result, Thing, User};
 
 use super::allowed::SETFCAP;
 use super::plan::Plan;
@@ -124,12 +124,11 @@ pub(super) fn enter_one(
 
 /// Makes a process keep the user namespace open that it will enter, while it closes all other
 /// descriptors.
-pub(super) fn keep(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<bool> {
-    let Some(user) = record.user else { return Ok(false) };
-    let what = format!("the user namespace of process {}", record.pid);
+pub(super) fn keep(plan: &Plan<'_>, sequence: &mut Sequence, pid: u32, user: usize) -> Result<()> {
+    let what = format!("the user namespace of process {pid}");
     let args = [plan.object(user)?.into(), plan.kept().into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call(what, Call::new(libc::SYS_dup3, args));
-    Ok(true)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -130,12 +130,24 @@ fn kind_of(link: &str, path: &str) -> Option<Kind> {
     }
 }
 
-/// The sources of a process. A descriptor that is closed meanwhile is left out.
+/// The sources of a process, and of its threads with descriptors of their own.
 fn sources(seen: &Seen) -> Result<Vec<Source>> {
     let Some(handle) = &seen.pidfd else { return Ok(Vec::new()) };
+    let mut all = sources_of(seen.pid, handle)?;
+    for tid in &seen.tids {
+        if let Some(handle) = seen.own_table(*tid) {
+            all.extend(sources_of(*tid, &handle)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The sources of a table of descriptors, by the task that has it and a pidfd of that. A descriptor that is closed
+/// meanwhile is left out.
+fn sources_of(task: u32, handle: &OwnedFd) -> Result<Vec<Source>> {
     let mut all = Vec::new();
-    for number in numbers(seen.pid)? {
-        let path = format!("/proc/{}/fd/{number}", seen.pid);
+    for number in numbers(task)? {
+        let path = format!("/proc/{task}/fd/{number}");
         let Ok(link) = fs::read_link(&path) else { continue };
         let Some(kind) = kind_of(&link.to_string_lossy(), &path) else { continue };
         let copy = match pidfd::copy_descriptor(handle, number as i32) {
@@ -143,27 +155,27 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
             Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => continue,
             Err(e) => {
                 let step = "copy a descriptor";
-                return Err(Error::of(step, seen.pid)(Errno::from_raw_os_error(e.errno())));
+                return Err(Error::of(step, task)(Errno::from_raw_os_error(e.errno())));
             }
         };
         if (kind == Kind::Device || kind.is_event()) && !is_pollable(&copy) {
             continue;
         }
-        let failed = Error::of("inspect a descriptor", seen.pid);
+        let failed = Error::of("inspect a descriptor", task);
         let flags = rustix::fs::fcntl_getfl(&copy).and_then(|flags| {
             let stat = rustix::fs::fstat(&copy)?;
             let access = (flags & OFlags::RWMODE).bits();
             let key = match kind {
                 // All terminal masters have the same inode, `/dev/ptmx`.
                 Kind::Timer | Kind::Watch | Kind::Other | Kind::Device => {
-                    (kind, u64::from(seen.pid), u64::from(number), access)
+                    (kind, u64::from(task), u64::from(number), access)
                 }
                 Kind::Socket | Kind::Pipe => (kind, stat.st_dev, stat.st_ino, access),
             };
             Ok((flags, key))
         });
         let (flags, key) = flags.map_err(failed)?;
-        let ready = ready(&copy).map_err(Error::of("poll a descriptor", seen.pid))?;
+        let ready = ready(&copy).map_err(Error::of("poll a descriptor", task))?;
         all.push(Source { key, copy, flags, ready });
     }
     Ok(all)

@@ -31,8 +31,10 @@ pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
     if !registers.are_of_64_bit() {
         return false;
     }
+    let own_table = seen.own_table(tid);
+    let table = own_table.as_ref().or(seen.pidfd.as_ref());
     let is_any = |files: Vec<(u64, PollFlags)>| {
-        files.into_iter().any(|(number, wanted)| is_ready(seen, number, wanted))
+        files.into_iter().any(|(number, wanted)| is_ready(table, number, wanted))
     };
     match called(seen, tid, registers.orig_rax as i64) {
         libc::SYS_epoll_wait
@@ -44,13 +46,13 @@ pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
         | libc::SYS_recvmsg
         | libc::SYS_recvmmsg
         | libc::SYS_accept
-        | libc::SYS_accept4 => is_ready(seen, rdi, PollFlags::IN),
+        | libc::SYS_accept4 => is_ready(table, rdi, PollFlags::IN),
         libc::SYS_write
         | libc::SYS_writev
         | libc::SYS_sendto
         | libc::SYS_sendmsg
         | libc::SYS_sendmmsg
-        | libc::SYS_sendfile => is_ready(seen, rdi, PollFlags::OUT),
+        | libc::SYS_sendfile => is_ready(table, rdi, PollFlags::OUT),
         libc::SYS_io_getevents => {
             let header = Header::read(seen.pid, rdi);
             header.is_some_and(|it| u64::from(it.uncollected()) >= rsi.max(1))
@@ -73,9 +75,9 @@ fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
     }
 }
 
-/// Whether a descriptor of a process has one of the wanted events, an error or a hangup.
-fn is_ready(seen: &Seen, number: u64, wanted: PollFlags) -> bool {
-    let copy = |number| pidfd::copy_descriptor(seen.pidfd.as_ref()?, number).ok();
+/// Whether a descriptor of a task has one of the wanted events, an error or a hangup; `task` is its pidfd.
+fn is_ready(task: Option<&OwnedFd>, number: u64, wanted: PollFlags) -> bool {
+    let copy = |number| pidfd::copy_descriptor(task?, number).ok();
     let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
     let ready = copy.and_then(|copy| ready(&copy).ok());
     ready.is_some_and(|ready| ready.intersects(wanted | PollFlags::ERR | PollFlags::HUP))

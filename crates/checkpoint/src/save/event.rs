@@ -46,9 +46,9 @@ pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason
     let mut items: Vec<EpollItem> = Vec::new();
     for line in open.info.lines().filter(|line| line.starts_with("tfd:")) {
         let mut item = item(line).ok_or_else(|| missing("epoll"))?;
-        item.pid = open.process.inner;
+        item.pid = open.task.1;
         let nth = items.iter().filter(|i| i.number == item.number).count() as u32;
-        let pid = open.process.pid;
+        let pid = open.task.0;
         let same = call::is_epoll_target((pid, item.number), (pid, open.number), item.number, nth);
         if !same.unwrap_or(false) {
             let number = item.number;

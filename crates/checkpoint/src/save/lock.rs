@@ -19,6 +19,12 @@ pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
     lines.filter(|line| !is_lease(line)).map(one).collect()
 }
 
+/// The same, each with the process that has set it, if that is alive.
+pub(crate) fn with_setters(info: &str) -> Result<Vec<(Lock, Option<u32>)>, Reason> {
+    let lines = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+    lines.filter(|line| !is_lease(line)).map(|line| Ok((one(line)?, set_by(line)))).collect()
+}
+
 fn is_lease(line: &str) -> bool {
     line.split_ascii_whitespace().nth(1) == Some("LEASE")
 }
@@ -123,7 +129,7 @@ fn access(line: &str) -> Result<bool, Reason> {
     }
 }
 
-/// The process that has set a lease: 359 of `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`.
+/// The process that has set a lease or a lock: 359 of `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`.
 fn set_by(line: &str) -> Option<u32> {
     line.split_ascii_whitespace().nth(4)?.parse().ok()
 }

@@ -112,7 +112,7 @@ use std::time::{Duration, Instant};
 use crate::load;
 use ahead::Ahead;
 use dormouse_parcel::{Base, DirSink, Sink};
-use dormouse_record::{Error, Refusal, Result};
+use dormouse_record::{Error, Records, Refusal, Result};
 pub use drowsy::{Calls, Still, stand_still};
 pub use held::{HeldFile, Wakes};
 use host::Host;
@@ -127,7 +127,7 @@ use wait::Blocks;
 
 /// Lists everything that prevents this container from being saved. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    Ok(look(subject, None)?.found.refusals)
+    Ok(inspected(subject, None)?.found.refusals)
 }
 
 /// The threads of a container that are blocked with a timeout. Nothing is stopped.
@@ -144,10 +144,24 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
     stopped::stop(subject, before, load::rehearse)
 }
 
+/// Inspects a container. Processes that a restore could not create so that they share again what they share are
+/// refused, too.
+fn inspected(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
+    let mut look = look(subject, ahead)?;
+    let processes = std::mem::take(&mut look.found.outline);
+    if !processes.is_empty()
+        && let Err(Error::Elsewhere(why)) =
+            load::can_be_created(&Records { processes, ..Records::default() })
+    {
+        look.found.refusals.push(refusal::of_object(why));
+    }
+    Ok(look)
+}
+
 /// Inspects a container in which everything can be saved. ORDER: slow steps that can be done before
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
-    let Look { tree, found, tables, settings } = look(subject, ahead)?;
+    let Look { tree, found, tables, settings } = inspected(subject, ahead)?;
     let found = unless_refused(found)?;
     let (fresh, rings) = (found.fresh, found.rings.into_iter());
     let asynchronous = rings.map(|(_, pid, _)| pid).collect();

@@ -6,7 +6,7 @@
 use std::fs;
 
 use dormouse_kernel::proc;
-use dormouse_record::{Descriptor, HeldLock, Inode, LockKind, Object, Result, Thing};
+use dormouse_record::{Descriptor, HeldLock, Inode, LockKind, Object, OwnTable, Result, Thing};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 use super::held::{HeldFile, Wakes};
@@ -44,13 +44,24 @@ const KINDS: &[Kind] = &[
 ];
 
 /// The locks of a process. Each shows at every descriptor of its file. Descriptors that could have
-/// acquired it are kept: setting a lock twice changes nothing.
-fn hold(open: &Open<'_>, locks: &mut Vec<HeldLock>) -> std::result::Result<(), Reason> {
+/// acquired it are kept: setting a lock twice changes nothing. A lock belongs to all processes with
+/// one table, and procfs shows the process that has set it.
+fn hold(
+    survey: &mut Survey<'_>,
+    open: &Open<'_>,
+    locks: &mut Vec<HeldLock>,
+) -> std::result::Result<(), Reason> {
     let access = open.flags() & libc::O_ACCMODE as u32;
-    for lock in lock::of(&open.info)?.into_iter().filter(|l| l.kind == LockKind::Process) {
+    for (lock, pid) in lock::with_setters(&open.info)? {
         let other = if lock.writes { libc::O_RDONLY } else { libc::O_WRONLY } as u32;
-        if access != other {
-            locks.push(HeldLock { number: open.number, lock });
+        if lock.kind != LockKind::Process || access == other {
+            continue;
+        }
+        let held = HeldLock { number: open.number, lock };
+        let sharing = &mut survey.sharing;
+        match pid.filter(|pid| sharing.table_of.get(pid) == Some(&open.process.pid)) {
+            Some(pid) => sharing.locks.entry(pid).or_default().push(held),
+            None => locks.push(held),
         }
     }
     Ok(())
@@ -108,46 +119,121 @@ pub(super) fn survey_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<Sur
         }
     }
     user::own(survey, seen, &surveyed);
-    for number in numbers(seen.pid)? {
-        match descriptor(survey, seen, number, &mut surveyed) {
-            Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
-            Ok(None) => {}
-            Err(why) => {
-                let refusal = seen.refuse(format!("descriptor {number}"), why);
-                survey.found.refusals.push(refusal);
-            }
+    // Of processes with one table, the first is inspected.
+    if !shared::take_table(survey, seen, &mut surveyed) {
+        let all = Table { task: (seen.pid, seen.inner), pidfd: seen.pidfd.as_ref() };
+        for (what, why) in table(survey, seen, all, &mut surveyed)? {
+            survey.found.refusals.push(seen.refuse(what, why));
         }
-    }
-    match file::directory(survey, seen) {
-        Ok(index) => surveyed.directory = Some(index),
-        Err(why) => survey.found.refusals.push(seen.refuse("working directory", why)),
     }
     match file::root(survey, seen) {
         Ok(root) => surveyed.root = root,
         Err(why) => survey.found.refusals.push(seen.refuse("root", why)),
     }
-    surveyed.places = shared::places(survey, seen, &surveyed);
+    if !shared::take_place(survey, seen, &mut surveyed) {
+        match file::directory(survey, seen) {
+            Ok(index) => surveyed.directory = Some(index),
+            Err(why) => survey.found.refusals.push(seen.refuse("working directory", why)),
+        }
+    }
+    shared::keep(survey, seen, &surveyed);
+    surveyed.apart = shared::apart(survey, seen, &surveyed);
+    thread_tables(survey, seen, &mut surveyed)?;
     surveyed.cgroup = namespace::cgroup(seen.pid, survey);
     let memory = memory::areas(survey, seen)?;
     surveyed.memory = memory;
     Ok(surveyed)
 }
 
+/// A table of descriptors to be inspected.
+#[derive(Clone, Copy)]
+struct Table<'p> {
+    /// The process, or the thread that has the table to itself: by the host's id and the id inside.
+    task: (u32, u32),
+    /// A pidfd of that task.
+    pidfd: Option<&'p OwnedFd>,
+}
+
+/// Inspects all descriptors of a table; returns those that are refused, with the reasons.
+fn table(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    table: Table<'_>,
+    surveyed: &mut Surveyed,
+) -> Result<Vec<(String, Reason)>> {
+    let mut refused = Vec::new();
+    for number in numbers(table.task.0)? {
+        match descriptor(survey, seen, table, number, surveyed) {
+            Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
+            Ok(None) => {}
+            Err(why) => refused.push((format!("descriptor {number}"), why)),
+        }
+    }
+    Ok(refused)
+}
+
+/// Inspects the tables that threads of a process have to themselves.
+fn thread_tables(survey: &mut Survey<'_>, seen: &Seen, surveyed: &mut Surveyed) -> Result<()> {
+    let mut tids: Vec<u32> = surveyed.apart.keys().copied().collect();
+    tids.sort_unstable();
+    for tid in tids {
+        let Some(apart) = surveyed.apart.get_mut(&tid).filter(|apart| apart.has_table) else {
+            continue;
+        };
+        // KERNEL(6.9): pidfds of threads.
+        let pidfd = match dormouse_kernel::pidfd::open_thread(tid) {
+            Ok(pidfd) => pidfd,
+            Err(e) if e.errno() == libc::ESRCH => continue,
+            Err(e) => {
+                let why = format!(
+                    "its thread {} has descriptors of its own (CLONE_FILES), which cannot be \
+                     inspected: {e}",
+                    apart.inner
+                );
+                survey.found.refusals.push(seen.refuse("", why));
+                continue;
+            }
+        };
+        let leases = survey.leases.len();
+        let mut own = Surveyed::default();
+        let all = Table { task: (tid, apart.inner), pidfd: Some(&pidfd) };
+        let of_thread = |what: String| format!("{what} of thread {}", apart.inner);
+        let refused = match table(survey, seen, all, &mut own) {
+            Ok(refused) => refused,
+            Err(_) if shared::ends(tid) => continue,
+            Err(e) => return Err(e),
+        };
+        for (what, why) in refused {
+            survey.found.refusals.push(seen.refuse(of_thread(what), why));
+        }
+        // The process sets both, with its own descriptors.
+        if survey.leases.len() != leases || !own.notices.is_empty() {
+            let why = "a lease or a notice (O_ASYNC, F_SETOWN) of a file that a thread has open apart \
+                       from its process, which is not saved yet";
+            survey.found.refusals.push(seen.refuse(of_thread("descriptors".into()), why));
+        }
+        apart.table = Some(OwnTable { descriptors: own.descriptors, locks: own.locks });
+    }
+    Ok(())
+}
+
 /// The record of a descriptor and its object; `None` if it was closed meanwhile.
 fn descriptor(
     survey: &mut Survey<'_>,
     seen: &Seen,
+    table: Table<'_>,
     number: u32,
     surveyed: &mut Surveyed,
 ) -> std::result::Result<Option<Descriptor>, Reason> {
-    let Some(open) = open(survey, seen, number)? else { return Ok(None) };
+    let Some(open) = open(survey, seen, table, number)? else { return Ok(None) };
+    let task = table.task.0;
     survey.highest = survey.highest.max(number);
-    hold(&open, &mut surveyed.locks)?;
+    hold(survey, &open, &mut surveyed.locks)?;
     let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
     let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
     let key = open.key();
     let alike = survey.open_files.get(&key);
-    if let Some(Ok(index)) = alike.map(|alike| alike.find(seen.pid, number)) {
+    if let Some(Ok(index)) = alike.map(|alike| alike.find(task, number)) {
         // Each process opens its own pidfds again, with the notices of each.
         let is_pidfd = matches!(survey.found.objects[index].thing, Thing::PidFd(_));
         if is_pidfd && !surveyed.descriptors.iter().any(|d| d.object == index) {
@@ -162,7 +248,7 @@ fn descriptor(
         let external = object(&open, external)?;
         let index = survey.found.objects.len();
         survey.found.objects.push(external);
-        survey.open_files.entry(key).or_default().add(seen.pid, number, index);
+        survey.open_files.entry(key).or_default().add(task, number, index);
         return found(index);
     }
     let notice = lock::notice(&open)?;
@@ -184,7 +270,7 @@ fn descriptor(
     }
     survey.found.objects[index] = object(&open, thing)?;
     surveyed.notices.extend(notice);
-    survey.open_files.entry(key).or_default().add(seen.pid, number, index);
+    survey.open_files.entry(key).or_default().add(task, number, index);
     found(index)
 }
 
@@ -221,13 +307,14 @@ fn inode(open: &Open<'_>) -> Option<Inode> {
 fn open<'p>(
     survey: &Survey<'_>,
     process: &'p Seen,
+    table: Table<'_>,
     number: u32,
 ) -> std::result::Result<Option<Open<'p>>, Reason> {
-    let pid = process.pid;
+    let pid = table.task.0;
     let Ok(link) = fs::read_link(format!("/proc/{pid}/fd/{number}")) else { return Ok(None) };
     let info = proc::whole_text(format!("/proc/{pid}/fdinfo/{number}"));
     let Ok(info) = info else { return Ok(None) }; // closed meanwhile
-    let Some(handle) = &process.pidfd else { return Ok(None) };
+    let Some(handle) = table.pidfd else { return Ok(None) };
     let copy = match dormouse_kernel::pidfd::copy_descriptor(handle, number as i32) {
         Ok(copy) => copy,
         Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => return Ok(None),
@@ -235,7 +322,8 @@ fn open<'p>(
     };
     let link = link.to_string_lossy().into_owned();
     let (index, net) = (survey.found.objects.len(), net_of(survey, &link, &copy)?);
-    let open = Open::of(Look { process, number, link, info, copy }, index, net);
+    let look = Look { process, task: table.task, number, link, info, copy };
+    let open = Open::of(look, index, net);
     open.map(Some).map_err(|e| format!("it cannot be inspected: {e}"))
 }
 
@@ -252,7 +340,8 @@ fn in_flight(
     let link = link.to_string_lossy().into_owned();
     let (number, index) = (number as u32, survey.found.objects.len());
     let net = net_of(survey, &link, &copy)?;
-    let look = Look { process, number, link, info, copy };
+    let task = (process.pid, process.inner);
+    let look = Look { process, task, number, link, info, copy };
     let open = Open::of(look, index, net).map_err(|e| failed(&e))?;
     let (own, key) = (std::process::id(), open.key());
     let alike = survey.open_files.get(&key);
@@ -348,6 +437,7 @@ pub(super) fn finish(mut survey: Survey<'_>, tree: &[Seen]) -> Found {
     pipe::finish(&mut survey);
     deleted::finish(&mut survey, tree);
     user::finish(&mut survey);
+    survey.found.outline = shared::outline(&survey, tree);
     survey.found.terminals = survey.terminals.into_values().collect();
     survey.found.fresh = survey.fresh.into_own();
     survey.found

@@ -15,6 +15,9 @@ use super::seen::Seen;
 /// An open descriptor, inspected from outside.
 pub(crate) struct Open<'p> {
     pub(crate) process: &'p Seen,
+    /// The task that has the descriptor: the process, or a thread with a table to itself; by the host's id and the
+    /// id inside.
+    pub(crate) task: (u32, u32),
     pub(crate) number: u32,
     /// The target of `/proc/PID/fd/NUMBER`.
     pub(crate) link: String,
@@ -34,6 +37,7 @@ pub(crate) struct Open<'p> {
 /// An open file before its object is known: the fields of [`Open`] that its opener has found.
 pub(super) struct Look<'p> {
     pub(super) process: &'p Seen,
+    pub(super) task: (u32, u32),
     pub(super) number: u32,
     pub(super) link: String,
     pub(super) info: String,
@@ -43,10 +47,10 @@ pub(super) struct Look<'p> {
 impl<'p> Open<'p> {
     /// Inspects a copied descriptor. `index` and `net` as in the fields.
     pub(super) fn of(look: Look<'p>, index: usize, net: Option<usize>) -> Result<Self, Errno> {
-        let Look { process, number, link, info, copy } = look;
+        let Look { process, task, number, link, info, copy } = look;
         let stat = rustix::fs::fstat(&copy)?;
         let status = rustix::fs::fcntl_getfl(&copy)?.bits();
-        Ok(Self { process, number, link, info, stat, copy, index, net, status })
+        Ok(Self { process, task, number, link, info, stat, copy, index, net, status })
     }
 
     /// A field of fdinfo.

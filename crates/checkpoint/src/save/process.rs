@@ -8,6 +8,7 @@ use dormouse_record::{Error, Layout, Memory, PAGE_BYTES, Process, Result, Signal
 
 use super::calls::run;
 use super::known::namespace::Links;
+use super::known::shared::Apart;
 use super::namespace::{elsewhere, has_threads_apart};
 use super::seen::Seen;
 use super::subject::Subject;
@@ -91,6 +92,7 @@ pub(crate) fn record(
     record.umask = umask.unwrap_or(0o022);
     record.stopped = seen.stopped;
     record.descriptors = surveyed.descriptors.clone();
+    (record.table_of, record.place_of) = (surveyed.table_of, surveyed.place_of);
     record.locks = surveyed.locks.clone();
     record.notices = surveyed.notices.clone();
     record.directory = surveyed.directory;
@@ -110,8 +112,10 @@ pub(crate) fn record(
     let filter = proc::whole_text(format!("/proc/{}/coredump_filter", seen.pid)).ok();
     record.core_dump_filter = filter.and_then(|t| u32::from_str_radix(t.trim(), 16).ok());
     for tid in &seen.tids {
-        let place = surveyed.places.get(tid).cloned();
-        record.threads.push(Thread { place, ..thread::record(subject, seen, *tid, blocks)? });
+        let Apart { place, place_of, table, table_of, .. } =
+            surveyed.apart.get(tid).cloned().unwrap_or_default();
+        let thread = thread::record(subject, seen, *tid, blocks)?;
+        record.threads.push(Thread { place, place_of, table, table_of, ..thread });
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
@@ -154,7 +158,8 @@ pub(crate) fn inside(
     (brk, memory.locks_later, memory.huge_pages_by_advice) = found;
     rung_meanwhile(seen, record, gadget)?;
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
-        threads_inside(seen, *tid, thread, gadget).map_err(Error::of("make calls in", *tid))?;
+        threads_inside(survey, seen, *tid, thread, gadget)
+            .map_err(Error::of("make calls in", *tid))?;
     }
     memory.layout = layout(seen, brk)?;
     let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
@@ -297,14 +302,18 @@ fn query(
 }
 
 fn threads_inside(
+    survey: &mut Survey<'_>,
     seen: &Seen,
     tid: u32,
     record: &mut Thread,
     gadget: u64,
 ) -> std::result::Result<(), Errno> {
     let mut script = Script::default();
+    let own = record.table.as_ref().map_or(&[][..], |table| &table.descriptors);
+    let peers = unix::query_peers(survey, own, &mut script);
     let inside = thread::inside(&mut script);
     let answers = run(seen, tid, gadget, &script, Some(record))?;
+    peers(survey, &answers)?;
     inside(record, &answers)
 }
 

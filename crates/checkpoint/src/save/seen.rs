@@ -114,6 +114,14 @@ impl Seen {
         Ok(self.cached.limits.get_or_init(|| read))
     }
 
+    /// A pidfd of a thread that has descriptors apart from the process (unshare(2) of CLONE_FILES); `None` for
+    /// other threads, and, KERNEL(6.9), before that.
+    pub(super) fn own_table(&self, tid: u32) -> Option<OwnedFd> {
+        let shares = || call::is_shared(call::Shared::Descriptors, self.pid, tid);
+        let is_apart = tid != self.pid && shares() == Ok(false);
+        if is_apart { pidfd::open_thread(tid).ok() } else { None }
+    }
+
     /// The name that `ps` shows.
     pub(crate) fn name(&self) -> String {
         self.fields.field("Name").unwrap_or_default().to_owned()

@@ -1,99 +1,218 @@
 //! Resources that tasks share: memory, descriptors, directory and umask, as kcmp(2) compares them.
 //!
 //! Threads of a process share all of them, and processes none, as after pthread_create(3) and fork(2). clone(2)
-//! and unshare(2) permit other combinations. A thread with a directory and umask of its own is saved. Every
-//! other combination is refused by name, since a restore would not make it again.
+//! and unshare(2) permit other combinations. Processes with one table of descriptors, or with one working directory,
+//! root and umask, are saved: the first of them has the resource, and the records of the others refer to it. So are
+//! threads with descriptors, or a directory and umask, apart from their process, alone or with other threads of it.
+//! Every other combination is refused by name, since a restore would not make it again.
 //!
 //! LIMIT: two processes that share an I/O context (CLONE_IO) have one each afterwards, of the same priority.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use dormouse_kernel::call::{self, Shared};
 use dormouse_kernel::proc;
-use dormouse_record::OwnPlace;
+use dormouse_record::{OwnPlace, Process};
 
 use super::file;
+use super::known::shared::{Apart, Owner, Sharing};
 use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::{Survey, Surveyed};
 use super::vfork::is_in_vfork;
 
-/// Resources that processes do not share, each with its name.
-const OF_PROCESSES: [(Shared, &str); 3] = [
-    (Shared::Memory, "memory (CLONE_VM)"),
-    (Shared::Descriptors, "a table of descriptors (CLONE_FILES)"),
-    (Shared::FileSystem, "a working directory and umask (CLONE_FS)"),
-];
-
-/// Refuses processes that share one of these resources.
+/// Finds the processes that share descriptors or directories, and refuses those that share memory.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let alive: Vec<&Seen> = tree.iter().filter(|seen| !seen.is_zombie).collect();
-    for (what, name) in OF_PROCESSES {
+    survey.sharing = Sharing::default();
+    for what in [Shared::Memory, Shared::Descriptors, Shared::FileSystem] {
         // Sorted, so that each is compared with few others.
         let mut sorted: Vec<&Seen> = Vec::new();
         for seen in &alive {
-            // One that has ended is equal to none.
-            let order = |other: &&Seen| {
-                call::compare(what, other.pid, seen.pid).unwrap_or(std::cmp::Ordering::Less)
-            };
-            match sorted.binary_search_by(order) {
+            match sorted.binary_search_by(|other| order(what, other.pid, seen.pid)) {
                 Err(at) => sorted.insert(at, seen),
-                Ok(at) => {
-                    let other = sorted[at];
-                    // A child of vfork(2) until it executes; its parent is refused if that takes long.
-                    let waits = is_in_vfork(seen) || is_in_vfork(other);
-                    let is_shared = call::is_shared(what, other.pid, seen.pid) == Ok(true);
-                    if !waits && is_shared {
-                        let why = format!(
-                            "it shares {name} with process {} ({}), which is not saved",
-                            other.inner,
-                            other.name()
-                        );
-                        survey.found.refusals.push(seen.refuse("", why));
-                    }
-                }
+                Ok(at) => shares(survey, what, seen, sorted[at]),
             }
+        }
+        let pids = sorted.into_iter().map(|seen| seen.pid).collect();
+        match what {
+            Shared::Descriptors => survey.sharing.tables = pids,
+            Shared::FileSystem => survey.sharing.places = pids,
+            _ => {}
         }
     }
 }
 
-/// The directories and umasks that threads have to themselves, by the host's ids.
-pub(super) fn places(
+/// How the resources of two tasks stand in the kernel's order. A task that has ended is equal to none.
+fn order(what: Shared, one: u32, other: u32) -> Ordering {
+    call::compare(what, one, other).unwrap_or(Ordering::Less)
+}
+
+/// Notes that a process shares a resource with an earlier one, or refuses it.
+fn shares(survey: &mut Survey<'_>, what: Shared, seen: &Seen, other: &Seen) {
+    // A child of vfork(2) until it executes; its parent is refused if that takes long.
+    let waits = is_in_vfork(seen) || is_in_vfork(other);
+    if waits || call::is_shared(what, other.pid, seen.pid) != Ok(true) {
+        return;
+    }
+    match what {
+        Shared::Descriptors => survey.sharing.share_table(seen.pid, other.pid),
+        Shared::FileSystem => survey.sharing.share_place(seen.pid, other.pid),
+        _ => {
+            let why = format!(
+                "it shares memory (CLONE_VM) with process {} ({}), which is not saved",
+                other.inner,
+                other.name()
+            );
+            survey.found.refusals.push(seen.refuse("", why));
+        }
+    }
+}
+
+/// Keeps what a process has for those that share it. ORDER: before these are surveyed, which come later in the tree.
+pub(super) fn keep(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
+    if survey.sharing.firsts.contains(&seen.pid) {
+        let owner = Owner {
+            inner: seen.inner,
+            descriptors: surveyed.descriptors.clone(),
+            directory: surveyed.directory,
+            is_inside: surveyed.user.is_some(),
+        };
+        survey.sharing.owners.insert(seen.pid, owner);
+    }
+}
+
+/// Takes the descriptors of the first process with the same table; returns whether there is one.
+pub(super) fn take_table(survey: &mut Survey<'_>, seen: &Seen, surveyed: &mut Surveyed) -> bool {
+    let of = survey.sharing.table_of.get(&seen.pid);
+    let Some(owner) = of.and_then(|of| survey.sharing.owners.get(of)) else { return false };
+    surveyed.descriptors.clone_from(&owner.descriptors);
+    surveyed.table_of = Some(owner.inner);
+    surveyed.locks = survey.sharing.locks.remove(&seen.pid).unwrap_or_default();
+    if owner.is_inside || surveyed.user.is_some() {
+        let why = format!(
+            "it shares a table of descriptors (CLONE_FILES) with process {}, one of them in a user \
+             namespace, which is not saved yet",
+            owner.inner
+        );
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+    true
+}
+
+/// Takes the directory of the first process with the same one; returns whether there is one.
+pub(super) fn take_place(survey: &mut Survey<'_>, seen: &Seen, surveyed: &mut Surveyed) -> bool {
+    let of = survey.sharing.place_of.get(&seen.pid);
+    let Some(owner) = of.and_then(|of| survey.sharing.owners.get(of)) else { return false };
+    surveyed.directory = owner.directory;
+    surveyed.place_of = Some(owner.inner);
+    // Neither namespace can be entered by a process that shares its directory.
+    let is_apart = surveyed.mounts.is_some() || surveyed.user.is_some();
+    if is_apart || surveyed.root.is_some() {
+        let why = format!(
+            "it shares a working directory (CLONE_FS) with process {} {}, which is not saved yet",
+            owner.inner,
+            if is_apart { "in a namespace of its own" } else { "below another root" }
+        );
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+    true
+}
+
+/// All processes with what they share, for a check of whether they can be created so again.
+pub(super) fn outline(survey: &Survey<'_>, tree: &[Seen]) -> Vec<Process> {
+    let sharing = &survey.sharing;
+    if sharing.firsts.is_empty() {
+        return Vec::new();
+    }
+    let inner = |pid: &u32| sharing.owners.get(pid).map(|owner| owner.inner);
+    let outline = |seen: &Seen| Process {
+        pid: seen.inner,
+        parent: seen.parent,
+        group: seen.innermost("NSpgid").unwrap_or(0),
+        session: seen.innermost("NSsid").unwrap_or(0),
+        name: seen.name(),
+        ended: seen.is_zombie.then_some(0),
+        table_of: sharing.table_of.get(&seen.pid).and_then(inner),
+        place_of: sharing.place_of.get(&seen.pid).and_then(inner),
+        ..Process::default()
+    };
+    tree.iter().map(outline).collect()
+}
+
+/// What threads have apart from their process, by the host's ids.
+pub(super) fn apart(
     survey: &mut Survey<'_>,
     seen: &Seen,
     surveyed: &Surveyed,
-) -> HashMap<u32, OwnPlace> {
-    let mut all: HashMap<u32, OwnPlace> = HashMap::new();
+) -> HashMap<u32, Apart> {
+    let mut all: HashMap<u32, Apart> = HashMap::new();
     for tid in seen.tids.iter().skip(1).copied() {
-        let differs = |what, from: u32| call::is_shared(what, from, tid) == Ok(false) && !ends(tid);
-        let mut refuse = |why: &str| {
+        let differs = |what| call::is_shared(what, seen.pid, tid) == Ok(false) && !ends(tid);
+        let table = differs(Shared::Descriptors);
+        let place = differs(Shared::FileSystem);
+        if !table && !place {
+            continue;
+        }
+        let mut apart = Apart { inner: inner(tid), ..Apart::default() };
+        let refuse = |survey: &mut Survey<'_>, why: String| {
             let why = format!("its thread {} {why}", inner(tid));
             survey.found.refusals.push(seen.refuse("", why));
         };
-        if differs(Shared::Descriptors, seen.pid) {
-            refuse("has descriptors of its own (CLONE_FILES), which are not saved yet");
-        }
-        if !differs(Shared::FileSystem, seen.pid) {
+        if surveyed.user.is_some() {
+            let what = if table { "descriptors" } else { "a directory" };
+            refuse(survey, format!("has {what} of its own in a user namespace, not saved yet"));
             continue;
         }
-        if all.keys().any(|other| !differs(Shared::FileSystem, *other)) {
-            refuse("shares a directory with another thread (CLONE_FS), which is not saved yet");
-            continue;
-        }
-        if surveyed.user.is_some() || surveyed.root.is_some() {
-            refuse("has a directory of its own (CLONE_FS) below another root, not saved yet");
-            continue;
-        }
-        match place(survey, seen, tid) {
-            Ok(place) => drop(all.insert(tid, place)),
-            Err(_) if ends(tid) => {}
-            Err(why) => {
-                let what = format!("working directory of thread {}", inner(tid));
-                survey.found.refusals.push(seen.refuse(what, why));
+        if table {
+            match first_of(&mut survey.sharing.tables, Shared::Descriptors, tid) {
+                None => apart.has_table = true,
+                Some(other) if seen.tids.contains(&other) => apart.table_of = Some(inner(other)),
+                Some(other) => refuse(survey, with_process("descriptors (CLONE_FILES)", other)),
             }
         }
+        if place {
+            match first_of(&mut survey.sharing.places, Shared::FileSystem, tid) {
+                Some(other) if seen.tids.contains(&other) => apart.place_of = Some(inner(other)),
+                Some(other) => refuse(survey, with_process("a directory (CLONE_FS)", other)),
+                None if surveyed.root.is_some() => {
+                    let what = "a directory of its own (CLONE_FS) below another root";
+                    refuse(survey, format!("has {what}, not saved yet"));
+                }
+                None => match self::place(survey, seen, tid) {
+                    Ok(place) => apart.place = Some(place),
+                    Err(_) if ends(tid) => continue,
+                    Err(why) => {
+                        let what = format!("working directory of thread {}", inner(tid));
+                        survey.found.refusals.push(seen.refuse(what, why));
+                    }
+                },
+            }
+        }
+        all.insert(tid, apart);
     }
     all
+}
+
+/// The first task with the same resource as a thread. If the thread is the first, it joins the list, which is in the
+/// kernel's order.
+fn first_of(sorted: &mut Vec<u32>, what: Shared, tid: u32) -> Option<u32> {
+    match sorted.binary_search_by(|other| order(what, *other, tid)) {
+        Ok(at) => Some(sorted[at]),
+        Err(at) => {
+            sorted.insert(at, tid);
+            None
+        }
+    }
+}
+
+/// Why a resource that a thread shares with another process is refused.
+fn with_process(what: &str, other: u32) -> String {
+    let process = proc::fields(other).ok();
+    let process = process.as_ref().and_then(|fields| fields.field("NStgid"));
+    let process = process.and_then(|ids| ids.split_ascii_whitespace().next_back()).unwrap_or("?");
+    format!("shares {what} with process {process}, but not with its own, which is not saved yet")
 }
 
 /// The directory and umask of one thread.
@@ -111,7 +230,7 @@ fn place(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<OwnPlace, Rea
 }
 
 /// Whether a task is exiting: its resources then differ from those of the other tasks.
-fn ends(tid: u32) -> bool {
+pub(super) fn ends(tid: u32) -> bool {
     proc::status(tid).map_or(true, |status| status.is_exiting)
 }
 

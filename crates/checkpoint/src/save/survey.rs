@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::proc;
 use dormouse_record::{
-    Descriptor, Device, HeldLock, Lease, Memory, Net, Notice, Object, OwnPlace, Refusal, Thing,
+    Descriptor, Device, HeldLock, Lease, Memory, Net, Notice, Object, Process, Refusal, Thing,
 };
 
 use super::ahead::Ahead;
@@ -22,6 +22,7 @@ use super::known::namespace::{
     CgroupNamespaces, Home, IpcNamespaces, TimeNamespaces, UserNamespaces,
 };
 use super::known::net::NetNamespaces;
+use super::known::shared::{Apart, Sharing};
 use super::known::socket::{FoundConnection, FoundListener, UnixSockets};
 use super::known::stream::{PipeEnds, TerminalSides};
 use super::open::{Alike, Key, Open};
@@ -35,12 +36,16 @@ use crate::look::mountinfo;
 #[derive(Debug, Default)]
 pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
+    /// The first process with the same table of descriptors, by its id inside.
+    pub(crate) table_of: Option<u32>,
     pub(crate) locks: Vec<HeldLock>,
     pub(crate) notices: Vec<Notice>,
     pub(crate) directory: Option<usize>,
+    /// The first process with the same directory, by its id inside.
+    pub(crate) place_of: Option<u32>,
     pub(crate) root: Option<String>,
-    /// Directories and umasks that its threads have to themselves, by the host's ids.
-    pub(crate) places: HashMap<u32, OwnPlace>,
+    /// What its threads have apart from it, by the host's ids.
+    pub(crate) apart: HashMap<u32, Apart>,
     /// Its mount namespace, an object.
     pub(crate) mounts: Option<usize>,
     /// Its UTS namespace, an object.
@@ -128,6 +133,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been created inside.
     pub(crate) own_cgroup: Option<Own>,
+    /// Processes that share descriptors or directories.
+    pub(crate) sharing: Sharing,
     /// The namespaces and groups of the first process, read on first use.
     pub(crate) home: OnceCell<Option<Home>>,
     /// Options of new sockets.
@@ -169,6 +176,8 @@ pub(crate) struct Found {
     pub(crate) message_queues: Vec<(usize, OwnedFd)>,
     /// Terminals, through which data may be in transit.
     pub(crate) terminals: Vec<TerminalSides>,
+    /// All processes with what they share and nothing else, if any share what processes seldom share.
+    pub(crate) outline: Vec<Process>,
     /// Options of new sockets, for the next survey.
     pub(super) fresh: Fresh,
 }
@@ -205,6 +214,7 @@ impl<'s> Survey<'s> {
             users: UserNamespaces::default(),
             uts: HashMap::new(),
             own_cgroup: None,
+            sharing: Sharing::default(),
             home: OnceCell::new(),
             fresh: Fresh::default(),
             volumes: OnceCell::new(),

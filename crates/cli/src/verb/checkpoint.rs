@@ -224,9 +224,9 @@ fn inspect(engine: &Engine, which: &Which) -> Result<()> {
 }
 
 fn descriptors(records: &Records) -> Result<()> {
-    let mut table = Table::new(["PID", "FD", "OBJECT", "KIND", "WHAT"]);
-    for process in &records.processes {
-        for descriptor in &process.descriptors {
+    let mut rows = Table::new(["PID", "FD", "OBJECT", "KIND", "WHAT"]);
+    for table in records.tables() {
+        for descriptor in table.descriptors {
             let thing = records.objects.get(descriptor.object).map(|o| &o.thing);
             let what = match thing {
                 Some(Thing::File(file)) => file.path.clone(),
@@ -235,8 +235,8 @@ fn descriptors(records: &Records) -> Result<()> {
                 Some(Thing::Listener(listener)) => listener.address.to_string(),
                 _ => String::new(),
             };
-            table.row([
-                process.pid.to_string(),
+            rows.row([
+                table.task.to_string(),
                 descriptor.number.to_string(),
                 descriptor.object.to_string(),
                 thing.map_or("", Thing::name).to_owned(),
@@ -244,5 +244,5 @@ fn descriptors(records: &Records) -> Result<()> {
             ]);
         }
     }
-    table.print()
+    rows.print()
 }

@@ -6,7 +6,7 @@ use super::{
     BARRIERS, Found, NUMBER_MAX, PERSONALITIES, TASKS_MAX, address, cgroup_namespace, ensure, file,
     object, path, system_v, time, user,
 };
-use crate::{Filter, INIT, PROGRAMS, Process, Records, Schedule, Signal, Thing};
+use crate::{Filter, INIT, PROGRAMS, Process, Records, Schedule, Signal, Table, Thing, Thread};
 
 /// LIMIT: the number of a CPU.
 const CPU_MAX: u32 = 8192;
@@ -24,17 +24,17 @@ pub(super) fn all(records: &Records) -> Found {
     ensure(is_first, || "the first is not the first".into())?;
     ensure(first.ended.is_none(), || "the first has ended".into())?;
     let mut tids = HashSet::new();
-    let mut born: HashMap<u32, bool> = HashMap::new();
+    let mut born: HashMap<u32, &Process> = HashMap::new();
     for process in all {
         let pid = process.pid;
         let said = |what: String| format!("process {pid}: {what}");
         ensure(pid > 0 && pid < NUMBER_MAX, || said("no process id".into()))?;
         let is_of_init = has_init && process.parent == INIT;
-        let parent_lives =
-            pid == first.pid || is_of_init || born.get(&process.parent) == Some(&true);
+        let lives = |pid: &u32| born.get(pid).is_some_and(|process| process.ended.is_none());
+        let parent_lives = pid == first.pid || is_of_init || lives(&process.parent);
         ensure(pid != INIT || !has_init, || said("in the place of the init".into()))?;
         ensure(parent_lives, || said(format!("its parent {} is not there", process.parent)))?;
-        ensure(born.insert(pid, process.ended.is_none()).is_none(), || said("twice".into()))?;
+        ensure(born.insert(pid, process).is_none(), || said("twice".into()))?;
         let ids = [process.session, process.group];
         ensure(ids.iter().all(|id| *id < NUMBER_MAX), || said("session or group".into()))?;
         ensure(process.name.len() < 64, || said("its name".into()))?;
@@ -45,6 +45,7 @@ pub(super) fn all(records: &Records) -> Found {
             continue;
         }
         self::process(process, records, &mut tids).map_err(said)?;
+        shares(process, &born).map_err(said)?;
     }
     Ok(())
 }
@@ -78,23 +79,18 @@ fn process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Fou
         let policy = thread.memory_error_policy;
         ensure(policy.is_none_or(|policy| policy < 3), || "a policy of memory errors".into())?;
         if let Some(place) = &thread.place {
-            ensure(tid != process.pid && place.umask <= 0o777, || "a thread's own place".into())?;
+            ensure(place.umask <= 0o777, || "a thread's own place".into())?;
             object(place.directory, records).map(drop)?;
         }
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
         ensure(signals.all(good), || "a pending signal".into())?;
     }
-    let mut numbers = HashSet::new();
-    for descriptor in &process.descriptors {
-        let number = descriptor.number;
-        ensure(number < NUMBER_MAX && numbers.insert(number), || format!("descriptor {number}"))?;
-        object(descriptor.object, records).map_err(|e| format!("descriptor {number}: {e}"))?;
+    apart(process)?;
+    for own in process.threads.iter().filter_map(Thread::own_table) {
+        table(own, records).map_err(|what| format!("thread {}: {what}", own.task))?;
     }
-    for held in &process.locks {
-        ensure(numbers.contains(&held.number), || format!("a lock of {}", held.number))?;
-        file::lock(&held.lock)?;
-    }
+    let numbers = table(process.table(), records)?;
     for lease in &process.leases {
         let is_known = (0..=2).contains(&lease.owner_kind) && (0..=64).contains(&lease.signal);
         let sound = is_known && lease.owner <= i32::MAX as u32 && numbers.contains(&lease.number);
@@ -139,6 +135,77 @@ fn process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Fou
     object(process.directory.ok_or("no working directory")?, records).map(drop)
 }
 
+/// Checks the descriptors and locks of a table; returns the numbers of the descriptors.
+fn table(table: Table<'_>, records: &Records) -> std::result::Result<HashSet<u32>, String> {
+    let mut numbers = HashSet::new();
+    for descriptor in table.descriptors {
+        let number = descriptor.number;
+        ensure(number < NUMBER_MAX && numbers.insert(number), || format!("descriptor {number}"))?;
+        object(descriptor.object, records).map_err(|e| format!("descriptor {number}: {e}"))?;
+    }
+    for held in table.locks {
+        ensure(numbers.contains(&held.number), || format!("a lock of {}", held.number))?;
+        file::lock(&held.lock)?;
+    }
+    Ok(numbers)
+}
+
+/// Checks what threads have apart from their process. The first thread has everything of the process, and threads in
+/// a user namespace inside are created when nothing can be given to them any more.
+fn apart(process: &Process) -> Found {
+    let (mut places, mut tables) = (HashSet::new(), HashSet::new());
+    for thread in &process.threads {
+        let tid = thread.tid;
+        let found =
+            (thread.place.is_some(), thread.place_of, thread.table.is_some(), thread.table_of);
+        if found == (false, None, false, None) {
+            continue;
+        }
+        ensure(tid != process.pid && process.user.is_none(), || {
+            format!("thread {tid} has something to itself")
+        })?;
+        let sound = |has: bool, of: Option<u32>, known: &mut HashSet<u32>| {
+            let is_one = of.is_none_or(|of| !has && known.contains(&of));
+            is_one && (!has || known.insert(tid))
+        };
+        ensure(sound(found.0, found.1, &mut places), || format!("the directory of thread {tid}"))?;
+        ensure(sound(found.2, found.3, &mut tables), || format!("the table of thread {tid}"))?;
+    }
+    Ok(())
+}
+
+/// Checks the resources that a process shares with an earlier one: both records have the same contents of them, and
+/// the restore can make the two processes share (clone(2), setns(2)).
+fn shares(process: &Process, earlier: &HashMap<u32, &Process>) -> Found {
+    let owner = |of: Option<u32>, is_owner: fn(&Process) -> bool| {
+        let Some(pid) = of else { return Ok(None) };
+        // Parents come before their children, and an owner before those that share with it.
+        let found = earlier
+            .get(&pid)
+            .copied()
+            .filter(|one| one.pid != process.pid && one.ended.is_none() && is_owner(one));
+        found.map(Some).ok_or_else(|| format!("what it shares with process {pid} is not there"))
+    };
+    if let Some(of) = owner(process.table_of, |one| one.table_of.is_none())? {
+        let is_same = process.descriptors == of.descriptors;
+        ensure(is_same, || format!("other descriptors than process {}", of.pid))?;
+        let is_inside = process.user.is_some() || of.user.is_some();
+        ensure(!is_inside, || "descriptors shared in a user namespace".into())?;
+    }
+    if let Some(of) = owner(process.place_of, |one| one.place_of.is_none())? {
+        let place = |one: &Process| (one.directory, one.umask);
+        ensure(place(process) == place(of), || {
+            format!("another directory than process {}", of.pid)
+        })?;
+        // The kernel lets no task that shares them enter a namespace of either kind.
+        let is_apart = |one: &Process| one.user.is_some() || one.mounts.is_some();
+        ensure(!is_apart(process) && !is_apart(of), || "a directory shared in a namespace".into())?;
+        let has_root = process.root.is_some() || of.root.is_some();
+        ensure(!has_root, || "a directory shared below another root".into())?;
+    }
+    Ok(())
+}
+
 fn schedule(schedule: &Schedule) -> Found {
     let known = [0, 1, 2, 3, 5]; // OTHER, FIFO, RR, BATCH, IDLE
     ensure(known.contains(&schedule.policy), || "a scheduling policy".into())?;
@@ -146,4 +213,100 @@ fn schedule(schedule: &Schedule) -> Found {
     let cpus = &schedule.cpus;
     let fits = cpus.len() <= CPU_MAX as usize && cpus.iter().all(|cpu| *cpu < CPU_MAX);
     ensure(fits, || "the CPUs of a thread".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::small;
+    use crate::{Descriptor, HeldLock, Lock, LockKind, OwnPlace, OwnTable};
+
+    /// A first process, and a child that shares its descriptors and its directory.
+    fn two() -> Records {
+        let mut all = small();
+        all.processes[0].descriptors =
+            vec![Descriptor { number: 3, object: 0, close_on_exec: false }];
+        let mut child = all.processes[0].clone();
+        (child.pid, child.parent, child.threads[0].tid) = (2, 1, 2);
+        (child.table_of, child.place_of) = (Some(1), Some(1));
+        all.processes.push(child);
+        all
+    }
+
+    #[test]
+    fn threads_share_what_an_earlier_thread_has_to_itself() {
+        let check = |change: fn(&mut Process)| {
+            let mut all = small();
+            let process = &mut all.processes[0];
+            let threads = [2, 3].map(|tid| Thread { tid, ..Thread::default() });
+            process.threads.extend(threads);
+            let own = Descriptor { number: 3, object: 0, close_on_exec: false };
+            process.threads[1].table = Some(OwnTable { descriptors: vec![own], locks: Vec::new() });
+            process.threads[1].place = Some(OwnPlace { directory: 0, umask: 0 });
+            (process.threads[2].table_of, process.threads[2].place_of) = (Some(2), Some(2));
+            change(process);
+            super::all(&all).err().unwrap_or_default()
+        };
+        assert_eq!(check(|_| {}), "");
+        let cases: [(fn(&mut Process), &str); 9] = [
+            (|it| it.threads[2].table_of = Some(3), "the table of thread 3"),
+            (|it| it.threads[2].place_of = Some(1), "the directory of thread 3"),
+            (|it| it.threads[1].table_of = Some(1), "the table of thread 2"),
+            (|it| it.threads[2].place = it.threads[1].place.clone(), "the directory of thread 3"),
+            (|it| it.threads[0].table = Some(OwnTable::default()), "thread 1 has something"),
+            (|it| it.threads[0].place_of = Some(1), "thread 1 has something"),
+            (|it| it.threads[1].place.as_mut().unwrap().umask = 0o1000, "own place"),
+            (
+                |it| it.threads[1].table.as_mut().unwrap().descriptors[0].object = 99,
+                "thread 2: descriptor 3: object 99",
+            ),
+            (
+                |it| {
+                    let lock = Lock { kind: LockKind::Process, writes: true, start: 0, end: None };
+                    let locks = &mut it.threads[1].table.as_mut().unwrap().locks;
+                    locks.push(HeldLock { number: 4, lock });
+                },
+                "thread 2: a lock of 4",
+            ),
+        ];
+        for (change, why) in cases {
+            let found = check(change);
+            assert!(found.contains(why), "{found:?} for {why:?}");
+        }
+    }
+
+    #[test]
+    fn shared_resources_are_those_of_an_earlier_process() {
+        let check = |change: fn(&mut Vec<Process>)| {
+            let mut all = two();
+            change(&mut all.processes);
+            super::all(&all).err().unwrap_or_default()
+        };
+        assert_eq!(check(|_| {}), "");
+        let cases: [(fn(&mut Vec<Process>), &str); 12] = [
+            (|all| all[1].table_of = Some(2), "with process 2 is not there"),
+            (|all| all[1].place_of = Some(7), "with process 7 is not there"),
+            (|all| all[0].table_of = Some(2), "process 1: what it shares with process 2"),
+            (|all| all[0].place_of = Some(1), "process 1: what it shares with process 1"),
+            (|all| all[1].descriptors.clear(), "other descriptors than process 1"),
+            (|all| all[1].descriptors[0].close_on_exec = true, "other descriptors"),
+            (|all| all[0].descriptors.clear(), "other descriptors"),
+            (|all| all[1].umask = 1, "another directory than process 1"),
+            (|all| all[0].umask = 1, "another directory"),
+            (|all| all[0].root = Some("/a".into()), "below another root"),
+            (|all| all[1].root = Some("/a".into()), "below another root"),
+            (
+                |all| {
+                    let mut third = all[1].clone();
+                    (third.pid, third.threads[0].tid, third.table_of) = (3, 3, Some(2));
+                    all.push(third);
+                },
+                "with process 2 is not there",
+            ),
+        ];
+        for (change, why) in cases {
+            let found = check(change);
+            assert!(found.contains(why), "{found:?} for {why:?}");
+        }
+    }
 }

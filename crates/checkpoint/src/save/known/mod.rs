@@ -7,5 +7,6 @@ pub(crate) mod file;
 pub(crate) mod mount;
 pub(crate) mod namespace;
 pub(crate) mod net;
+pub(crate) mod shared;
 pub(crate) mod socket;
 pub(crate) mod stream;
