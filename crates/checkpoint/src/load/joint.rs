@@ -4,8 +4,8 @@
 //! The kernel gives a task the table of another at its creation alone. A process of a restore is therefore created
 //! with the table of its creator if both belong to one *group*, or if the group has members among its descendants
 //! and elsewhere. A creator outside of the group passes the group's table on, and leaves it by unshare(2) before it
-//! creates the children of another group. The children are created group by group: those of the group that the
-//! creator was born into first, and those of its own group last.
+//! creates the children of another group. Where the children cannot be created in their order, they are created group
+//! by group: those of the group that the creator was born into first, and those of its own group last.
 //!
 //! Threads share both with their process, but for those that have either apart, each alone or with other threads.
 //! A thread is created by one that has what the two share, and has a copy of the rest.
@@ -60,14 +60,15 @@ pub(super) fn arrange(branches: &mut [Branch]) -> Result<Vec<Birth>, usize> {
     }
     let entered = [entered(branches, 0)?, entered(branches, 1)?];
     for node in 0..branches.len() {
-        let ranks = [0, 1].map(|which| Ranks::of(branches, &entered[which], which, node));
-        let rank =
-            |child: &usize| [0, 1].map(|which| ranks[which].of_child(entered[which][*child]));
-        let branch = &mut branches[node];
-        branch.before.sort_by_key(rank);
-        branch.after.sort_by_key(rank);
-        for which in [0, 1] {
-            pass_on(&branches[node], which, node, &entered[which], &mut births)?;
+        // wait(2) returns the oldest child first, so their order is kept where it can be.
+        if create_children(&branches[node], node, &entered, &mut births).is_err() {
+            let ranks = [0, 1].map(|which| Ranks::of(branches, &entered[which], which, node));
+            let rank =
+                |child: &usize| [0, 1].map(|which| ranks[which].of_child(entered[which][*child]));
+            let branch = &mut branches[node];
+            branch.before.sort_by_key(rank);
+            branch.after.sort_by_key(rank);
+            create_children(&branches[node], node, &entered, &mut births)?;
         }
     }
     Ok(births)
@@ -130,6 +131,23 @@ impl Ranks {
     fn of_child(&self, group: Option<u32>) -> Option<(u8, bool, usize)> {
         group.and_then(|group| self.0.get(&group).copied())
     }
+}
+
+/// Decides how one process creates its children in their present order.
+fn create_children(
+    branch: &Branch,
+    node: usize,
+    entered: &[Vec<Option<u32>>],
+    births: &mut [Birth],
+) -> Result<(), usize> {
+    births[node].leaves = 0;
+    for child in branch.children() {
+        (births[child].flags, births[child].creator_leaves) = (0, 0);
+    }
+    for (which, entered) in entered.iter().enumerate() {
+        pass_on(branch, which, node, entered, births)?;
+    }
+    Ok(())
 }
 
 /// Passes the tables of one process on to its children.
