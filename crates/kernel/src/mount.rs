@@ -148,6 +148,27 @@ pub fn clone_tree_in_group(
     open_tree(dir, path, flags)
 }
 
+/// A detached, private copy of all mounts of a mount namespace, from its root.
+///
+/// A mount can only be copied from within its namespace, so a thread enters it for that and ends there.
+/// EPERM without CAP_SYS_ADMIN over the namespace, EINVAL when it is of another kind.
+pub fn clone_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let copy = || {
+        // The root and the working directory of a thread, without which it enters no mount namespace.
+        crate::process::unshare(CloneFlags::FS)?;
+        call::setns(namespace, CloneFlags::NEWNS)
+            .explain("setns", || format!("{}, NEWNS", namespace.as_raw_fd()))?;
+        clone_tree(rustix::fs::CWD, "/", true)
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("mounts".into()).spawn_scoped(scope, copy);
+        match thread.explain("clone", || "a thread".into())?.join() {
+            Ok(copied) => copied,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
 /// move_mount(2): puts a detached mount at `path` below `target`; an empty path means `target`
 /// itself. The path is followed like any other: [`crate::resolve`] is for those from outside.
 pub fn attach(mount: BorrowedFd<'_>, target: BorrowedFd<'_>, path: impl AsRef<Path>) -> Result<()> {
@@ -618,5 +639,34 @@ mod tests {
     fn root_missing_file_system_is_not_found() {
         assert_eq!(FsContext::open("nofs").unwrap_err().kind(), crate::ErrorKind::NotFound);
         assert!(FsContext::open("no\0fs").is_err());
+    }
+
+    #[test]
+    fn root_copy_of_another_namespace_has_its_mounts() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+
+        let own = || fs::read_link("/proc/thread-self/ns/mnt").unwrap();
+        let before = own();
+        let script = "mount -t tmpfs none /mnt && touch /mnt/within && echo ready && read -r line";
+        let mut other = Command::new("unshare")
+            .args(["--mount", "sh", "-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let link = |name: &str| fs::File::open(format!("/proc/{}/ns/{name}", other.id())).unwrap();
+        let copy = clone_namespace(link("mnt").as_fd()).unwrap();
+        let wrong = clone_namespace(link("uts").as_fd()).unwrap_err();
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        let within = |dir: BorrowedFd<'_>, path: &str| {
+            rustix::fs::openat(dir, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).is_ok()
+        };
+        assert!(within(copy.as_fd(), "mnt/within"), "the copy outlives the namespace");
+        assert!(!within(rustix::fs::CWD, "/mnt/within"));
+        assert_eq!((own(), wrong.errno()), (before, libc::EINVAL));
     }
 }
