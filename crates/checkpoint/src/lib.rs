@@ -21,6 +21,9 @@
 //! Network stacks (devices, routes, filters) and what moves with connections are the work of crate
 //! `stacks`, which `save` and `load` use.
 //!
+//! **Proof.** A checkpoint is proven by a twin that is restored beside the stopped processes and read back
+//! ([`proof`]).
+//!
 //! # To add a kind
 //!
 //! 1. `KIND.rs` of crate `record`: its record; numbers and texts only, each field with its unit; a
@@ -33,7 +36,8 @@
 //! 3. `load/KIND.rs`: an arm in `load/object.rs`. The first process makes an object, before it
 //!    forks, into a cell that holds its number; all processes inherit it. Steps that need the final
 //!    number or the final process (an epoll's items) are done in the stage `done`.
-//! 4. `tests/workloads/KIND.c`: sets up, prints "ready", waits, checks, prints "ok"; a row in
+//! 4. `proof/hold.rs`: whether a twin may restore it: its restore must have no effect beyond the twin.
+//! 5. `tests/workloads/KIND.c`: sets up, prints "ready", waits, checks, prints "ok"; a row in
 //!    `tests/checkpoint.rs`. `docs/state.md` is made from that.
 //!
 //! # What it does not do
@@ -50,6 +54,7 @@ mod diff;
 mod inject;
 pub mod load;
 mod look;
+pub mod proof;
 mod remaining;
 pub mod save;
 mod terminal_modes;

@@ -30,6 +30,22 @@ fn place(call: i64) -> Option<Place> {
     })
 }
 
+/// The name of the register of a call that a restart may change, as records name it.
+pub(crate) fn register(limit: &TimeLimit) -> Option<&'static str> {
+    if !limit.begins_anew() {
+        return None;
+    }
+    Some(match limit.call {
+        libc::SYS_epoll_wait
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2
+        | libc::SYS_semtimedop => "r10",
+        libc::SYS_rt_sigtimedwait => "rdx",
+        libc::SYS_io_getevents => "r8",
+        _ => return None,
+    })
+}
+
 /// Registers of a stopped thread with which its call restarts so that it ends in time. If memory
 /// cannot be written, the call has its whole time again.
 pub(crate) fn begin_again(tid: u32, registers: Registers, limit: &TimeLimit) -> Registers {

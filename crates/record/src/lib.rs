@@ -26,6 +26,7 @@ mod credentials;
 mod deleted;
 mod error;
 mod event;
+pub mod fact;
 mod fanotify;
 mod file;
 mod generation;

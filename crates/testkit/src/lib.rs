@@ -15,7 +15,6 @@
 
 mod cache;
 pub mod debian;
-pub mod fact;
 mod host;
 pub mod image;
 mod led;
@@ -26,6 +25,7 @@ pub mod seen;
 pub mod ssh;
 mod terminal;
 
+pub use dormouse_record::fact;
 pub use host::Host;
 pub use led::Led;
 pub use process::{Output, dormouse, program, run, slowness, soon, wait_until, weak_dormouse};

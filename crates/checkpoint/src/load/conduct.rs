@@ -105,15 +105,56 @@ impl Traced {
         match resumed {
             Ok(()) => Ok(()),
             Err(e) => {
-                // The exit of the first process kills all others of its pid namespace.
-                let killed = dormouse_kernel::pidfd::open(self.pid)
-                    .and_then(|pidfd| dormouse_kernel::pidfd::send_signal(&pidfd, libc::SIGKILL));
-                let _ = killed; // it may have exited already; the first error is the one to report
-                reap(&mut tasks);
+                self.end(&mut tasks);
                 Err(e)
             }
         }
     }
+
+    /// Leads the newborn and all its children through the restore, and resumes none at the end. The restore
+    /// has no console, no connections, and no memory that is filled later.
+    pub(crate) fn complete(self, restore: &Restore) -> Result<Complete> {
+        let mut tasks = HashMap::from([(self.pid, State::Running)]);
+        let mut fill = |_| Err("a twin has no memory that is filled later".to_owned());
+        let complete = lead(self.pid, &mut tasks, restore, None, &mut fill)
+            .and_then(|_| resume::by_inner(&tasks))
+            .and_then(|by_inner| Ok((resume::prepare(&by_inner, restore)?, by_inner)));
+        match complete {
+            Ok((ready, by_inner)) => {
+                let threads = restore.records.processes.iter().flat_map(|process| &process.threads);
+                let calls: HashMap<u32, i64> = threads
+                    .filter_map(|thread| {
+                        Some((*by_inner.get(&thread.tid)?, thread.restart.as_ref()?.call))
+                    })
+                    .collect();
+                let tasks = ready.into_iter().map(|tid| (tid, calls.get(&tid).copied())).collect();
+                Ok(Complete { tasks, of_one_thread: PhantomData })
+            }
+            Err(e) => {
+                self.end(&mut tasks);
+                Err(e)
+            }
+        }
+    }
+
+    /// Ends a failed restore.
+    fn end(&self, tasks: &mut HashMap<u32, State>) {
+        // The exit of the first process kills all others of its pid namespace.
+        let killed = dormouse_kernel::pidfd::open(self.pid)
+            .and_then(|pidfd| dormouse_kernel::pidfd::send_signal(&pidfd, libc::SIGKILL));
+        let _ = killed; // it may have exited already; the first error is the one to report
+        reap(tasks);
+    }
+}
+
+/// A complete restore of which no task is resumed: each is traced by the calling thread and has its registers,
+/// or is in a job control stop.
+#[derive(Debug)]
+pub(crate) struct Complete {
+    /// The tasks that are traced, by the host's ids, each with the call of its record that continues by
+    /// restart_syscall(2).
+    pub(crate) tasks: Vec<(u32, Option<i64>)>,
+    of_one_thread: PhantomData<*const ()>,
 }
 
 /// Waits for the exit of all tasks: a tracer must, before a parent can.

@@ -124,6 +124,7 @@ use crate::clock::{self, Offsets};
 use crate::inject::program::Sequence;
 use crate::vdso::{self, Bent, Object};
 pub use allowed::Allowed;
+pub(crate) use conduct::Complete;
 pub use conduct::Traced;
 pub use lazy::{Lazy, Piece};
 pub use outside::outside_sockets;

@@ -33,6 +33,14 @@ fn fields(tid: u32) -> Result<proc::Fields> {
 /// except processes in a job control stop. Those stop again at once, children before their parents,
 /// which get the notification while they do not run.
 pub(super) fn all(pid: u32, by_inner: &HashMap<u32, u32>, restore: &Restore) -> Result<()> {
+    let last = prepare(by_inner, restore)?;
+    cgroup::freeze(pid, &restore.records)?;
+    let_go(&last)
+}
+
+/// Sets the registers. Returns the tasks that are ready to be resumed, by the host's ids: all but those of
+/// processes in a job control stop, which have stopped again.
+pub(super) fn prepare(by_inner: &HashMap<u32, u32>, restore: &Restore) -> Result<Vec<u32>> {
     check_confined(by_inner, restore)?;
     let processes = &restore.records.processes;
     let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
@@ -44,8 +52,7 @@ pub(super) fn all(pid: u32, by_inner: &HashMap<u32, u32>, restore: &Restore) -> 
     for process in alive().filter(|p| p.stopped.is_none()) {
         last.extend(become_process(by_inner, restore, process)?);
     }
-    cgroup::freeze(pid, &restore.records)?;
-    let_go(&last)
+    Ok(last)
 }
 
 /// Refuses a thread that has more rights than its record and the configuration give, as the kernel

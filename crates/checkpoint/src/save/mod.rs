@@ -22,7 +22,7 @@
 //! A module uses modules of the lines above it and earlier ones of its own line, never a later one.
 //!
 //! ```text
-//! subject held refusal restart diag option          words: plain data and registers
+//! subject held refusal restart diag option nowhere          words: plain data and registers
 //! seen tree limit wait stop thaw calls due          tasks: found, waiting, stopped
 //! credentials landlock keyring vfork host schedule signal thread    parts of a process that need no survey
 //! mapping pages ahead                               memory, without its objects
@@ -71,6 +71,7 @@ mod mqueue;
 mod namespace;
 mod net;
 mod netlink;
+mod nowhere;
 mod object;
 mod open;
 mod option;
@@ -106,6 +107,7 @@ mod uts;
 mod vfork;
 mod wait;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -123,7 +125,7 @@ use seen::Seen;
 use stopped::Before;
 pub use stopped::{Figures, Stopped, Written};
 pub use subject::{Names, Outside, Places, Subject};
-use wait::Blocks;
+pub use wait::Blocks;
 
 /// Lists everything that prevents this container from being saved. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
@@ -158,14 +160,30 @@ fn inspected(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
     Ok(look)
 }
 
+/// Reads the records of a complete twin, and ends it. `first` is its process 1.
+pub(crate) fn read_twin(
+    subject: &Subject,
+    twin: load::Complete,
+    first: OwnedFd,
+    waits: Blocks,
+) -> Result<Records> {
+    let before = || before(look(subject, None)?, |_| Blocks::default()).map(|(_, before)| before);
+    stopped::read_twin(subject, (twin.tasks, first), waits, before, load::rehearse)
+}
+
 /// Inspects a container in which everything can be saved. ORDER: slow steps that can be done before
 /// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<Seen>, Before)> {
-    let Look { tree, found, tables, settings } = inspected(subject, ahead)?;
+    before(inspected(subject, ahead)?, Blocks::for_waiting)
+}
+
+/// What an inspection has found, with a program that reads waits.
+fn before(look: Look, blocks: impl FnOnce(&[Seen]) -> Blocks) -> Result<(Vec<Seen>, Before)> {
+    let Look { tree, found, tables, settings } = look;
     let found = unless_refused(found)?;
     let (fresh, rings) = (found.fresh, found.rings.into_iter());
     let asynchronous = rings.map(|(_, pid, _)| pid).collect();
-    let (blocks, host) = (Blocks::for_waiting(&tree), Host::look()?);
+    let (blocks, host) = (blocks(&tree), Host::look()?);
     Ok((tree, Before { blocks, host, tables, settings, fresh, asynchronous }))
 }
 

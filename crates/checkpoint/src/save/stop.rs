@@ -4,11 +4,12 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::proc::{self, Fields};
+use dormouse_kernel::{Errno, pidfd};
 use dormouse_record::{Error, Result};
 
 use super::seen::Seen;
@@ -46,6 +47,8 @@ pub(super) struct Seized {
     pub(super) have_worked: bool,
     /// When the first of them was stopped.
     began: Option<Instant>,
+    /// The first process of a twin, which is killed and not resumed.
+    twin: Option<OwnedFd>,
     of_one_thread: PhantomData<*const ()>,
 }
 
@@ -58,6 +61,9 @@ impl Seized {
 
 impl Drop for Seized {
     fn drop(&mut self) {
+        if let Some(first) = &self.twin {
+            return end_twin(first);
+        }
         for tid in self.tasks.keys() {
             // A task that has exited needs nothing; a job control stop continues by itself.
             let _ = call::detach(*tid, 0);
@@ -65,9 +71,44 @@ impl Drop for Seized {
     }
 }
 
+/// Ends a twin: no task of it runs again. Returns when the last of the traced tasks has exited, of which the
+/// calling thread has no others.
+fn end_twin(first: &OwnedFd) {
+    // The exit of the first process kills all others of its pid namespace. It may have exited already.
+    let _ = pidfd::send_signal(first, libc::SIGKILL);
+    // A task that stops once more on its way is resumed to its end.
+    while let Ok((tid, stop)) = call::wait_stop(None) {
+        if !matches!(stop, Stop::Ended(_)) {
+            let _ = call::resume(tid, 0);
+        }
+    }
+}
+
+/// Takes over the tasks of a twin, which the calling thread has stopped, and stops those that it does not trace.
+/// Each of `tasks` comes with the call that it continues by restart_syscall(2). `first` is the twin's process 1.
+pub(super) fn take_over(
+    subject: &Subject,
+    tasks: Vec<(u32, Option<i64>)>,
+    first: OwnedFd,
+    blocks: &Blocks,
+) -> Result<(Vec<Seen>, Seized)> {
+    let waited_in = |call: i64| match call {
+        libc::SYS_poll => "poll",
+        libc::SYS_futex => "futex",
+        _ => "nanosleep",
+    };
+    let task = |call: Option<i64>| Task {
+        waited_in: call.map(|call| waited_in(call).to_owned()),
+        ..Task::default()
+    };
+    let tasks = tasks.into_iter().map(|(tid, call)| (tid, task(call))).collect();
+    let seized = Seized { tasks, twin: Some(first), ..Seized::default() };
+    stop_all(seized, || look(subject), blocks, Instant::now() + STOP_WITHIN)
+}
+
 /// Stops all tasks of a container.
 pub(super) fn stop_tree(subject: &Subject, blocks: &Blocks) -> Result<(Vec<Seen>, Seized)> {
-    stop_all(|| look(subject), blocks, Instant::now() + STOP_WITHIN)
+    stop_all(Seized::default(), || look(subject), blocks, Instant::now() + STOP_WITHIN)
 }
 
 /// Stops all processes with these pids, and those that `pids` returns later, except threads with
@@ -85,7 +126,7 @@ pub(super) fn stop_group(
         all.iter_mut().for_each(|seen| seen.tids.retain(|tid| !traced(tid)));
         Ok(all)
     };
-    stop_all(group, blocks, Instant::now() + STOP_WITHIN)
+    stop_all(Seized::default(), group, blocks, Instant::now() + STOP_WITHIN)
 }
 
 /// The id of the calling thread: a tracer is a thread.
@@ -141,11 +182,11 @@ impl Pulse {
 
 /// Stops the tasks that `look` finds, until it finds no new one: stopped tasks create none.
 fn stop_all(
+    mut seized: Seized,
     mut look: impl FnMut() -> Result<Vec<Seen>>,
     blocks: &Blocks,
     deadline: Instant,
 ) -> Result<(Vec<Seen>, Seized)> {
-    let mut seized = Seized::default();
     let mut before = None;
     loop {
         let mut processes = look()?;

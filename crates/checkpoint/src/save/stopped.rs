@@ -3,6 +3,7 @@
 //! The value belongs to the thread that created it: a tracer is a thread.
 
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop};
@@ -13,10 +14,11 @@ use super::ahead::Ahead;
 use super::held::HeldFile;
 use super::host::Host;
 use super::inspect::{Settings, unless_refused, without_process};
+use super::nowhere::Nowhere;
 use super::option::Fresh;
 use super::pages::Known;
 use super::seen::Seen;
-use super::stop::{Seized, stop_tree};
+use super::stop::{Seized, stop_tree, take_over};
 use super::subject::Subject;
 use super::survey::Survey;
 use super::tcp::Connections;
@@ -48,6 +50,8 @@ pub struct Figures {
     pub read: Duration,
     /// From there until all was written, verified, on the disk, and renamed.
     pub publish: Duration,
+    /// The trial restore, for which everything stays stopped; zero if there was none.
+    pub proof: Duration,
 }
 
 impl Figures {
@@ -114,6 +118,24 @@ pub(super) fn stop(subject: &Subject, before: Before, rehearse: Rehearse) -> Res
     Ok(Stopped { connections, processes, thawed, seized, before, rehearse, took })
 }
 
+/// Reads the records of a twin, whose tasks the calling thread has stopped, and ends it.
+pub(super) fn read_twin(
+    subject: &Subject,
+    (tasks, first): (Vec<(u32, Option<i64>)>, OwnedFd),
+    waits: Blocks,
+    before: impl FnOnce() -> Result<Before>,
+    rehearse: Rehearse,
+) -> Result<Records> {
+    let (processes, seized) = take_over(subject, tasks, first, &Blocks::default())?;
+    let took = seized.began().elapsed();
+    // ORDER: `seized` ends the twin when this returns, also by an error.
+    let (connections, thawed) = (Connections::default(), Thawed::default());
+    let before = Before { blocks: waits, ..before()? };
+    let mut stopped = Stopped { connections, processes, thawed, seized, before, rehearse, took };
+    let draft = stopped.read(subject, None, Known::default(), Box::new(Nowhere::default()))?;
+    Ok(draft.records)
+}
+
 impl Stopped {
     fn processes(&self) -> &[Seen] {
         &self.processes
@@ -122,6 +144,11 @@ impl Stopped {
     /// Takes the program that reads waits, for use now.
     fn take_blocks(&mut self) -> Blocks {
         std::mem::take(&mut self.before.blocks)
+    }
+
+    /// Takes the program that reads waits, for the twin of this container.
+    pub fn take_waits(&mut self) -> Blocks {
+        self.take_blocks()
     }
 
     fn took(&self) -> Duration {
@@ -232,6 +259,8 @@ impl Stopped {
                 };
                 seen.has_run || threads.any(is_at_work)
             });
+        // For the twin.
+        self.before.blocks = blocks;
         let figures = Figures {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),
@@ -242,6 +271,7 @@ impl Stopped {
             stop: self.took(),
             read: began.elapsed(),
             publish: Duration::ZERO,
+            proof: Duration::ZERO,
         };
         Ok(Draft {
             sink,

@@ -19,7 +19,7 @@ use crate::remaining;
 
 /// The BPF program that reads waits, loaded on first use: loading takes some 20 ms.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks(OnceCell<Option<Waits>>);
+pub struct Blocks(OnceCell<Option<Waits>>);
 
 impl Blocks {
     /// Loads the program while everything runs, if a thread is in a call with a timeout now. If one

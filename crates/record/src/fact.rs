@@ -1,9 +1,11 @@
 //! Facts about the state of a container, and the differences between two sets of them.
 //!
 //! A fact is a place, such as `process/1/status/SigBlk`, and a value, both as text. Two readers make
-//! facts: [`crate::seen`] of procfs, and the tests of the records of a checkpoint. A comparison
-//! knows no kind of object: two sets are equal, or differ at named places. The differences that a
-//! restore may make are rows of a table ([`Expected`]), each with its reason.
+//! facts: crate `checkpoint` of records, and the tests of procfs. A comparison knows no kind of object:
+//! two sets are equal, or differ at named places. The differences that a restore may make are rows of a
+//! table ([`Expected`]), each with its reason.
+//!
+//! This module uses no other of the crate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -107,6 +109,11 @@ impl Rule {
 }
 
 impl Expected {
+    /// A row of a table.
+    pub const fn row(place: &'static str, rule: Rule, reason: &'static str) -> Self {
+        Self { place, rule, reason }
+    }
+
     /// Whether it explains a difference.
     pub fn explains(&self, difference: &Difference) -> bool {
         is_at(self.place, &difference.place) && self.rule.permits(difference)
