@@ -12,7 +12,8 @@
 //! `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves and
 //! restores plain processes, without private namespaces, root, network or cgroups, so it has less
 //! to do: namespaces made by `unshare` are refused because of other mounts here. CRIU leaves the
-//! write-back of its files to the kernel; *durable* includes it, by fsync(2) of each.
+//! write-back of its files to the kernel; *durable* includes it, by fsync(2) of each. The trial restore before
+//! a first checkpoint is a figure of its own.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -238,6 +239,7 @@ fn main() -> Result<()> {
         let more = large.restore_ms - small.restore_ms;
         promise("200 MB of which 1 is touched, ms more than nothing", more, 5.0);
     }
+    trials(&bench, options.rounds)?;
     let few = (options.rounds / 3).max(2);
     for program in PROGRAMS.iter().filter(|it| options.programs.iter().any(|name| name == it.name))
     {
@@ -264,6 +266,26 @@ fn main() -> Result<()> {
         curves.push((f64::from(*processes), compare(&mut all, few, plain(0, *processes))?));
     }
     draw(&all, "checkpoint-processes", "processes", &curves)
+}
+
+/// Measures the trial restore of the small server, for which it stays stopped before its first checkpoint.
+fn trials(bench: &Bench, rounds: usize) -> Result<()> {
+    let mut ours = Dormouse { bench, name: "dormouse", options: &[] };
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        ours.start(Server::Own { megabytes: 0, processes: 1, touches: false })?;
+        let report = ok(bench.dormouse().args(["checkpoint", "--json", "a"]))?;
+        let report: Value = serde_json::from_str(&report)?;
+        let us = report["proof_us"].as_u64().context("no proof_us")?;
+        times.push(Duration::from_micros(us));
+        ours.end()?;
+    }
+    let times = Times::new(times);
+    let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+    eprintln!("\ntrial restore of the small server: {median:.2} ms (min {min:.2}, p95 {p95:.2})");
+    let more = json!({ "min_ms": min, "p95_ms": p95, "rounds": rounds });
+    figure("checkpoint", "trial restore", median, "ms", more);
+    Ok(())
 }
 
 /// The measured times of every server.
@@ -434,7 +456,11 @@ impl Contender for Dormouse<'_> {
     }
 
     fn save(&mut self) -> Result<Duration> {
-        let report = ok(self.bench.dormouse().args(["checkpoint", "--json", "a"]))?;
+        let mut save = self.bench.dormouse();
+        save.args(["checkpoint", "--json", "a"]);
+        // CRIU makes no trial restore, and earlier programs have none. [`trials`] measures it.
+        save.args((self.name != BEFORE).then_some("--unproven"));
+        let report = ok(&mut save)?;
         let report: Value = serde_json::from_str(&report)?;
         // Without the fsync, which CRIU does not do.
         let us = report["pause_us"].as_u64().context("no pause_us")?;

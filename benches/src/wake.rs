@@ -256,7 +256,7 @@ fn measure(
 /// The number of further sleeps.
 const AGAIN: usize = 5;
 
-/// Measures the suspend of a server, the first time and after one request.
+/// Measures the suspend of a server, the first time, with a trial restore, and after one request.
 fn measure_sleep(build: &Build<'_>, server: &Server) -> Result<()> {
     const NAME: &str = "sleeper";
     let bench = &build.bench;

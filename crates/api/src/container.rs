@@ -113,6 +113,9 @@ pub struct Inspect<'a> {
     pub summary: Summary<'a>,
     /// The account that its use is charged to, as `dormouse account` names it.
     pub account: String,
+    /// The object because of which its last checkpoint was not proven by a trial restore.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unproven: Option<String>,
     /// Files of its output.
     pub logs: Vec<String>,
     /// The whole configuration from its creation, as it is stored.

@@ -96,6 +96,8 @@ kinds! {
     Wake = "wake",
     /// It could not be woken, and sleeps on.
     WakeFailed = "wake_failed",
+    /// A trial restore of its checkpoint failed or differed, and it continues.
+    TrialFailed = "trial_failed",
     /// It is idle and cannot fall asleep.
     Awake = "awake",
     /// A checkpoint of it was made.

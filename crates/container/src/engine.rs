@@ -32,6 +32,7 @@ use crate::list::Listed;
 use crate::log::Logs;
 use crate::place::Places;
 use crate::policy::{Idle, Policy, Reason, Request};
+use crate::proof::Trial;
 use crate::recover::{boot, custody};
 use crate::save::{CheckpointOptions, NewCheckpoint};
 use crate::saved::{Checkpoint, From};
@@ -44,7 +45,7 @@ use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
     account, archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list,
-    listen, log, policy, recover, remove, save, saved, settings, sleep, start, state, template,
+    listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state, template,
     tidy, unborn, usage, verb, volume, wake,
 };
 
@@ -247,10 +248,11 @@ impl Engine {
     /// Puts a running container to sleep; `None` if it is asleep already.
     ///
     /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names the objects that cannot be
-    /// saved, and nothing was stopped; [`ErrorKind::Busy`](crate::ErrorKind::Busy) while a process
+    /// saved, and nothing was stopped; [`Error::Unlike`] and [`Error::NotRestored`] are those of a trial restore,
+    /// and the container continues; [`ErrorKind::Busy`](crate::ErrorKind::Busy) while a process
     /// waits for the container's end.
-    pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
-        sleep::sleep(&self.ground, id, None, Reason::Operator)
+    pub fn sleep(&self, id: &ContainerId, trial: Trial) -> Result<Option<Figures>> {
+        sleep::sleep(&self.ground, id, None, Reason::Operator, trial)
     }
 
     /// Freezes a running container until an event arrives, and pushes its memory out; `None` if the
@@ -351,6 +353,11 @@ impl Engine {
         meanwhile: impl FnOnce(&Path) -> std::result::Result<T, E>,
     ) -> std::result::Result<(NewCheckpoint, T), E> {
         save::checkpoint_while(&self.ground, id, options, meanwhile)
+    }
+
+    /// Returns the object because of which the last checkpoint of a container was not proven by a trial restore.
+    pub fn unproven(&self, id: &ContainerId) -> Option<String> {
+        proof::unproven(&self.ground, id)
     }
 
     /// Restores the processes of a stopped container.

@@ -242,6 +242,28 @@ pub enum Error {
     /// A checkpoint was not made, not read, or not restored.
     #[error("checkpoint")]
     Checkpoint(#[from] dormouse_checkpoint::Error),
+    /// A twin of the container, restored from its checkpoint, is not like the container.
+    #[error(
+        "a trial restore of container '{name}' differs from what was saved, at {what}; the container continues \
+         (`--unproven` skips the trial)"
+    )]
+    Unlike {
+        /// The container.
+        name: String,
+        /// The place of the first difference, and both values.
+        what: String,
+    },
+    /// A twin of the container could not be restored from its checkpoint.
+    #[error(
+        "a trial restore of container '{name}' failed, and the container continues (`--unproven` skips the trial)"
+    )]
+    NotRestored {
+        /// The container.
+        name: String,
+        /// The failed step.
+        #[source]
+        source: Box<Error>,
+    },
     /// There is no such checkpoint.
     #[error("container '{name}' has no checkpoint{}: see `dormouse checkpoint ls`",
         number.map(|n| format!(" {n}")).unwrap_or_default())]
@@ -313,6 +335,8 @@ impl Error {
             Self::Image(e) => e.kind(),
             Self::Network(e) => e.kind(),
             Self::Checkpoint(e) => e.kind(),
+            Self::Unlike { .. } => ErrorKind::Corrupt,
+            Self::NotRestored { source, .. } => source.kind(),
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
 }
 
 /// Returns the path of the keeper's program: beside this one, or where packages install it.
-fn keeper_program(own: &Path) -> PathBuf {
+pub(crate) fn keeper_program(own: &Path) -> PathBuf {
     const NAME: &str = "dormouse-keeper";
     let beside = own.with_file_name(NAME);
     if beside.exists() { beside } else { Path::new("/usr/libexec/dormouse").join(NAME) }

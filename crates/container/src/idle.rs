@@ -1,6 +1,6 @@
 //! Suspension of idle containers, as the daemon requests it.
 //!
-//! Uses `ground`, `policy`, `save`, `drowsy` and `sleep`.
+//! Uses `ground`, `policy`, `save`, `proof`, `drowsy` and `sleep`.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::policy::{Idle, Reason, Request, Tier};
+use crate::proof::Trial;
 use crate::{drowsy, save, sleep};
 
 /// Outcome of a request.
@@ -82,7 +83,7 @@ pub(crate) fn fall_asleep(
     let began = Instant::now();
     let took_us = || began.elapsed().as_micros() as u64;
     let fell = match request {
-        Request::Suspend(Tier::Asleep) => sleep::sleep(ground, id, idle, reason)
+        Request::Suspend(Tier::Asleep) => sleep::sleep(ground, id, idle, reason, Trial::Made)
             .map(|done| done.map(|_| Outcome::Asleep { took_us: took_us() })),
         Request::Suspend(Tier::Drowsy) => drowsy::drowse(ground, id, idle, reason)
             .map(|done| done.map(|_| Outcome::Drowsy { took_us: took_us() })),

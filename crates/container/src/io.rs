@@ -190,7 +190,7 @@ pub(crate) fn plan_io(plan: &mut Plan, io: Io, uid: u32, console: bool) {
     }
 }
 
-fn open_null() -> Result<OwnedFd> {
+pub(crate) fn open_null() -> Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
         .map_err(|e| Error::file("cannot open", "/dev/null")(e.into()))
 }

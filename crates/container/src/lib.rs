@@ -40,7 +40,7 @@
 //! state account exit hold log io saved silence shared volume usage contract    records and facts of one container
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
-//! save restore remove tidy archive                       parts of verbs that others need as well
+//! restore twin proof save remove tidy archive            parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
 //! sleep recover                                          ways out, and after a crash
 //! wake idle exec inspect verb list                       verbs
@@ -56,6 +56,7 @@
 //! LIB/containers/ID/output.log      its output, written by the keeper's reader (`log`)
 //! LIB/containers/ID/stdout.log, stderr.log    the same, written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
+//! LIB/containers/ID/proven.json     the shapes of its checkpoints that were proven (`proof`)
 //! LIB/containers/ID/asleep/         checkpoint of an asleep container; its presence is the state
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
 //! LIB/containers/ID/asleep/origin.json    the container never ran; where its checkpoint comes from
@@ -153,6 +154,7 @@ mod pending;
 mod place;
 mod policy;
 mod process;
+mod proof;
 mod recover;
 mod remove;
 mod restore;
@@ -169,6 +171,7 @@ mod start;
 mod state;
 mod template;
 mod tidy;
+mod twin;
 mod unborn;
 mod unwoken;
 mod usage;
@@ -192,6 +195,7 @@ pub use list::Listed;
 pub use log::Logs;
 pub use place::Places;
 pub use policy::{Idle, Policy, Reason, Request, Tier};
+pub use proof::Trial;
 pub use save::{CheckpointOptions, NewCheckpoint};
 pub use saved::{Checkpoint, From};
 pub use spec::{Create, Exec, Stdio, Stream, Update};

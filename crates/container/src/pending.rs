@@ -53,6 +53,8 @@ pub(crate) enum Intent {
     Freezer,
     /// The limits are being changed; the record holds.
     Limits,
+    /// A twin of the container exists for a moment (`crate::twin`).
+    Twin,
     /// The container falls asleep or wakes, and is marked so; if it runs after an interruption it
     /// is awake.
     Sleep,

@@ -198,7 +198,11 @@ pub(crate) fn plan_rlimits(plan: &mut Plan, security: &Security) -> Result<()> {
 /// user namespace.
 /// ORDER: before the last part of the plan is sent, so before the program runs.
 pub(crate) fn set_oom_score_adj(newborn: &Newborn, security: &Security) -> Result<()> {
-    let Some(value) = security.oom_score_adj else { return Ok(()) };
+    security.oom_score_adj.map_or(Ok(()), |value| write_oom_score_adj(newborn, value))
+}
+
+/// Sets it to a value.
+pub(crate) fn write_oom_score_adj(newborn: &Newborn, value: i32) -> Result<()> {
     let path = PathBuf::from(format!("/proc/{}/oom_score_adj", newborn.pid));
     let write = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).open(&path)?;

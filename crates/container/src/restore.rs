@@ -129,7 +129,7 @@ fn reserve_descriptors() {
 }
 
 impl Watch {
-    fn begin(newborn: OwnedFd, limit: Duration) -> Self {
+    pub(crate) fn begin(newborn: OwnedFd, limit: Duration) -> Self {
         let ahead = WATCHER.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut over = ahead.unwrap_or_else(watcher);
         let stage = Arc::new(AtomicU8::new(RUNS));
@@ -145,7 +145,7 @@ impl Watch {
     /// Ends the limit. Returns whether the newborn was killed before.
     ///
     /// ORDER: before the first task runs: a process that runs again is never killed for a slow restore.
-    fn end(&self) -> bool {
+    pub(crate) fn end(&self) -> bool {
         !leave_first(&self.stage, IS_OVER) && self.stage.load(Ordering::SeqCst) == HAS_FIRED
     }
 
@@ -275,9 +275,25 @@ impl RestorePlan {
 
 /// Checks that a checkpoint can be restored here, and under the configuration of its container.
 pub(crate) fn check(config: &Config, user: &PasswdUser, from: &RestorePlan) -> Result<Checked> {
+    let allowed = Allowed {
+        held: from.held.iter().map(|(number, _)| *number).collect(),
+        addresses: from.addresses.clone(),
+        beside: from.beside,
+        // Clocks continue during sleep, and stand still between checkpoint and restore.
+        passed_ns: match from.wakes {
+            true => from.reader.records().about.passed_ns(),
+            false => 0,
+        },
+        ..allowed(config, user)?
+    };
+    Ok(load::check(&from.reader, allowed)?)
+}
+
+/// Returns what the configuration of a container permits.
+pub(crate) fn allowed(config: &Config, user: &PasswdUser) -> Result<Allowed> {
     let security = &config.spec.security;
     let granted = process::granted(security)?;
-    let allowed = Allowed {
+    Ok(Allowed {
         has_init: config.spec.init,
         capabilities: if weakened("restored-capabilities") { u64::MAX } else { granted.bits() },
         ambient: 0,
@@ -295,17 +311,9 @@ pub(crate) fn check(config: &Config, user: &PasswdUser, from: &RestorePlan) -> R
         user_namespaces: true,
         chroots: !process::is_filtered(security),
         no_new_privileges: security.no_new_privileges,
-        held: from.held.iter().map(|(number, _)| *number).collect(),
         console: config.spec.process.terminal,
-        addresses: from.addresses.clone(),
-        beside: from.beside,
-        // Clocks continue during sleep, and stand still between checkpoint and restore.
-        passed_ns: match from.wakes {
-            true => from.reader.records().about.passed_ns(),
-            false => 0,
-        },
-    };
-    Ok(load::check(&from.reader, allowed)?)
+        ..Allowed::default()
+    })
 }
 
 /// Adds the last part of a restore's plan, which replaces the program.

@@ -5,14 +5,15 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `log`, `saved`, `silence`, `usage`, `process`, `later`, `root` and `end`.
+//! Uses `ground`, `state`, `log`, `saved`, `silence`, `usage`, `process`, `later`, `root`, `end`, `twin` and
+//! `proof`.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::save::{Figures, Names, Subject};
+use dormouse_checkpoint::save::{Figures, Names, Stopped, Subject};
 use dormouse_checkpoint::{Refusal, save};
 use dormouse_kernel::capability::Capability;
 use dormouse_kernel::sysctl;
@@ -22,16 +23,20 @@ use dormouse_parcel::{Base, Reader};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::log::Output;
+use crate::proof::Trial;
 use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
+use crate::twin::Original;
 use crate::usage::TASKS_MAX;
-use crate::{disk, end, later, process, root, saved};
+use crate::{disk, end, later, process, proof, root, saved};
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
 pub struct CheckpointOptions {
     /// The processes continue after the checkpoint.
     pub leave_running: bool,
+    /// Whether a checkpoint that stops the processes is proven before.
+    pub trial: Trial,
     /// Directory to be made, which must not exist; by default the container's next number.
     pub to: Option<PathBuf>,
 }
@@ -103,7 +108,7 @@ fn save(
 ) -> Result<NewCheckpoint> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
-    let (mut init, _) = can_be_saved(ground, &config)?;
+    let (mut init, process) = can_be_saved(ground, &config)?;
     if config.spec.auto_remove && !options.leave_running {
         return Err(Error::Invalid(
             "a container of --rm is removed when it stops, with its checkpoints: use \
@@ -126,7 +131,19 @@ fn save(
     let goes_on = options.leave_running && meanwhile.is_none();
     // A checkpoint elsewhere belongs to the operator, and shares no file with the container's.
     let base = number.and_then(|_| earlier(ground, id));
-    let (stopped, figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
+    let (mut stopped, mut figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
+    if let (false, Trial::Made, Some(user)) = (options.leave_running, options.trial, &init.user) {
+        let (config, process, subject) = (&config, process.as_fd(), &subject);
+        let waits = stopped.as_mut().map(Stopped::take_waits).unwrap_or_default();
+        let original = Original { config, process, user, subject, waits };
+        match proof::prove(ground, original, &path) {
+            Ok(took) => figures.proof = took,
+            Err(e) => {
+                saved::withdraw(&path)?;
+                return Err(e);
+            }
+        }
+    }
     let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
     if !is_done {
         saved::withdraw(&path)?;

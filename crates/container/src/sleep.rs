@@ -30,7 +30,10 @@
 //! too, open connections are lost; the next command makes the other sockets again
 //! ([`crate::recover::custody`]). The same holds after a reboot; the container's clocks continue.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `pending`, `policy`, `end`, `save` and `drowsy`.
+//! **Proven.** Before the processes are marked and killed, the checkpoint is restored as a twin and compared
+//! ([`crate::proof`]). After a difference the container continues.
+//!
+//! Uses `ground`, `state`, `exit`, `hold`, `pending`, `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -44,8 +47,10 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::policy::{self, Idle, Reason};
+use crate::proof::Trial;
 use crate::state::{self, SLEPT};
-use crate::{drowsy, end, exit, hold, save};
+use crate::twin::Original;
+use crate::{drowsy, end, exit, hold, proof, save};
 
 /// Puts a container to sleep; if `idle` is given, only if it is still idle.
 pub(crate) fn sleep(
@@ -53,6 +58,7 @@ pub(crate) fn sleep(
     id: &ContainerId,
     idle: Option<&Idle>,
     reason: Reason,
+    trial: Trial,
 ) -> Result<Option<Figures>> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
@@ -77,9 +83,22 @@ pub(crate) fn sleep(
     end::forget_sleep(ground, &config)?; // leftovers of an interrupted sleep
     let writer = DirSink::begin_upon(&ground.asleep_dir(id), save::earlier(ground, id))?;
     let mut stopped = stop(&subject)?;
-    let written = stopped.write(&subject, writer)?;
+    let mut written = stopped.write(&subject, writer)?;
     let slept = disk::with_checksum(&init)?;
     disk::write_json(&ground.asleep_dir(id).join(SLEPT), &slept, Durable::No)?;
+    // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
+    if let (Trial::Made, Some(user)) = (trial, &init.user) {
+        let (config, process, subject) = (&config, process.as_fd(), &subject);
+        let waits = stopped.take_waits();
+        let original = Original { config, process, user, subject, waits };
+        match proof::prove(ground, original, &ground.asleep_dir(id)) {
+            Ok(took) => written.figures.proof = took,
+            Err(e) => {
+                end::forget_sleep(ground, config)?;
+                return Err(e);
+            }
+        }
+    }
     let held = hold::hold_files(ground, &config, written.held, written.is_busy);
     if let Err(e) = held.and_then(|()| policy::set_alarm(ground, &config, written.next_ring, idle))
     {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use dormouse_api::rfc3339;
-use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint};
+use dormouse_container::{CheckpointOptions, Engine, From, NewCheckpoint, Trial};
 use dormouse_parcel::Reader;
 use dormouse_record::{Records, Thing};
 use serde_json::json;
@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Let the container continue
     #[arg(long)]
     leave_running: bool,
+    /// Do not restore the checkpoint for a trial before the processes end
+    #[arg(long)]
+    unproven: bool,
     /// Write to PATH, a new directory, instead of the container's own checkpoints
     #[arg(long, value_name = "PATH")]
     to: Option<PathBuf>,
@@ -124,15 +127,17 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (None, Some(name)) => {
             let id = engine.find(&name)?;
             let (leave_running, to) = (args.leave_running, args.to);
+            let trial = if args.unproven { Trial::Skipped } else { Trial::Made };
             let seal = args.seal.read()?;
             if seal.is_some() && !args.archive {
                 bail!("only an archive is encrypted: give --archive --to FILE as well");
             }
             let made = match to {
                 Some(file) if args.archive => {
-                    archive::save(&engine, &id, leave_running, args.compress, seal.as_ref(), file)?
+                    let options = CheckpointOptions { leave_running, trial, to: None };
+                    archive::save(&engine, &id, &options, args.compress, seal.as_ref(), file)?
                 }
-                to => engine.checkpoint(&id, &CheckpointOptions { leave_running, to })?,
+                to => engine.checkpoint(&id, &CheckpointOptions { leave_running, trial, to })?,
             };
             tell(&made, args.json)?;
         }
@@ -151,7 +156,7 @@ fn tell(made: &NewCheckpoint, as_json: bool) -> Result<()> {
             "new_bytes": figures.new_bytes,
             "ahead_us": us(figures.ahead), "stop_us": us(figures.stop),
             "read_us": us(figures.read), "pause_us": us(figures.pause()),
-            "publish_us": us(figures.publish),
+            "publish_us": us(figures.publish), "proof_us": us(figures.proof),
         }));
     }
     match made.number {

@@ -165,7 +165,7 @@ fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>
                 config.name
             );
         }
-        let options = CheckpointOptions { leave_running: true, to: None };
+        let options = CheckpointOptions { leave_running: true, ..CheckpointOptions::default() };
         let (made, image) = engine.checkpoint_while(id, &options, keep_files)?;
         return Ok(Saved { checkpoint: made.path, made: made.number, image });
     }

@@ -161,6 +161,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
     output::json(&Inspect {
         summary: shown.summary(),
         account: engine.account_of(c),
+        unproven: engine.unproven(&c.id),
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
     })
@@ -195,6 +196,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("state", view::status_with_checkpoints(engine, &shown)),
         ("sleep", view::sleep(c)),
         ("wakes on", c.spec.wake_on.to_string()),
+        ("not proven", engine.unproven(&c.id).unwrap_or_default()),
         ("restart", policy),
         ("restarts", number(object.restart_count.into())),
         ("pid", shown.pid.map_or_else(String::new, |p| p.to_string())),

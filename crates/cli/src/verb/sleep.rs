@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use dormouse_container::{Engine, PushOut};
+use dormouse_container::{Engine, PushOut, Trial};
 use dormouse_model::{ContainerId, State};
 
 use crate::command::Global;
@@ -13,6 +13,9 @@ use crate::target::Targets;
 
 /// Put running containers to sleep: their processes become files, and a connection wakes them
 ///
+/// The first time, and whenever a container has objects of new kinds, its checkpoint is restored for a trial
+/// before the processes end. After a difference the container continues.
+///
 /// With --drowsy the processes stay, frozen, and their memory is pushed out to swap. Every
 /// container can be drowsy, also one that cannot be checkpointed. A connection wakes it, unlike
 /// after 'pause'.
@@ -21,6 +24,9 @@ pub(crate) struct Args {
     /// Keep the processes: freeze them until an event arrives, and push their memory out
     #[arg(long)]
     drowsy: bool,
+    /// Do not restore the checkpoint for a trial before the processes end
+    #[arg(long, conflicts_with = "drowsy")]
+    unproven: bool,
     #[command(flatten)]
     targets: Targets,
 }
@@ -29,10 +35,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if args.drowsy {
         return args.targets.each(global, |state| state == State::Running, drowse);
     }
+    let trial = if args.unproven { Trial::Skipped } else { Trial::Made };
     let runs = |state| matches!(state, State::Running | State::Drowsy);
     args.targets.each(global, runs, |engine, id| {
         let waits = engine.short_waits(id, SHORT).unwrap_or_default(); // only for a hint
-        if engine.sleep(id)?.is_some()
+        if engine.sleep(id, trial)?.is_some()
             && let Some(wait) = waits.iter().min_by_key(|wait| wait.at_most)
         {
             fail::note(&format!(

@@ -3,7 +3,7 @@
 //! Recovery never waits: a locked entry is left to the next command. An entry locked at last may have
 //! been published or finished meanwhile, so its name is looked up again.
 //!
-//! Uses `ground`, `state`, `freeze`, `pending` and `end`.
+//! Uses `ground`, `state`, `freeze`, `pending`, `end` and `twin`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{CONFIG, Ground};
 use crate::pending::{self, Intent};
-use crate::{end, freeze, state};
+use crate::{end, freeze, state, twin};
 
 /// Finishes interrupted commands. Returns their number.
 pub(crate) fn finish(ground: &Ground) -> Result<usize> {
@@ -75,6 +75,8 @@ fn finish_intent(ground: &Ground, id: &ContainerId, path: &Path) -> Result<bool>
         (Some(Intent::Pause), Some(config)) => if_alive(freeze::finish(ground, config, false))?,
         (Some(Intent::Freezer), Some(config)) => if_alive(freeze::finish(ground, config, true))?,
         (Some(Intent::Limits), Some(config)) => if_alive(freeze::finish_limits(ground, config))?,
+        // The tasks of a twin end with the command that traces them.
+        (Some(Intent::Twin), _) => twin::remove(ground, id)?,
         (Some(Intent::Sleep), Some(config)) => {
             // An interrupted kill of all processes may have left the container frozen.
             if_alive(freeze::finish(ground, config, true))?;

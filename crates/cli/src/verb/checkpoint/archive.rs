@@ -64,14 +64,13 @@ pub(crate) fn export(engine: &Engine, args: &Export) -> Result<()> {
 pub(crate) fn save(
     engine: &Engine,
     id: &ContainerId,
-    leave_running: bool,
+    options: &CheckpointOptions,
     compress: bool,
     seal: Option<&Seal>,
     file: PathBuf,
 ) -> Result<NewCheckpoint> {
     let config = engine.config(id)?;
-    let options = CheckpointOptions { leave_running, to: None };
-    let (made, ()) = engine.checkpoint_while(id, &options, |checkpoint| {
+    let (made, ()) = engine.checkpoint_while(id, options, |checkpoint| {
         sink::keep(&file, |out| {
             seal::through(seal, out, |out| {
                 Ok(engine.write_archive(&config, checkpoint, compress, out)?)

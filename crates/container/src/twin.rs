@@ -1,0 +1,230 @@
+//! The twin of a stopped container: its processes, restored from its checkpoint in namespaces and control
+//! groups of their own, read back and ended ([`dormouse_checkpoint::proof`]).
+//!
+//! A twin is born as the first process of any restore is ([`crate::start`]), with these differences:
+//!
+//! - its mounts are a private copy of the container's, with a procfs of its own pid namespace on top. No
+//!   layer is stacked twice, and each path leads to the file that the container has open;
+//! - every other namespace is new and empty, its network has no device but a loopback that is down;
+//! - its control groups are beside those of the container, named after it, with the same limits of memory
+//!   and tasks. A container at its limit has room for no second one;
+//! - the kernel's OOM killer ends it first.
+//!
+//! **Killed at any step.** A newborn ends without its engine, and a traced task without its tracer. An
+//! [`Intent`] names the container, and the next command removes the control groups.
+//!
+//! Uses `ground`, `state`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use dormouse_checkpoint::load::{self, Restore, Traced};
+use dormouse_checkpoint::proof::{self, Proof};
+use dormouse_checkpoint::save::{Blocks, Subject};
+use dormouse_kernel::call::{CloneFlags, Namespace};
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::{mount, pidfd, weakened};
+use dormouse_launch::{Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
+use dormouse_model::{Config, ContainerId, Limits};
+use dormouse_parcel::Source;
+use dormouse_record::Records;
+
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::io::{self, Io};
+use crate::pending::{self, Intent};
+use crate::restore::Watch;
+use crate::user::PasswdUser;
+use crate::{hold, process, restore, settings};
+
+/// The highest value of `/proc/PID/oom_score_adj`.
+const FIRST_TO_BE_KILLED: i32 = 1000;
+
+/// A stopped container with a checkpoint.
+pub(crate) struct Original<'o> {
+    pub(crate) config: &'o Config,
+    /// Its first process.
+    pub(crate) process: BorrowedFd<'o>,
+    /// The user of its first process.
+    pub(crate) user: &'o PasswdUser,
+    /// Its description for the save.
+    pub(crate) subject: &'o Subject,
+    /// The program that has read its waits.
+    pub(crate) waits: Blocks,
+}
+
+/// Restores a twin, reads its records, and ends it. The caller holds the container's lock.
+pub(crate) fn read_back(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Records> {
+    let config = original.config;
+    let id = &config.id;
+    remove(ground, id)?; // left by a killed command
+    let _doing = pending::intend(ground, id, &Intent::Twin)?;
+    // The calling thread traces the container, and a tracer is a thread.
+    let read = std::thread::scope(|scope| {
+        let twin = std::thread::Builder::new().name("twin".into());
+        let twin = twin.spawn_scoped(scope, || live(ground, original, proof));
+        match twin.map_err(Error::file("cannot start", "a thread"))?.join() {
+            Ok(read) => read,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    let removed = remove(ground, id);
+    read.and_then(|records| removed.map(|()| records))
+}
+
+/// The name of the control groups of a twin.
+fn name(id: &ContainerId) -> String {
+    format!("{id}.twin")
+}
+
+/// Removes the control groups of a twin, whose tasks have ended or are about to.
+pub(crate) fn remove(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let Some(cgroup) = ground.cgroups()?.find(&name(id))? else { return Ok(()) };
+    cgroup.kill()?;
+    Ok(cgroup.remove()?)
+}
+
+/// The life of a twin, from its birth to its end.
+fn live(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Records> {
+    let config = original.config;
+    let checked = load::check(proof, restore::allowed(config, original.user)?)?;
+    let made = load::lay_out(proof, checked, load::Memory::Own)?;
+    let mounts = pidfd::namespace(original.process, Namespace::Mount)
+        .and_then(|namespace| mount::clone_namespace(namespace.as_fd()))
+        .map_err(Error::call("cannot copy the container's mounts"))?;
+    let mut keeper = hold::keeper(ground)?;
+    let (newborn, cgroup) = birth(ground, config, &mut keeper)?;
+    let limit = settings::restore_limit(&ground.settings(), proof.records().pages.bytes);
+    let first = io::clone_fd(newborn.pidfd.as_fd())?;
+    let watch = Watch::begin(io::clone_fd(newborn.pidfd.as_fd())?, limit);
+    let pid = newborn.pid;
+    let read = follow(&original, newborn, &cgroup, mounts, &made).and_then(|traced| {
+        let subject = Subject {
+            init: pid,
+            pids: Vec::new(),
+            outside: Vec::new(),
+            memory: Vec::new(),
+            nodes: Vec::new(),
+            mounts: None,
+            volumes: Vec::new(),
+            own_network: false,
+            cgroups: false,
+            hold: false,
+            quiet: std::time::Duration::ZERO,
+            ..original.subject.clone()
+        };
+        Ok(proof::read_back(traced, &made, &subject, first, original.waits)?)
+    });
+    watch.end();
+    read.map_err(|e| watch.error().unwrap_or(e))
+}
+
+/// Has the newborn cloned into control groups of its own.
+fn birth(ground: &Ground, config: &Config, keeper: &mut Keeper) -> Result<(Newborn, Cgroup)> {
+    let map = config.ids.to_proc_text();
+    let (flags, maps) = (process::namespaces(), (map.clone(), map));
+    let limits = Limits {
+        memory_max_bytes: config.spec.limits.memory_max_bytes,
+        swap_max_bytes: config.spec.limits.swap_max_bytes,
+        pids_max: config.spec.limits.pids_max,
+        ..Limits::default()
+    };
+    let id = config.id.as_str();
+    let (cgroup, expected) =
+        ground.cgroups()?.create_with(&name(&config.id), &limits, |cgroup| {
+            let expected = keeper.expect(Spawn {
+                cgroup,
+                id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
+                proc: true,
+                ..Spawn::new(id, Kind::Exec, flags.bits())
+            })?;
+            Ok::<_, Error>(expected)
+        })?;
+    let newborn = keeper.born(expected)?;
+    process::write_oom_score_adj(&newborn, FIRST_TO_BE_KILLED)?;
+    Ok((newborn, cgroup))
+}
+
+/// Gives the newborn its plan, and seizes it where it begins to follow the restore.
+fn follow(
+    original: &Original<'_>,
+    mut newborn: Newborn,
+    cgroup: &Cgroup,
+    mounts: OwnedFd,
+    restore: &Restore,
+) -> Result<Traced> {
+    let config = original.config;
+    let plan = plan(original, &mut newborn, cgroup, mounts, restore)?;
+    let failed = |e: LaunchError| process::exec_error(&config.spec.process, e);
+    newborn.send(plan).map_err(failed)?;
+    newborn.ready().map_err(failed)?;
+    // ORDER: traced, then released: its death follows ours.
+    let traced = match Traced::seize(newborn.pid) {
+        Ok(traced) => traced,
+        Err(e) => return Err(newborn.go().map_or_else(Error::from, |()| e.into())),
+    };
+    if !config.spec.init {
+        newborn.go()?;
+        return Ok(traced);
+    }
+    if let Err(e) = newborn.release() {
+        return Err(newborn.watch().map_or_else(Error::from, |()| e.into()));
+    }
+    let traced = traced.leave_init()?;
+    newborn.watch()?;
+    Ok(traced)
+}
+
+fn plan(
+    original: &Original<'_>,
+    newborn: &mut Newborn,
+    cgroup: &Cgroup,
+    mounts: OwnedFd,
+    restore: &Restore,
+) -> Result<Plan> {
+    let config = original.config;
+    let security = &config.spec.security;
+    let granted = process::granted(security)?;
+    let mut plan = Plan::new();
+    for tasks in cgroup.placement()?.v1_tasks {
+        let fd = plan.fd(tasks);
+        plan.join_cgroup(fd);
+    }
+    plan.become_root();
+    let mut own = CloneFlags::NEWNET;
+    own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
+    plan.unshare(own.bits() as u32);
+    if !weakened("keyring") {
+        plan.session_keyring();
+    }
+    let root = plan.fd(mounts);
+    plan.root(root, false);
+    if let Some(proc) = newborn.take_proc() {
+        let proc = plan.fd(proc);
+        plan.proc(proc, "/proc");
+    }
+    plan.hostname(&config.spec.hostname);
+    if let Some(domain) = &config.spec.domainname {
+        plan.domainname(domain);
+    }
+    // Its network stack is another one, and not used.
+    let sysctls = config.spec.sysctls.iter().filter(|(name, _)| !name.starts_with("net"));
+    for (name, value) in sysctls {
+        plan.sysctl(name, value)?;
+    }
+    plan.setsid();
+    let [stdin, stdout, stderr] = [io::open_null()?, io::open_null()?, io::open_null()?];
+    io::plan_io(&mut plan, Io::Fds([stdin, stdout, stderr]), original.user.uid, false);
+    process::plan_rlimits(&mut plan, security)?;
+    plan.sync_early();
+    process::plan_namespace_limits(&mut plan, config)?;
+    process::plan_confinement(&mut plan, config, security, granted);
+    if let Some(program) = restore.records().of_init() {
+        let (ids, masks) = process::identity(original.user, granted);
+        plan.init_as(program, &ids, &masks);
+    }
+    plan.follow(restore.follow(|wanted| {
+        // Everything of the engine is held back.
+        Err(Error::Invalid(format!("a twin has no {wanted:?}")))
+    })?);
+    Ok(plan)
+}
