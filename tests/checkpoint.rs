@@ -25,6 +25,8 @@ mod fixpoint;
 mod increment;
 #[path = "lazy.rs"]
 mod lazy;
+#[path = "proof.rs"]
+mod proof;
 #[path = "relay.rs"]
 mod relay;
 #[path = "seal.rs"]

@@ -574,6 +574,40 @@ fn sleep_and_wake_survive_kill_at_any_step() {
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 
+/// A twin lives in a thread of its own, whose steps [`Led`] does not see. The command is killed at moments that are
+/// spread over the life of the twin.
+#[test]
+fn sleep_survives_kill_while_its_twin_lives() {
+    let scene = Scene::new();
+    let host = &scene.host;
+    let (mut lived, times) = (0, 24);
+    for number in 0..times {
+        host.dm(SERVE).ok();
+        let twin = format!("{}.twin", host.inspect("x")["id"].as_str().expect("an id"));
+        let has_twin = || host.cgroups().iter().any(|dir| dir.join(&twin).exists());
+        let mut command = host.dormouse(SLEEP);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the command starts");
+        let has_ended = |child: &mut Child| child.try_wait().expect("a child").is_some();
+        while !has_twin() && !has_ended(&mut child) {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_micros(1500) * number * slowness());
+        lived += u32::from(has_twin() && !has_ended(&mut child));
+        child.kill().expect("a child");
+        child.wait().expect("a child");
+        let what = format!("sleep killed {number} * 1.5 ms after the birth of its twin");
+        let state = state_of_x(host);
+        assert!(["running", "asleep"].contains(&state.as_str()), "{what}: x is {state}");
+        for command in [EXEC, WAKE, SLEEP, WAKE, EXEC, REMOVE] {
+            let out = host.dm(command);
+            assert_eq!(out.status, 0, "{what}, then {command:?}: {out}");
+        }
+        scene.is_clean(&what);
+    }
+    assert!(lived >= 4, "{lived} of {times} were killed beside a living twin");
+}
+
 /// Memory is restored on first access, and all of it must be loaded before the next sleep.
 #[test]
 fn lazy_wake_survives_kill_at_any_step() {

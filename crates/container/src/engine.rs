@@ -45,8 +45,8 @@ use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
     account, archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list,
-    listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state, template,
-    tidy, unborn, usage, verb, volume, wake,
+    listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state,
+    template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
