@@ -92,6 +92,26 @@ fn vm_connection_wakes_asleep_container_and_is_answered() {
     assert!(host.dm(&["ps"]).ok().contains("Up"));
 }
 
+/// A program that never reads the end of a connection sleeps all the same: the end is no news.
+#[test]
+fn vm_connection_ended_by_its_client_keeps_no_container_awake() {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "-p", "8080:80", "busybox", "nc", "-ll", "-p", "80"];
+    host.dm(&[&serve[..], &["-e", "sh", "-c", "echo here; exec sleep 100000"]].concat()).ok();
+    let call = || {
+        host.neighbour_sh(&format!("echo hello | timeout 1 busybox nc {} 8080", Host::ADDRESS))
+            .stdout
+    };
+    assert!(wait_until(soon(), || call().trim() == "here"));
+    for _ in 0..3 {
+        host.put_to_sleep("x");
+        // A wake by an event that was there before would follow at once.
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(host.state_of("x"), "asleep");
+        assert_eq!(call().trim(), "here");
+    }
+}
+
 #[test]
 fn vm_clones_created_asleep_run_independently() {
     let host = counting(&["-p", "8080:80"]);

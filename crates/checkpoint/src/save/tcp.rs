@@ -283,14 +283,16 @@ fn is_or_was_connected(socket: &OwnedFd, state: u8) -> Result<bool, Errno> {
 ///
 /// A sender blocked on a full send buffer, or in the middle of a partial send, waits for POLLOUT.
 /// If space has appeared since the stop, [`due`](super::due) reports it. A connection that has
-/// ended produces no further event: its end is already readable.
+/// ended produces no further event: its end is already readable. The same holds for reads where the
+/// peer alone has ended it, which a program may leave so for ever.
 pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     let ready = ready(socket)?;
     if ready.contains(PollFlags::HUP | PollFlags::RDHUP) {
         return Ok(Wakes::default());
     }
     let (_, unsent) = call::send_queue(socket.as_fd())?;
-    Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
+    let writable = unsent > 0 || !ready.contains(PollFlags::OUT);
+    Ok(Wakes { readable: !ready.contains(PollFlags::RDHUP), writable })
 }
 
 /// Connections in repair mode, with their packets dropped. The drop resumes them.
