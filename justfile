@@ -40,6 +40,10 @@ bench *NAMES:
 fuzz *TARGETS:
     cargo xtask fuzz {{TARGETS}}
 
+# Real programs of Debian in twenty rounds of sleep and checkpoint: docs/programs.md; or some: just programs nginx.
+programs *NAMES:
+    cargo xtask programs {{NAMES}}
+
 # Formats, then checks the rules of the house.
 tidy:
     cargo fmt --all

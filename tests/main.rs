@@ -34,6 +34,7 @@ mod oci_scripts;
 mod podman;
 mod podman_user;
 mod programs;
+mod rounds;
 mod sleep;
 mod soak;
 mod software;

@@ -39,6 +39,60 @@ const SOFTWARE: &[&str] = &[
     "busybox-static",
 ];
 
+/// Packages of the image for rounds of use, sleep and checkpoint.
+const PROGRAMS: &[&str] = &[
+    "apache2",
+    "beanstalkd",
+    "caddy",
+    "cron",
+    "dbus",
+    "dnsmasq",
+    "docker-registry",
+    "dovecot-imapd",
+    "emacs-nox",
+    "etcd-server",
+    "faketime",
+    "gcc",
+    "git",
+    "gunicorn",
+    "haproxy",
+    "influxdb",
+    "iproute2",
+    "libc6-dev",
+    "libgoogle-perftools4",
+    "mariadb-server",
+    "memcached",
+    "mosquitto",
+    "nats-server",
+    "nginx-light",
+    "nodejs",
+    "openjdk-17-jdk-headless",
+    "openssh-client",
+    "openssh-server",
+    "php8.2-fpm",
+    "postgresql",
+    "procps",
+    "prometheus",
+    "prometheus-alertmanager",
+    "puma",
+    "python3",
+    "python3-ldap3",
+    "python3-psycopg2",
+    "python3-pymysql",
+    "rabbitmq-server",
+    "redis-server",
+    "rsync",
+    "screen",
+    "slapd",
+    "squid",
+    "starman",
+    "systemd-sysv",
+    "tmux",
+    "unbound",
+    "varnish",
+    "vim",
+];
+
 /// Makes `name` in the cache if it is missing, and returns its path. `make` writes to a path beside
 /// it, which is then renamed: an existing name is complete.
 pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
@@ -246,6 +300,12 @@ pub fn software() -> PathBuf {
 /// A tar of a small Debian with MariaDB, some 420 MB.
 pub fn mariadb() -> PathBuf {
     cached("mariadb-1.tar", |path| debian::bootstrap(&["mariadb-server"], &as_tar(path), &[]))
+}
+
+/// The directory of a Debian with the servers, editors and interpreters of `tests/rounds.rs`, 2.2 GB. It is the
+/// root of containers as it is (`--rootfs`): no test imports it.
+pub fn programs() -> PathBuf {
+    cached("programs-1", |path| debian::bootstrap(PROGRAMS, path, &[]))
 }
 
 /// A tar of a small Debian with systemd, dbus and python, some 190 MB.

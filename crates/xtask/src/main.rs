@@ -3,7 +3,8 @@
 //! The rules of the house ([`tidy`]), the tests ([`suite`], [`queue`]), the programs without protections for
 //! the control arms ([`weak`]), the second kernel ([`guest`]), the fuzzers
 //! ([`fuzz`], [`fuzz_state`]), the list of what a
-//! checkpoint holds ([`state`]). The verbs that a person types stand in the `justfile`.
+//! checkpoint holds ([`state`]), the table of real programs ([`programs`]). The verbs that a person types stand
+//! in the `justfile`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ mod fuzz;
 mod fuzz_state;
 mod guest;
 mod language;
+mod programs;
 mod queue;
 mod state;
 mod suite;
@@ -55,6 +57,8 @@ enum Task {
     FuzzState(fuzz_state::FuzzStateArgs),
     /// Writes docs/state.md: what a checkpoint holds, from the results of its tests.
     State(state::StateArgs),
+    /// Runs real programs in rounds of use, sleep and checkpoint, and writes docs/programs.md.
+    Programs(programs::ProgramsArgs),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Task::Fuzz(args) => fuzz::run(&top(), &args),
         Task::FuzzState(args) => fuzz_state::run(&top(), &args),
         Task::State(args) => state::run(&top(), &args),
+        Task::Programs(args) => programs::run(&top(), &args),
     };
     match result {
         Ok(code) => code,
