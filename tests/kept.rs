@@ -8,6 +8,7 @@ workloads! {
     vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
     vm_checkpoint_aborts_restartable_sequences: "sequence";
     vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
+    vm_clients_without_data_of_deferring_listeners_are_accepted: "defer";
     vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
     vm_restrictions_by_the_process_itself_stay: "sandbox";
     vm_threads_with_a_directory_of_their_own_keep_it: "place";
@@ -65,7 +66,43 @@ fn vm_checkpoint_refuses_unreadable_tcp_connections_by_name() {
     let why = "a TCP connection with urgent data (MSG_OOB) that is not read yet";
     refuses(&host, "urgent", why, true);
     refuses(&host, "urgent, read", why, false);
-    refuses(&host, "deferred", "connections that have sent no data yet (TCP_DEFER_ACCEPT)", true);
+}
+
+/// A checkpoint that leaves the container running puts no connection into a queue.
+#[test]
+fn vm_checkpoint_leaves_clients_without_data_out_of_the_queue() {
+    run_on(&host(), "defer", &["--net", "none", "--env", "LIVE=1"]);
+}
+
+/// A client outside has connected to a listener with TCP_DEFER_ACCEPT and has sent nothing. The client
+/// sends its first data while the server is absent, or after the restore.
+#[test]
+fn vm_outside_client_that_has_sent_no_data_is_answered_after_restore() {
+    let host = host();
+    start(&host, "defer", &["--env", "OUTSIDE=1"]);
+    for round in 0..rounds() {
+        wait_for_line(&host, "defer", &format!("ready {round}"));
+        let address = host.address_of("defer");
+        let client = host.in_network(move || TcpStream::connect((address, 7003)));
+        let mut client = client.join().expect("no panic").expect("the server listens");
+        client.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
+        host.dm(&["checkpoint", "--leave-running", "defer"]).ok();
+        host.dm(&["checkpoint", "defer"]).ok();
+        let send = |mut client: &TcpStream| client.write_all(&[7]).expect("the connection is open");
+        let is_early = round % 2 == 1;
+        if is_early {
+            send(&client);
+        }
+        host.dm(&["restore", "defer"]).ok();
+        if !is_early {
+            send(&client);
+        }
+        go_on(&host, "defer", round);
+        let mut answer = [0];
+        client.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer, [8], "round {round}");
+    }
+    wait_for_line(&host, "defer", "ok");
 }
 
 #[test]

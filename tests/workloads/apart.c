@@ -3,7 +3,6 @@
 #include "workload.h"
 #include <pthread.h>
 #include <sched.h>
-#include <netinet/tcp.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
@@ -53,17 +52,6 @@ static void urgent(int is_read) {
 		nap(1);
 	must(!is_read || recv(to, &c, 1, MSG_OOB) == 1);
 	nap(100);
-}
-
-/* A client that has sent nothing, at a listener that waits for data. */
-static void deferred(void) {
-	struct sockaddr_storage a;
-	socklen_t size = loopback(&a, AF_INET, 7101);
-	int listener = socket(AF_INET, SOCK_STREAM, 0), from = socket(AF_INET, SOCK_STREAM, 0);
-	int seconds = 1000;
-	must(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) == 0);
-	must(bind(listener, (void *)&a, size) == 0 && listen(listener, 5) == 0);
-	must(connect(from, (void *)&a, size) == 0);
 }
 
 /* Two processes beside this one, which have one root. */
@@ -150,8 +138,6 @@ int main(void) {
 		must(pthread_create(&thread, 0, restricted, stack) == 0);
 	if (!strncmp(what, "urgent", 6))
 		urgent(!strcmp(what, "urgent, read")), is_apart = 1;
-	if (!strcmp(what, "deferred"))
-		deferred(), is_apart = 1;
 	if (!strcmp(what, "dispatch"))
 		dispatches(), is_apart = 1;
 	if (!strcmp(what, "queued twice"))

@@ -11,6 +11,8 @@
 //! - `embryo` is loaded for each checkpoint (`load`, `read`, `holders`) and ends with its
 //!   descriptors.
 //! - `aio` is loaded for a checkpoint of a process with asynchronous I/O (`load`, `of`), and ends likewise.
+//! - `request` is loaded for a checkpoint with a listener that defers connections (`read`), and ends
+//!   with the call.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -27,5 +29,6 @@ pub mod group;
 pub mod handshake;
 pub mod identity;
 mod record;
+pub mod request;
 
 pub use error::BpfError;

@@ -210,20 +210,22 @@ pub(crate) fn load(program: &Program<'_>) -> Result<OwnedFd> {
         .explain("bpf", || format!("PROG_LOAD, {:?} for {:?}", program.kind, program.attach))
 }
 
+/// The attributes of a link to an iterator.
+#[repr(C)]
+#[derive(Default)]
+struct IteratorLink {
+    program: u32,
+    target: u32,
+    attach: u32,
+    flags: u32,
+    info: u64,
+    info_length: u32,
+    unused: u32,
+}
+
 /// Runs an iterator over tasks, or what they have, for one of them: what it writes is what is read
 /// from here (Documentation/bpf/bpf_iterators.rst). KERNEL(6.1): before, it would be run for all.
 pub fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
-    #[repr(C)]
-    #[derive(Default)]
-    struct Link {
-        program: u32,
-        target: u32,
-        attach: u32,
-        flags: u32,
-        info: u64,
-        info_length: u32,
-        unused: u32,
-    }
     #[repr(C)]
     #[derive(Default)]
     struct Task {
@@ -233,17 +235,28 @@ pub fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
         unused: u32,
     }
     let task = Task { tid, ..Task::default() };
-    let mut attributes = Link {
-        program: program.as_raw_fd() as u32,
-        attach: AttachType::Iterator as u32,
-        info: std::ptr::from_ref(&task) as u64,
-        info_length: size_of::<Task>() as u32,
-        ..Link::default()
-    };
-    let describe = || format!("an iterator over task {tid}");
-    let link = bpf(LINK_CREATE, &mut attributes).map(owned).explain("bpf", describe)?;
+    let info = std::ptr::from_ref(&task) as u64;
+    let info_length = size_of::<Task>() as u32;
+    let link = IteratorLink { info, info_length, ..IteratorLink::default() };
+    begin(program, link, || format!("an iterator over task {tid}"))
+}
+
+/// Runs an iterator over all objects of its kind in the namespaces of the calling thread; the output is
+/// read from the returned file. KERNEL(5.8).
+pub fn iterate(program: BorrowedFd<'_>) -> Result<OwnedFd> {
+    begin(program, IteratorLink::default(), || "an iterator".into())
+}
+
+fn begin(
+    program: BorrowedFd<'_>,
+    mut attributes: IteratorLink,
+    describe: impl Fn() -> String,
+) -> Result<OwnedFd> {
+    attributes.program = program.as_raw_fd() as u32;
+    attributes.attach = AttachType::Iterator as u32;
+    let link = bpf(LINK_CREATE, &mut attributes).map(owned).explain("bpf", &describe)?;
     let mut from_link = [link.as_raw_fd() as u32, 0];
-    bpf(ITER_CREATE, &mut from_link).map(owned).explain("bpf", describe)
+    bpf(ITER_CREATE, &mut from_link).map(owned).explain("bpf", &describe)
 }
 
 #[repr(C)]

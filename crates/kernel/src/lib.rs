@@ -48,7 +48,7 @@ pub mod system_v;
 pub mod wait;
 pub mod weaken;
 
-pub use bpf::iterate_task;
+pub use bpf::{iterate, iterate_task};
 pub use error::{CallError, ErrorKind};
 pub use rustix::io::Errno;
 pub use weaken::weakened;

@@ -8,6 +8,12 @@
 //! nothing yet, or the connection would have been accepted. In between, the packets of the peer are
 //! dropped ([`crate::quiet`]).
 //!
+//! A client of a listener with TCP_DEFER_ACCEPT that has sent no data is in no queue: the kernel has its request
+//! alone. A BPF program reads that in place ([`deferred`], [`dormouse_bpf::request`]), and nothing changes. No call
+//! makes a request with given sequence numbers. So the restored connection is in the queue, and accept(2) returns it
+//! before its first data, as it does when the time of TCP_DEFER_ACCEPT is over (tcp(7)). A client whose last segment
+//! of the handshake has not arrived is left out, and its segments are dropped meanwhile: it repeats its request.
+//!
 //! LIMIT: a connection begins with the options of its listener, and so with those that the listener was given after
 //! the connection had arrived, except for sizes of buffers.
 //!
@@ -18,12 +24,13 @@
 //! program is killed between taking them out and putting them back, the connections are lost.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dormouse_bpf::handshake::{self, Agreed, Handshakes};
-use dormouse_kernel::Errno;
+use dormouse_bpf::request::{self, Request, StampUnit};
+use dormouse_kernel::{Errno, call};
 use dormouse_record::{Connection, Error, TcpState, Waiting};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
@@ -31,6 +38,7 @@ use rustix::net::SocketFlags;
 use crate::buffer::{self, Buffers, Sizes};
 use crate::packet::{self, Payload};
 use crate::quiet;
+use crate::repair::unread;
 use crate::stack::{self, Ends};
 
 /// Flag of a segment: the sender sends no more.
@@ -71,9 +79,100 @@ pub fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
     }
 }
 
+/// Whether connections that wait for their first data can be read; the error is the cause.
+pub fn deferred_supported() -> Result<(), String> {
+    static LOADS: OnceLock<Result<(), String>> = OnceLock::new();
+    LOADS.get_or_init(|| request::supported().map_err(|e| e.to_string())).clone()
+}
+
+/// Whether a listener keeps connections out of its queue until they have sent data (TCP_DEFER_ACCEPT).
+pub fn defers(listener: &OwnedFd) -> Result<bool, Errno> {
+    call::int_option(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).map(|s| s != 0)
+}
+
+/// The connections of listeners that wait for their first data, by listener, in the stack of the calling thread.
+#[derive(Debug, Default)]
+pub struct Deferred {
+    /// Both ends of every request, also of those whose handshake is not complete.
+    pub ends: Vec<Ends>,
+    /// The connections, with the place of their listener in the list.
+    pub connections: Vec<(usize, Waiting)>,
+}
+
+/// Reads the connections that wait for their first data at these listeners. Nothing changes.
+pub fn deferred(listeners: &[&OwnedFd]) -> Result<Deferred, Error> {
+    let mut found = Deferred::default();
+    let mut places = Vec::new();
+    for (place, listener) in listeners.iter().enumerate() {
+        if defers(listener).map_err(Error::call("read an option of a listener"))? {
+            let cookie = cookie(listener).map_err(Error::call("read the cookie of a listener"))?;
+            places.push((cookie, place));
+        }
+    }
+    if places.is_empty() {
+        return Ok(found);
+    }
+    let mut all = request::read()
+        .map_err(|e| Error::Elsewhere(format!("a connection that has sent no data: {e}")))?;
+    all.sort_by_key(|one| one.peer);
+    for one in all {
+        let Some((_, place)) = places.iter().find(|(cookie, _)| *cookie == one.listener) else {
+            continue;
+        };
+        found.ends.push([one.address, one.peer]);
+        if one.is_acknowledged {
+            let sizes = Buffers::of(listeners[*place]).map(|buffers| buffers.before());
+            let sizes = sizes.map_err(Error::call("read the buffers of a listener"))?;
+            found.connections.push((*place, waiting(&one, sizes)?));
+        }
+    }
+    Ok(found)
+}
+
+/// The connection that the first data would make, with the buffers of its listener.
+fn waiting(it: &Request, listener: Sizes) -> Result<Waiting, Error> {
+    let mut connection = unread(TcpState::Established, it.peer);
+    // The SYN of each side takes a sequence number.
+    connection.sent_sequence = it.sequences.0.wrapping_add(1);
+    connection.received_sequence = it.sequences.1.wrapping_add(1);
+    connection.segment_bytes = it.segment_bytes.into();
+    (connection.scales, connection.selective) = (it.scales, it.selective);
+    connection.timestamp = match it.stamps {
+        None => None,
+        Some((offset, StampUnit::Milliseconds)) => Some(monotonic_ms().wrapping_add(offset)),
+        Some((_, StampUnit::Microseconds)) => {
+            let why = "has time stamps in microseconds, which are not saved yet";
+            return Err(Error::Elsewhere(format!("a connection of {} {why}", it.peer)));
+        }
+    };
+    // The kernel has not kept the window of the peer. Each segment of the peer has it, and the peer
+    // acknowledges the first that it receives.
+    let scale = it.scales.map_or(0, |(sent, _)| sent.min(14));
+    connection.window[1] = (2 * u32::from(it.segment_bytes)).max(1 << scale);
+    connection.buffers_bytes = (listener.send_bytes as u32, listener.receive_bytes as u32);
+    connection.buffers_locked = listener.locked as u8;
+    Ok(Waiting { address: it.address, connection })
+}
+
+/// The clock of time stamps without an offset, as in the kernel's `tcp_clock_ms`.
+fn monotonic_ms() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u32).wrapping_mul(1000).wrapping_add(now.tv_nsec as u32 / 1_000_000)
+}
+
+/// The number by which a socket is known as long as the host runs (SO_COOKIE, socket(7)).
+fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
+    let mut cookie = [0; 8];
+    call::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
+}
+
 /// Puts connections into the queue of a listener, in their order, in the stack of the calling
 /// thread. `listener` is a descriptor of it.
 pub fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), Error> {
+    if all.is_empty() {
+        return Ok(());
+    }
     let handshakes =
         Handshakes::attach().map_err(|e| Error::Elsewhere(format!("a pending connection: {e}")))?;
     let at = address_of(listener).map_err(Error::call("find a listener"))?;
@@ -123,6 +222,11 @@ fn put_one(
         let payload = segment(it, sequence, it.sent_sequence, flags | ACKNOWLEDGES, data);
         packet::send_here(&[(it.peer, one.address, payload)])
     };
+    if stack::is_requested_here(&ends) {
+        // The request was saved, and is still there without its listener. A segment that the program does not take
+        // removes it.
+        send(PUSH, 0, &[])?;
+    }
     send(0, 0, &[])?;
     // ORDER: data that arrives before the connection exists is answered with a reset.
     arrive(&ends, 0)?;
@@ -226,7 +330,29 @@ fn buffers_for(it: &Connection, listener: Sizes) -> Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repair::unread;
+
+    #[test]
+    fn deferred_connection_continues_the_sequence_numbers_of_its_request() {
+        let sizes = Sizes { send_bytes: 16_384, receive_bytes: 131_072, locked: 2 };
+        let mut request = Request {
+            listener: 1,
+            address: "[::1]:80".parse().unwrap(),
+            peer: "[::1]:9".parse().unwrap(),
+            sequences: (u32::MAX, 7),
+            segment_bytes: 1440,
+            scales: Some((14, 3)),
+            selective: true,
+            stamps: Some((5, StampUnit::Milliseconds)),
+            is_acknowledged: true,
+        };
+        let it = waiting(&request, sizes).unwrap().connection;
+        assert_eq!((it.sent_sequence, it.received_sequence), (0, 8));
+        assert!(it.window[1] >> 14 > 0, "a window of a byte at least");
+        assert_eq!((it.buffers_bytes, it.buffers_locked), ((16_384, 131_072), 2));
+        assert!(it.timestamp.is_some() && it.received.0.is_empty());
+        request.stamps = Some((5, StampUnit::Microseconds));
+        assert!(waiting(&request, sizes).is_err(), "another clock");
+    }
 
     #[test]
     fn connection_keeps_buffers_that_differ_from_those_of_its_listener() {

@@ -66,10 +66,12 @@ pub fn tcp_received(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, u32>
     })
 }
 
+/// The state of a requested connection (include/net/tcp_states.h).
+const SYN_RECEIVED: u8 = 3;
+
 /// The number of connections of a TCP listener that are not in its queue yet: their handshake is not complete, or
 /// they have sent no data yet (TCP_DEFER_ACCEPT).
 pub fn requests(netns: &OwnedFd, listener: u64) -> Result<usize, Errno> {
-    const SYN_RECEIVED: u8 = 3;
     inside_of(netns, || {
         let all = lines("tcp");
         let own = all.iter().find(|line| line.inode == listener).map(|line| line.ends[0]);
@@ -83,10 +85,15 @@ pub fn requests(netns: &OwnedFd, listener: u64) -> Result<usize, Errno> {
     })
 }
 
+/// Whether a connection in the stack of the calling thread is requested, and does not exist yet.
+pub fn is_requested_here(ends: &Ends) -> bool {
+    lines("tcp").iter().any(|line| line.ends == *ends && line.state == SYN_RECEIVED)
+}
+
 /// The unread bytes of a TCP connection in the stack of the calling thread, if it exists; the FIN
 /// of its peer counts as one.
 pub fn received_here(ends: &Ends) -> Option<u32> {
-    let is = |line: &Line| line.ends == *ends;
+    let is = |line: &Line| line.ends == *ends && line.state != SYN_RECEIVED;
     lines("tcp").into_iter().find(is).map(|line| line.received)
 }
 

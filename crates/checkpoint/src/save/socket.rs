@@ -51,12 +51,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     match info[0] {
         // A held listener keeps its queue.
         LISTEN if survey.holds(open) => {}
-        LISTEN => {
-            tcp::deferred(survey, open)?;
-            if number(24) != 0 {
-                tcp::queue(survey, open, number(24))?;
-            }
-        }
+        LISTEN => tcp::queue(survey, open, number(24))?,
         state => return tcp::save(survey, open, domain, state, number(24)),
     }
     let address = getsockname(&open.copy).map_err(failed)?;

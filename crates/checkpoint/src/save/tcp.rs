@@ -39,16 +39,28 @@ use super::refusal::Reason;
 use super::subject::Subject;
 use super::survey::{Found, Survey};
 use super::{address, option};
+use crate::accept::{self, Deferred};
 use crate::look::descriptor::ready;
+use crate::quiet;
 use crate::repair::{
     BUFFER_LOCK, NO_QUEUE, OFF_SILENTLY, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE,
     REPAIR_WINDOW, SEND_QUEUE, TIMESTAMP, unread,
 };
 use crate::stack::{self, Ends};
-use crate::{accept, quiet};
 
-/// Records `waiting` pending connections of a listener, if they can be saved.
-pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> Result<(), Reason> {
+/// Records pending connections of a listener, if they can be saved: those in its queue, `queued` of them,
+/// and those that wait for their first data.
+pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, queued: u32) -> Result<(), Reason> {
+    let failed = |e: Errno| format!("a TCP socket: {e}");
+    let netns = stack::of_socket(&open.copy).map_err(failed)?;
+    let deferred = match accept::defers(&open.copy).map_err(failed)? {
+        true => stack::requests(&netns, open.stat.st_ino).map_err(failed)?,
+        false => 0,
+    };
+    let waiting = queued as usize + deferred;
+    if waiting == 0 {
+        return Ok(());
+    }
     let many = format!("a TCP socket with {waiting} connections that it has not accepted");
     if !survey.subject.connections {
         let why = format!("{many}, which are saved with --tcp-established only");
@@ -59,33 +71,18 @@ pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> R
         let why = format!("{many}, perhaps with their first packet (TCP_FASTOPEN), not saved yet");
         return Err(survey.passing(why));
     }
-    let netns = stack::of_socket(&open.copy).map_err(|e| format!("a TCP socket: {e}"))?;
-    let supported = stack::inside_of(&netns, || Ok(accept::supported()));
-    if let Err(why) = supported.map_err(|e| format!("a TCP socket: {e}"))? {
+    let supported = stack::inside_of(&netns, || Ok(accept::supported())).map_err(failed)?;
+    if let Err(why) = supported {
         let why = format!("{many}, which could not be given back (Linux 6.9 can): {why}");
+        return Err(survey.passing(why));
+    }
+    if let (1.., Err(why)) = (deferred, accept::deferred_supported()) {
+        let why = format!("{many}, and some have sent no data (TCP_DEFER_ACCEPT): {why}");
         return Err(survey.passing(why));
     }
     let listener = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
     survey.found.queues.push(FoundListener { object: open.index, listener });
     Ok(())
-}
-
-/// Refuses connections of a listener that wait for their first data (TCP_DEFER_ACCEPT): they are in no queue, and
-/// cannot be taken out.
-pub(super) fn deferred(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<(), Reason> {
-    let failed = |e: Errno| format!("a TCP socket: {e}");
-    let fd = open.copy.as_fd();
-    if call::int_option(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).map_err(failed)? == 0 {
-        return Ok(());
-    }
-    let netns = stack::of_socket(&open.copy).map_err(failed)?;
-    match stack::requests(&netns, open.stat.st_ino).map_err(failed)? {
-        0 => Ok(()),
-        waiting => Err(survey.passing(format!(
-            "a TCP socket with {waiting} connections that have sent no data yet (TCP_DEFER_ACCEPT), not \
-             saved yet"
-        ))),
-    }
 }
 
 pub(super) fn save(
@@ -424,10 +421,20 @@ impl Connections {
             met.iter().filter(|m| m.is_being_made).filter_map(|m| addresses.get(&m.inode));
         ends.extend(requested.map(|[own, peer]| [*peer, *own]));
         let mut objects = Vec::new();
+        let mut deferred = Vec::new();
         if !queues.is_empty() {
+            let listeners: Vec<&OwnedFd> = queues.iter().map(|queue| &queue.listener).collect();
+            let requested = read_deferred(netns, &listeners)?.ends;
+            ends.extend(&requested);
             // ORDER: an emptied queue has space. A connection request from inside, and its
             // repetition, must not use it.
             quiet::begin(netns, &subject.id, &ends)?;
+            // ORDER: before a queue is read. A request that has got its data until then is in the queue.
+            deferred = match requested.is_empty() {
+                true => Vec::new(),
+                false => read_deferred(netns, &listeners)?.connections,
+            };
+            deferred.retain(|(_, it)| requested.contains(&[it.address, it.connection.peer]));
             for FoundListener { object, listener } in queues {
                 let sockets = accept::take(&listener);
                 let sockets =
@@ -462,7 +469,7 @@ impl Connections {
                 return Err(refused(URGENT));
             }
         }
-        for (taken, object) in self.taken.iter().zip(objects) {
+        for (place, (taken, object)) in self.taken.iter().zip(objects).enumerate() {
             for socket in &taken.sockets {
                 let repair = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, 1);
                 repair.map_err(Error::call("hold a TCP connection"))?;
@@ -470,6 +477,12 @@ impl Connections {
             let all = taken.read(&addresses).map_err(Error::call("read a TCP connection"))?;
             if let Thing::Listener(listener) = &mut found.objects[object].thing {
                 listener.waiting = all;
+                // One whose first data was on its way is in the queue now.
+                let is_taken = |it: &Waiting| {
+                    addresses.values().any(|ends| *ends == [it.address, it.connection.peer])
+                };
+                let own = deferred.iter().filter(|(at, it)| *at == place && !is_taken(it));
+                listener.waiting.extend(own.map(|(_, waiting)| waiting.clone()));
             }
         }
         Ok(())
@@ -507,6 +520,12 @@ impl Drop for Connections {
             let _ = quiet::end(netns, &self.id);
         }
     }
+}
+
+/// Connections that wait for their first data at these listeners.
+fn read_deferred(netns: &OwnedFd, listeners: &[&OwnedFd]) -> Outcome<Deferred> {
+    let read = stack::inside_of(netns, || Ok(accept::deferred(listeners)));
+    read.map_err(Error::call("enter the container's network namespace"))?
 }
 
 /// Reads a connection in repair mode.

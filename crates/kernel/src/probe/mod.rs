@@ -385,7 +385,8 @@ static FEATURES: &[Feature] = &[
     feature(
         "BPF: bpf_sk_assign_tcp_reqsk",
         "6.9",
-        "un-accepted connections are restored from a checkpoint",
+        "un-accepted connections are restored from a checkpoint, also those without data at a listener with \
+         TCP_DEFER_ACCEPT (an iterator over TCP sockets, 5.9)",
         (
             "waiting a second until they are",
             "a container with such connections is not checkpointed; it sleeps",
