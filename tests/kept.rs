@@ -68,6 +68,37 @@ fn vm_checkpoint_refuses_unreadable_tcp_connections_by_name() {
     refuses(&host, "urgent, read", why, false);
 }
 
+/// The headers of the first packet of a connection are refused until they are read.
+#[test]
+fn vm_checkpoint_refuses_saved_headers_of_tcp_requests_by_name() {
+    let host = host();
+    let why = "(TCP_SAVED_SYN)";
+    refuses(&host, "request", why, true);
+    refuses(&host, "request, queued", "(TCP_SAVE_SYN)", true);
+    start(&host, "apart", &["--net", "none", "--env", "SHARES=request, read"]);
+    wait_for_line(&host, "apart", "ready 0");
+    host.dm(&["checkpoint", "apart"]).ok();
+    host.dm(&["restore", "apart"]).ok();
+}
+
+/// Keys of TCP segments are found where the kernel has the module `tcp_diag`.
+#[test]
+fn checkpoint_refuses_signed_tcp_sockets_by_name() {
+    let host = host();
+    let why = "a socket with keys for its segments (TCP_MD5SIG)";
+    refuses(&host, "signed", why, true);
+    refuses(&host, "signed, six", why, true);
+}
+
+/// A program of a group of sockets is found by BPF.
+#[test]
+fn vm_checkpoint_refuses_sockets_with_a_program_for_their_group_by_name() {
+    let host = host();
+    let why = "a program that distributes what arrives (SO_ATTACH_REUSEPORT_CBPF)";
+    refuses(&host, "distributed", why, true);
+    refuses(&host, "distributed datagrams", why, true);
+}
+
 /// A checkpoint that leaves the container running puts no connection into a queue.
 #[test]
 fn vm_checkpoint_leaves_clients_without_data_out_of_the_queue() {

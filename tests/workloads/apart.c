@@ -3,6 +3,8 @@
 #include "workload.h"
 #include <pthread.h>
 #include <sched.h>
+#include <linux/filter.h>
+#include <netinet/tcp.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
@@ -98,6 +100,48 @@ static void cross(void) {
 	must(read(said[0], &c, 1) == 1);
 }
 
+/* A listener whose connections keep the headers of their first packet, and one of them. */
+static void keeps_request(int is_read) {
+	struct sockaddr_storage a;
+	socklen_t size = loopback(&a, AF_INET, 7101);
+	int listener = socket(AF_INET, SOCK_STREAM, 0), from = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+	char headers[256];
+	must(setsockopt(listener, IPPROTO_TCP, TCP_SAVE_SYN, &on, sizeof on) == 0);
+	must(bind(listener, (void *)&a, size) == 0 && listen(listener, 5) == 0);
+	must(connect(from, (void *)&a, size) == 0);
+	if (is_read < 0)
+		return;
+	int to = accept(listener, 0, 0);
+	socklen_t got = sizeof headers;
+	must(to >= 0);
+	must(!is_read || (getsockopt(to, IPPROTO_TCP, TCP_SAVED_SYN, headers, &got) == 0 && got > 0));
+}
+
+/* A listener with a key for the segments of one peer. */
+static void signs(int family) {
+	struct sockaddr_storage a;
+	socklen_t size = loopback(&a, family, 7102);
+	int listener = socket(family, SOCK_STREAM, 0);
+	struct tcp_md5sig key = {.tcpm_keylen = 3, .tcpm_key = "key"};
+	memcpy(&key.tcpm_addr, &a, size);
+	must(setsockopt(listener, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key) == 0);
+	must(bind(listener, (void *)&a, size) == 0 && listen(listener, 5) == 0);
+}
+
+/* Two sockets at one port, and a program that selects the first of them for each client. */
+static void distributes(int kind) {
+	struct sock_filter first = {BPF_RET | BPF_K, 0, 0, 0};
+	struct sock_fprog program = {1, &first};
+	struct sockaddr_storage a;
+	socklen_t size = loopback(&a, AF_INET, 7103);
+	for (int n = 0, on = 1; n < 2; n++) {
+		int fd = socket(AF_INET, kind, 0);
+		must(setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0);
+		must(bind(fd, (void *)&a, size) == 0 && (kind == SOCK_DGRAM || listen(fd, 5) == 0));
+		must(n || !setsockopt(fd, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program));
+	}
+}
+
 static void dispatches(void) {
 	static volatile char selector;
 	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector) == 0);
@@ -138,6 +182,12 @@ int main(void) {
 		must(pthread_create(&thread, 0, restricted, stack) == 0);
 	if (!strncmp(what, "urgent", 6))
 		urgent(!strcmp(what, "urgent, read")), is_apart = 1;
+	if (!strncmp(what, "request", 7))
+		keeps_request(strstr(what, "queued") ? -1 : strstr(what, "read") != 0), is_apart = 1;
+	if (!strncmp(what, "signed", 6))
+		signs(strstr(what, "six") ? AF_INET6 : AF_INET), is_apart = 1;
+	if (!strncmp(what, "distributed", 11))
+		distributes(strstr(what, "datagrams") ? SOCK_DGRAM : SOCK_STREAM), is_apart = 1;
 	if (!strcmp(what, "dispatch"))
 		dispatches(), is_apart = 1;
 	if (!strcmp(what, "queued twice"))

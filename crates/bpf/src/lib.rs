@@ -13,6 +13,7 @@
 //! - `aio` is loaded for a checkpoint of a process with asynchronous I/O (`load`, `of`), and ends likewise.
 //! - `request` is loaded for a checkpoint with a listener that defers connections (`read`), and ends
 //!   with the call.
+//! - `reuseport` is loaded once a checkpoint finds a socket with SO_REUSEPORT (`load`, `has_program`).
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -30,5 +31,6 @@ pub mod handshake;
 pub mod identity;
 mod record;
 pub mod request;
+pub mod reuseport;
 
 pub use error::BpfError;

@@ -242,6 +242,27 @@ pub fn segments_here(ends: &Ends) -> Option<u32> {
     })
 }
 
+/// Inodes of the TCP sockets in the stack of the calling thread that have keys for their segments (TCP_MD5SIG,
+/// RFC 2385). The kernel lists bound sockets alone. `Err` without the module `tcp_diag`.
+///
+/// KERNEL(4.14): the keys, for CAP_NET_ADMIN over the stack.
+pub fn signed_here() -> Result<Vec<u64>, ()> {
+    const KEYS: u16 = 18; // INET_DIAG_MD5SIG
+    // INET_DIAG_INFO, with which the kernel also lists keys.
+    const WITH_INFO: u8 = 1 << 1;
+    let mut all = Vec::new();
+    for v6 in [false, true] {
+        dump(v6, (0, !0), WITH_INFO, |entry| {
+            let attributes = netlink::attributes(entry.get(HEAD_BYTES..)?)?;
+            if attributes.iter().any(|(kind, _)| *kind == KEYS) {
+                all.push(u32_at(entry, 68)?.into());
+            }
+            Some(())
+        })?;
+    }
+    Ok(all)
+}
+
 /// Bytes of `struct inet_diag_msg`, before the attributes.
 const HEAD_BYTES: usize = 72;
 

@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 
+use dormouse_bpf::reuseport::Groups;
 use dormouse_kernel::call;
 use dormouse_record::{Bytes, OPTIONS, SocketOption};
 use rustix::io::Errno;
@@ -36,7 +38,11 @@ const TCP_AO_INFO: i32 = 40;
 /// The options of new sockets, by kind and by the object of their network namespace, for the length of
 /// one survey.
 #[derive(Debug, Default)]
-pub(super) struct Fresh(HashMap<Kind, Vec<Option<Vec<u8>>>>);
+pub(super) struct Fresh {
+    values: HashMap<Kind, Vec<Option<Vec<u8>>>>,
+    /// Inodes of TCP sockets with keys, by the object of their network namespace.
+    signed: HashMap<Option<usize>, Vec<u64>>,
+}
 
 /// Family, type and protocol of a socket, and the object of its network namespace.
 type Kind = (u16, u32, u32, Option<usize>);
@@ -44,7 +50,9 @@ type Kind = (u16, u32, u32, Option<usize>);
 impl Fresh {
     /// Those of the container's own network namespace: the numbers of objects are of one survey alone.
     pub(super) fn into_own(mut self) -> Self {
-        self.0.retain(|(.., net), _| net.is_none());
+        self.values.retain(|(.., net), _| net.is_none());
+        // A key may be set at any time.
+        self.signed.clear();
         self
     }
 
@@ -53,7 +61,7 @@ impl Fresh {
         let Socket { copy, net, domain, kind, protocol, .. } = *socket;
         let number = protocol.map_or(0, |protocol| protocol.as_raw().get());
         let key = (domain.as_raw(), kind.as_raw(), number, net);
-        let new = match self.0.entry(key) {
+        let new = match self.values.entry(key) {
             Entry::Occupied(known) => return Ok(known.into_mut()),
             Entry::Vacant(new) => new,
         };
@@ -71,6 +79,23 @@ impl Fresh {
             _ => stack::inside_of(&call::network_of(copy)?, look)?,
         };
         Ok(new.insert(values.into()))
+    }
+}
+
+impl Fresh {
+    /// Whether a TCP socket has keys for its segments.
+    ///
+    /// LIMIT: those of a socket that is not bound, and all without the module `tcp_diag`, are not found.
+    fn is_signed(&mut self, socket: BorrowedFd<'_>, net: Option<usize>) -> Result<bool, Errno> {
+        let all = match self.signed.entry(net) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let netns = call::network_of(socket)?;
+                let found = stack::inside_of(&netns, || Ok(stack::signed_here()))?;
+                new.insert(found.unwrap_or_default())
+            }
+        };
+        Ok(all.contains(&rustix::fs::fstat(socket)?.st_ino))
     }
 }
 
@@ -116,8 +141,54 @@ fn refuse(
     }
     match get(libc::IPPROTO_TCP, TCP_AO_INFO, &mut [0; 56]) {
         Some(_) => Err("a socket with keys for its segments (TCP_AO), not saved yet".into()),
-        None => Ok(()),
+        None => refuse_saved_request(socket, kind, has_connection),
     }
+}
+
+/// Refuses a connection with the headers of its first packet, which no call sets. A read removes them (tcp(7),
+/// TCP_SAVED_SYN), except one into too short a buffer.
+fn refuse_saved_request(
+    socket: BorrowedFd<'_>,
+    kind: SocketType,
+    has_connection: bool,
+) -> Result<(), Reason> {
+    const SAVED_REQUEST: i32 = 28; // TCP_SAVED_SYN
+    if !has_connection || kind != SocketType::STREAM {
+        return Ok(());
+    }
+    match call::socket_option(socket, libc::IPPROTO_TCP, SAVED_REQUEST, &mut []) {
+        Err(Errno::INVAL) => Err("a TCP connection with the headers of its first packet \
+             (TCP_SAVED_SYN), which are not read yet, not saved yet"
+            .into()),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses settings of a TCP or UDP socket that no call reports. A socket that is held keeps them.
+pub(super) fn refuse_unreported(
+    fresh: &mut Fresh,
+    socket: BorrowedFd<'_>,
+    net: Option<usize>,
+    is_tcp: bool,
+) -> Result<(), Reason> {
+    if has_program(socket) {
+        return Err("a socket with a program that distributes what arrives \
+             (SO_ATTACH_REUSEPORT_CBPF), not saved yet"
+            .into());
+    }
+    let is_signed = is_tcp && fresh.is_signed(socket, net).map_err(|e| format!("a socket: {e}"))?;
+    match is_signed {
+        true => Err("a socket with keys for its segments (TCP_MD5SIG), not saved yet".into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether the group of a socket (SO_REUSEPORT) has a program. LIMIT: none is found where BPF may not be loaded.
+fn has_program(socket: BorrowedFd<'_>) -> bool {
+    static GROUPS: OnceLock<Option<Groups>> = OnceLock::new();
+    let is_shared = call::int_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Ok(1);
+    let groups = is_shared.then(|| GROUPS.get_or_init(|| Groups::load().ok()).as_ref()).flatten();
+    groups.is_some_and(|groups| groups.has_program(socket).unwrap_or(false))
 }
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be. A socket with a

@@ -32,6 +32,10 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     let option = |level, name| call::int_option(open.copy.as_fd(), level, name);
     let protocol = option(libc::SOL_SOCKET, libc::SO_PROTOCOL).map_err(failed)?;
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
+    if !survey.holds(open) && [libc::IPPROTO_TCP, libc::IPPROTO_UDP].contains(&protocol) {
+        let (socket, is_tcp) = (open.copy.as_fd(), protocol == libc::IPPROTO_TCP);
+        option::refuse_unreported(&mut survey.fresh, socket, open.net, is_tcp)?;
+    }
     match (kind, protocol) {
         (SocketType::STREAM, libc::IPPROTO_TCP) => {}
         (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(survey, open, domain),

@@ -71,6 +71,13 @@ pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, queued: u32) -> Re
         let why = format!("{many}, perhaps with their first packet (TCP_FASTOPEN), not saved yet");
         return Err(survey.passing(why));
     }
+    const SAVE_REQUESTS: i32 = 27; // TCP_SAVE_SYN
+    if call::int_option(open.copy.as_fd(), libc::IPPROTO_TCP, SAVE_REQUESTS) != Ok(0) {
+        let why = format!(
+            "{many}, with the headers of their first packets (TCP_SAVE_SYN), not saved yet"
+        );
+        return Err(survey.passing(why));
+    }
     let supported = stack::inside_of(&netns, || Ok(accept::supported())).map_err(failed)?;
     if let Err(why) = supported {
         let why = format!("{many}, which could not be given back (Linux 6.9 can): {why}");
