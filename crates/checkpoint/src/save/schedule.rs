@@ -88,6 +88,12 @@ pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Reason> {
         if found.util_min != 0 || ![0, UTIL_MAX].contains(&found.util_max) {
             return Err("it has hints of its use of a CPU (uclamp), which are not saved yet".into());
         }
+        // Without core scheduling no thread has a cookie.
+        if call::core_cookie(*tid).is_ok_and(|cookie| cookie != 0) {
+            return Err(
+                "it shares a core with chosen threads only (PR_SCHED_CORE), not saved yet".into()
+            );
+        }
         let io_class = call::io_priority(*tid).unwrap_or(0) >> IO_CLASS.0;
         if io_class == IO_CLASS.1 {
             return Err("it has a real-time I/O priority, set from outside the container".into());

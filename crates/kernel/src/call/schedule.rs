@@ -38,6 +38,21 @@ pub fn scheduling_attributes(tid: u32) -> Result<SchedulingAttributes, Errno> {
     Ok(found)
 }
 
+/// The cookie of a thread for core scheduling (PR_SCHED_CORE_GET, prctl(2)): threads with different cookies never
+/// run on one core at once, and 0 is none. The caller needs to be permitted to trace the thread. KERNEL(5.14): ENODEV
+/// without cores of several hardware threads, and EINVAL without core scheduling in the kernel.
+pub fn core_cookie(tid: u32) -> Result<u64, Errno> {
+    const SCHED_CORE: i32 = 62;
+    const GET: usize = 0;
+    const OF_THREAD: usize = 0;
+    let mut cookie = 0u64;
+    // SAFETY: the kernel writes one word.
+    check(unsafe {
+        libc::syscall(libc::SYS_prctl, SCHED_CORE, GET, tid as usize, OF_THREAD, &raw mut cookie)
+    })?;
+    Ok(cookie)
+}
+
 /// sched_getaffinity(2) of a thread: fills `mask`, a bit per CPU, and returns how many bytes of it
 /// are used. EINVAL if the mask is too short for this host.
 pub fn affinity(tid: u32, mask: &mut [u64]) -> Result<usize, Errno> {
