@@ -62,10 +62,10 @@ fn continues(host: &Host, cause: &str) {
     let is_it = |line: &str| line.contains("trial_failed") && line.contains(cause);
     assert!(events.lines().any(is_it), "no '{cause}' in {events}");
     let inside = |script: &str| host.dm(&["exec", "x", "sh", "-c", script]);
-    assert_eq!(inside("head -n 1 /pipe").ok(), "line\n", "the pipe is as before");
+    assert_eq!(inside("head -n 1 /pipe").ok(), "line", "the pipe is as before");
     host.put_to_sleep("x");
     host.dm(&["wake", "x"]).ok();
-    assert_eq!(inside("cat /proc/1/comm").ok(), "sleep\n");
+    assert_eq!(inside("cat /proc/1/comm").ok(), "sleep");
 }
 
 #[test]

@@ -194,6 +194,24 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_for_asynchronous_io_is_due_when_its_events_are_there() {
+        let me = std::process::id();
+        let seen = &tree::look_at_all(vec![me]).unwrap()[0];
+        // A header with four events.
+        let ring = [0, 127, 125, 2, crate::look::aio::MAGIC, 1, 0, 32];
+        let is_due = |ring: &[u32; 8], wanted| {
+            let (orig_rax, rdi) = (libc::SYS_io_getevents as u64, ring.as_ptr() as u64);
+            let registers =
+                Registers { orig_rax, rdi, rsi: wanted, cs: 0x33, ..Registers::default() };
+            super::is_due(seen, me, &registers)
+        };
+        assert_eq!([0, 4, 5].map(|wanted| is_due(&ring, wanted)), [true, true, false]);
+        assert!(!is_due(&[0; 8], 1), "no ring");
+        let empty = [0, 127, 2, 2, crate::look::aio::MAGIC, 1, 0, 32];
+        assert!(!is_due(&empty, 0), "a wait for none was not blocked");
+    }
+
+    #[test]
     fn a_blocked_writer_is_busy_when_room_becomes_available() {
         for comes in [false, true] {
             let (sender, mut peer) = full();

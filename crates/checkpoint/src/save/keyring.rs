@@ -1,8 +1,8 @@
 //! Keys in the kernel's keyrings (keyrings(7)), and keyrings with names of their own, which no checkpoint has. The
 //! kernel chooses the number of every key and keyring, which programs keep. Even a keyring that another process
 //! keeps alive is not joined again by its name, unless its permissions let others search it; one without a name
-//! never is. The contents of some keys cannot be read at all. Keyrings without keys that the kernel has named are no reason to refuse: programs that begin a
-//! login make them.
+//! never is. The contents of some keys cannot be read at all. Keyrings without keys that the kernel has named are
+//! no reason to refuse: programs that begin a login make them.
 //!
 //! `/proc/keys` shows the keys that its reader may view, and by default that is the user of a key. A thread
 //! with the id of each user that has keys therefore reads it.
