@@ -149,6 +149,9 @@ fn reduce(thing: &mut Thing) {
 
 fn of_process(process: &mut Process, is_held: &[bool]) {
     process.locks.clear();
+    for table in process.threads.iter_mut().filter_map(|thread| thread.table.as_mut()) {
+        table.locks.clear();
+    }
     process.mounts = None;
     let held = process.descriptors.iter().filter(|one| is_held.get(one.object) == Some(&true));
     let held: Vec<u32> = held.map(|one| one.number).collect();
