@@ -153,7 +153,7 @@ fn vm_twin_is_made_again_only_for_a_new_kind_of_object() {
 }
 
 #[test]
-fn vm_container_without_a_twin_sleeps_unproven_and_says_why() {
+fn vm_container_without_a_twin_sleeps_unproven_and_the_object_is_named() {
     let host = host();
     start(&host, "fanotify", &["--cap-add", "SYS_ADMIN", "--env", "STILL=1"]);
     wait_for_line(&host, "fanotify", "ready 0");
