@@ -40,12 +40,9 @@ fn vm_checkpoint_refuses_unusual_sharing_by_name() {
     let host = host();
     let cases = [
         ("memory", "it shares memory (CLONE_VM) with process 1"),
-        (
-            "crossed",
-            "share descriptors (CLONE_FILES) or working directories (CLONE_FS) with processes",
-        ),
+        ("crossed", "and its descendants share descriptors (CLONE_FILES)"),
         ("root", "it shares a working directory (CLONE_FS) with process 2 below another root"),
-        ("thread", "shares descriptors (CLONE_FILES) with process"),
+        ("thread", "shares descriptors (CLONE_FILES) with a task of process"),
     ];
     for (what, why) in cases {
         refuses(&host, what, why, true);

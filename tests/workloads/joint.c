@@ -1,11 +1,13 @@
 /* Processes that share a table of descriptors (CLONE_FILES), or working directory and umask (CLONE_FS): with their
- * parent, with a sibling, across a process that has its own. What one of them changes, the others have. */
+ * parent, with a sibling, across a process that has its own. What one of them changes, the others have. So have two
+ * the I/O priority (CLONE_IO) and the undo values of semaphores (CLONE_SYSVSEM). */
 #include "workload.h"
 #include <sched.h>
 #include <sys/epoll.h>
+#include <sys/sem.h>
 
-enum { TABLE, GRANDCHILD, CHILD, SIBLING, DIRECTORY, BOTH, UNDER, ALONE, COUNT };
-enum { NOTHING, IS_OPEN, CLOSE, OPEN, IS_AT, GO, LOCKED_BY };
+enum { TABLE, GRANDCHILD, CHILD, SIBLING, DIRECTORY, BOTH, UNDER, ALONE, PRIORITY, UNDO, COUNT = UNDO + 16 };
+enum { NOTHING, IS_OPEN, CLOSE, OPEN, IS_AT, GO, LOCKED_BY, SET_PRIORITY, IS_PRIORITY, ADD_AND_EXIT };
 
 static struct {
 	volatile int asked, answered, what, number, result;
@@ -42,6 +44,12 @@ static int act(int me) {
 		return chdir(of[me].path) == 0;
 	case LOCKED_BY:
 		return locked_by(number);
+	case SET_PRIORITY:
+		return syscall(SYS_ioprio_set, 1, 0, number) == 0;
+	case IS_PRIORITY:
+		return syscall(SYS_ioprio_get, 1, 0) == number;
+	case ADD_AND_EXIT:
+		_exit(semop(number, &(struct sembuf){0, 1, SEM_UNDO}, 1));
 	}
 	return 0;
 }
@@ -81,6 +89,7 @@ static void share_table(int one, int other, int number) {
 }
 
 int main(void) {
+	must(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 4) == 0);
 	of = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(of != MAP_FAILED && COUNT * sizeof *of <= 4096);
 	mkdir("/tmp", 0777);
@@ -112,9 +121,15 @@ int main(void) {
 		split(GRANDCHILD, CLONE_FILES);
 		serve(TABLE);
 	}
+	split(PRIORITY, CLONE_IO);
+	must(ROUNDS <= COUNT - UNDO);
+	for (int one = 0; one < ROUNDS; one++)
+		split(UNDO + one, CLONE_SYSVSEM);
+	int semaphore = semget(IPC_PRIVATE, 1, 0600);
+	must(semaphore >= 0);
 	split(DIRECTORY, CLONE_FS);
 	split(BOTH, CLONE_FILES | CLONE_FS);
-	for (int one = 0; one < COUNT; one++)
+	for (int one = 0; one < UNDO + ROUNDS; one++)
 		while (!of[one].pid)
 			nap(1);
 	must(chdir("/tmp/one") == 0);
@@ -147,6 +162,18 @@ int main(void) {
 		must(chdir("/tmp/one") == 0 && umask(077) == 027);
 		must(ask(UNDER, GO, 07, "/dev/shm") == 1 && ask(CHILD, IS_AT, 07, "/dev/shm") == 1);
 		must(ask(SIBLING, IS_AT, 022, "/") == 1 && ask(CHILD, GO, 022, "/") == 1);
+		/* The I/O priority, and the undo values. */
+		must(syscall(SYS_ioprio_get, 1, 0) == (2 << 13 | 4));
+		must(ask(PRIORITY, SET_PRIORITY, 2 << 13 | 6, "") == 1);
+		must(syscall(SYS_ioprio_get, 1, 0) == (2 << 13 | 6) && ask(ALONE, IS_PRIORITY, 2 << 13 | 4, "") == 1);
+		must(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 4) == 0 && ask(PRIORITY, IS_PRIORITY, 2 << 13 | 4, "") == 1);
+		/* What one has added is undone when the last that shares them has exited. */
+		int status;
+		of[UNDO + round].number = semaphore;
+		of[UNDO + round].what = ADD_AND_EXIT;
+		of[UNDO + round].asked++;
+		must(waitpid(of[UNDO + round].pid, &status, 0) > 0 && status == 0);
+		must(semctl(semaphore, 0, GETVAL) == round + 1);
 	}
 	ok();
 }

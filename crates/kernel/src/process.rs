@@ -52,6 +52,29 @@ pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned> {
     })
 }
 
+/// A child of the caller that has exited, and is reaped when this is dropped: a task that has released all its
+/// resources, for comparisons with tasks that have none (kcmp(2)).
+#[derive(Debug)]
+pub struct Ended(u32);
+
+impl Ended {
+    /// Makes such a child, which executes nothing else.
+    pub fn make() -> Result<Self> {
+        call::ended_child().map(Self).explain("clone", String::new)
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        call::reap(self.0);
+    }
+}
+
 /// unshare(2) of the calling thread's namespaces.
 pub fn unshare(flags: CloneFlags) -> Result<()> {
     call::unshare(flags).explain("unshare", || format!("{flags:?}"))
@@ -142,5 +165,20 @@ pub(crate) fn timespec(timeout: Duration) -> rustix::event::Timespec {
     rustix::event::Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(timeout.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Shared, is_shared};
+
+    #[test]
+    fn an_ended_child_has_nothing_to_share() {
+        let (one, other) = (Ended::make().unwrap(), Ended::make().unwrap());
+        for what in [Shared::Io, Shared::Undo, Shared::FileSystem] {
+            assert_eq!(is_shared(what, one.pid(), other.pid()), Ok(true), "{what:?}");
+        }
+        assert_eq!(is_shared(Shared::FileSystem, one.pid(), std::process::id()), Ok(false));
     }
 }

@@ -60,6 +60,12 @@ pub struct Process {
     /// in the two records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place_of: Option<u32>,
+    /// The first process with the same undo values of semaphores (clone(2), CLONE_SYSVSEM), by its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo_of: Option<u32>,
+    /// The first process with the same I/O context (clone(2), CLONE_IO), by its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_of: Option<u32>,
     /// Its root, by its path from the container's, if that differs (chroot(2)).
     #[serde(default)]
     pub root: Option<String>,

@@ -80,6 +80,12 @@ pub struct Thread {
     /// The first thread of its process with which it shares such a table, by its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table_of: Option<u32>,
+    /// The thread does not share the undo values of semaphores with its process (unshare(2) of CLONE_SYSVSEM).
+    #[serde(default)]
+    pub own_undo: bool,
+    /// The thread shares the I/O context of its process (clone(2), CLONE_IO).
+    #[serde(default)]
+    pub shares_io: bool,
 }
 
 impl Thread {

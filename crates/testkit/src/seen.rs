@@ -15,6 +15,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use dormouse_kernel::call::{self, Shared};
+use dormouse_kernel::process::Ended;
 
 use crate::fact::Facts;
 
@@ -179,6 +180,9 @@ pub fn container(first: u32) -> Facts {
             reader.process(*task);
         }
         reader.thread(*task);
+    }
+    for (what, name) in [(Shared::Undo, "undo"), (Shared::Io, "io")] {
+        reader.shares_with_others(&tasks, what, name);
     }
     reader.facts
 }
@@ -385,6 +389,29 @@ impl Reader {
             // As those of a process.
             let place = format!("process/{process}.{number}/fd");
             self.descriptors(&format!("/proc/{pid}/task/{tid}"), &place);
+        }
+    }
+
+    /// The tasks that share a resource with others, which a task may be without; each group by its first task.
+    fn shares_with_others(&mut self, tasks: &[Task], what: Shared, name: &str) {
+        let Ok(ended) = Ended::make() else { return };
+        let has = |task: &&Task| call::is_shared(what, ended.pid(), task.tid) == Ok(false);
+        let with: Vec<&Task> = tasks.iter().filter(has).collect();
+        let mut groups: Vec<Vec<&Task>> = Vec::new();
+        for task in with {
+            let order = |group: &Vec<&Task>| {
+                call::compare(what, group[0].tid, task.tid).unwrap_or(Ordering::Less)
+            };
+            match groups.binary_search_by(order) {
+                Ok(at) => groups[at].push(task),
+                Err(at) => groups.insert(at, vec![task]),
+            }
+        }
+        for group in groups.iter().filter(|group| group.len() > 1) {
+            for Task { inside: (process, number), .. } in group {
+                let place = format!("process/{process}/task/{number}/shares/{name}");
+                self.facts.add(place, group[0].inside.1);
+            }
         }
     }
 

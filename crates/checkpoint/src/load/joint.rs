@@ -1,11 +1,12 @@
-//! Resources that several processes have together: the table of descriptors (CLONE_FILES), and working directory, root
-//! and umask (CLONE_FS).
+//! Resources that several processes have together: the table of descriptors (CLONE_FILES), working directory, root
+//! and umask (CLONE_FS), the undo values of semaphores (CLONE_SYSVSEM), and the I/O context (CLONE_IO).
 //!
 //! The kernel gives a task the table of another at its creation alone. A process of a restore is therefore created
 //! with the table of its creator if both belong to one *group*, or if the group has members among its descendants
 //! and elsewhere. A creator outside of the group passes the group's table on, and leaves it by unshare(2) before it
 //! creates the children of another group. Where the children cannot be created in their order, they are created group
-//! by group: those of the group that the creator was born into first, and those of its own group last.
+//! by group: those of the group that the creator was born into first, and those of its own group last. No call leaves
+//! an I/O context: a creator that passes one on has it.
 //!
 //! Threads share both with their process, but for those that have either apart, each alone or with other threads.
 //! A thread is created by one that has what the two share, and has a copy of the rest.
@@ -17,8 +18,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The flags of clone(2) and unshare(2), in the order of [`Branch::groups`].
-const FLAGS: [u64; 2] = [libc::CLONE_FILES as u64, libc::CLONE_FS as u64];
+/// The kinds of resources, in the order of [`Branch::groups`].
+const KINDS: usize = 4;
+
+/// The flags of clone(2) and unshare(2), in that order.
+const FLAGS: [u64; KINDS] =
+    [libc::CLONE_FILES as u64, libc::CLONE_FS as u64, libc::CLONE_SYSVSEM as u64, CLONE_IO];
+
+/// The flag of an I/O context, which no call leaves.
+pub(super) const CLONE_IO: u64 = 0x8000_0000;
 
 /// A process to be created, with the processes that it creates.
 #[derive(Debug, Default)]
@@ -28,7 +36,7 @@ pub(super) struct Branch {
     /// Children that it creates afterwards.
     pub(super) after: Vec<usize>,
     /// Its groups, if it shares with others: the ids of their first processes.
-    pub(super) groups: [Option<u32>; 2],
+    pub(super) groups: [Option<u32>; KINDS],
     /// The process has descriptors and a directory afterwards: it is neither a zombie nor a helper.
     pub(super) is_alive: bool,
 }
@@ -55,16 +63,20 @@ pub(super) struct Birth {
 /// Errors: a process whose group cannot be made.
 pub(super) fn arrange(branches: &mut [Branch]) -> Result<Vec<Birth>, usize> {
     let mut births = vec![Birth::default(); branches.len()];
-    if branches.iter().all(|branch| branch.groups == [None; 2]) {
+    if branches.iter().all(|branch| branch.groups == [None; KINDS]) {
         return Ok(births);
     }
-    let entered = [entered(branches, 0)?, entered(branches, 1)?];
+    let mut entered = Vec::with_capacity(KINDS);
+    for which in 0..KINDS {
+        entered.push(self::entered(branches, which)?);
+    }
+    let kinds: [usize; KINDS] = std::array::from_fn(|which| which);
     for node in 0..branches.len() {
         // wait(2) returns the oldest child first, so their order is kept where it can be.
         if create_children(&branches[node], node, &entered, &mut births).is_err() {
-            let ranks = [0, 1].map(|which| Ranks::of(branches, &entered[which], which, node));
+            let ranks = kinds.map(|which| Ranks::of(branches, &entered[which], which, node));
             let rank =
-                |child: &usize| [0, 1].map(|which| ranks[which].of_child(entered[which][*child]));
+                |child: &usize| kinds.map(|which| ranks[which].of_child(entered[which][*child]));
             let branch = &mut branches[node];
             branch.before.sort_by_key(rank);
             branch.after.sort_by_key(rank);
@@ -168,7 +180,7 @@ fn pass_on(
                 return Err(child);
             }
             if let Some(had) = has {
-                if own == has {
+                if own == has || FLAGS[which] == CLONE_IO {
                     return Err(child);
                 }
                 left.push(had);
@@ -179,7 +191,7 @@ fn pass_on(
         births[child].flags |= FLAGS[which];
     }
     if has != own {
-        if own.is_some() {
+        if own.is_some() || branch.is_alive && FLAGS[which] == CLONE_IO {
             return Err(node);
         }
         if branch.is_alive {
@@ -245,7 +257,7 @@ mod tests {
     fn branches(all: &[(usize, Option<u32>, Option<u32>)]) -> Vec<Branch> {
         let mut branches: Vec<Branch> = Vec::new();
         for (node, (maker, table, place)) in all.iter().enumerate() {
-            let groups = [*table, *place];
+            let groups = [*table, *place, None, None];
             branches.push(Branch { groups, is_alive: true, ..Branch::default() });
             if node != 0 {
                 branches[*maker].after.push(node);
@@ -345,6 +357,20 @@ mod tests {
         let stuck =
             [(0, Some(1), None), (0, Some(1), None), (1, Some(3), None), (1, Some(3), None)];
         assert!(!holds(&stuck));
+    }
+
+    #[test]
+    fn no_process_leaves_an_io_context() {
+        let with = |groups: &[Option<u32>]| {
+            let all: Vec<_> =
+                groups.iter().enumerate().map(|(n, _)| (n.saturating_sub(1), None, None)).collect();
+            let mut branches = branches(&all);
+            branches.iter_mut().zip(groups).for_each(|(branch, group)| branch.groups[3] = *group);
+            arrange(&mut branches).map(|births| births.iter().map(|birth| birth.flags).collect())
+        };
+        let line = [None, Some(1), Some(1), None];
+        assert_eq!(with(&line), Ok::<Vec<u64>, usize>(vec![0, 0, CLONE_IO, 0]));
+        assert_eq!(with(&[Some(1), None, Some(1)]), Err(1));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use dormouse_record::{Error, Process, Result, Table, Thread};
 use super::plan::Plan;
 use super::{
     cgroup_namespace, credentials, descriptor, event, fanotify, filter, helper, inotify, joint,
-    lock, memfd, memory, mount, net, numberer, open, signal, stage, thread, timer, uts,
+    lock, memfd, memory, mount, net, numberer, open, schedule, signal, stage, thread, timer, uts,
 };
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -96,9 +96,26 @@ pub(super) fn restore(
     let mut others: Vec<Sequence> = (1..count).map(|_| Sequence::default()).collect();
     for (n, creator, shares) in arrange_threads(record, count)? {
         let by = if creator == 0 { &mut *sequence } else { &mut others[creator - 1] };
-        thread::make(plan, by, &record.threads[n], shares, next_thread + n - 1);
+        let thread = &record.threads[n];
+        let mut shares = shares;
+        if thread.shares_io {
+            if creator != 0 && !record.threads[creator].shares_io {
+                return Err(Error::Elsewhere(format!(
+                    "thread {} of process {pid} ({}) shares an I/O context (CLONE_IO) with a process \
+                     that cannot create it",
+                    thread.tid, record.name
+                )));
+            }
+            schedule::begin_io(by, pid);
+            shares |= joint::CLONE_IO;
+        }
+        thread::make(plan, by, thread, shares, next_thread + n - 1);
     }
     for (own, other) in others.iter_mut().zip(record.threads.iter().skip(1)) {
+        if other.own_undo {
+            let call = Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_SYSVSEM)]);
+            own.call(format!("the undo values of thread {}", other.tid), call);
+        }
         if let Some(place) = &other.place {
             go_to(plan, own, other.tid, place.directory, place.umask)?;
         }

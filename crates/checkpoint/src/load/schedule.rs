@@ -8,6 +8,14 @@ use crate::inject::program::{Arg, Call, Sequence};
 /// `IOPRIO_WHO_PROCESS`, with 0 the calling thread.
 const OF_A_THREAD: u64 = 1;
 
+/// Gives a task an I/O context, which it does not have before it does I/O or has an I/O priority. ORDER: before it
+/// creates one that shares the context, and before it has its priority.
+pub(super) fn begin_io(sequence: &mut Sequence, id: u32) {
+    let args = [Arg::Number(OF_A_THREAD), Arg::Number(0), Arg::Number(0)];
+    sequence
+        .call(format!("the I/O context of process {id}"), Call::new(libc::SYS_ioprio_set, args));
+}
+
 pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
     let (tid, schedule) = (thread.tid, &thread.schedule);
     // A priority that this host does not allow stays lower: a container started here has this one.

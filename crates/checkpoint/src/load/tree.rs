@@ -17,8 +17,8 @@ use super::inherit::Inheritance;
 use super::joint::{self, Birth, Branch};
 use super::plan::Plan;
 use super::{
-    cgroup, helper, ipc, memory, numberer, object, process, stage, terminal, thread, time,
-    userfault,
+    cgroup, helper, ipc, memory, numberer, object, process, schedule, stage, terminal, thread,
+    time, userfault,
 };
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -329,9 +329,14 @@ fn births(plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Vec<Birth>> {
     let owners = |of: fn(&Process) -> Option<u32>| -> HashSet<u32> {
         processes.iter().filter_map(of).collect()
     };
-    let owners = [owners(|process| process.table_of), owners(|process| process.place_of)];
+    let owners = [
+        owners(|process| process.table_of),
+        owners(|process| process.place_of),
+        owners(|process| process.undo_of),
+        owners(|process| process.io_of),
+    ];
     let group = |process: &Process, which: usize| {
-        let of = [process.table_of, process.place_of][which];
+        let of = [process.table_of, process.place_of, process.undo_of, process.io_of][which];
         of.or(Some(process.pid).filter(|pid| owners[which].contains(pid)))
     };
     let branch = |node: &mut Node| {
@@ -339,7 +344,7 @@ fn births(plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Vec<Birth>> {
         Branch {
             before: std::mem::take(&mut node.before),
             after: std::mem::take(&mut node.after),
-            groups: [0, 1].map(|which| record.and_then(|process| group(process, which))),
+            groups: [0, 1, 2, 3].map(|which| record.and_then(|process| group(process, which))),
             is_alive: record.is_some(),
         }
     };
@@ -348,8 +353,9 @@ fn births(plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Vec<Birth>> {
         let process = nodes[node].record.map(|r| &processes[r]);
         let (pid, name) = process.map_or((nodes[node].pid, ""), |it| (it.pid, it.name.as_str()));
         Error::Elsewhere(format!(
-            "process {pid} ({name}) and its descendants share descriptors (CLONE_FILES) or working \
-             directories (CLONE_FS) with processes that cannot create them"
+            "process {pid} ({name}) and its descendants share descriptors (CLONE_FILES), working \
+             directories (CLONE_FS), undo values (CLONE_SYSVSEM) or I/O contexts (CLONE_IO) with \
+             processes that cannot create them"
         ))
     });
     for (node, branch) in nodes.iter_mut().zip(branches) {
@@ -361,7 +367,7 @@ fn births(plan: &Plan<'_>, nodes: &mut [Node]) -> Result<Vec<Birth>> {
 /// Makes a process leave what it shares.
 fn leave(sequence: &mut Sequence, pid: u32, flags: u64) {
     if flags != 0 {
-        let what = format!("the descriptors and the working directory of process {pid}");
+        let what = format!("what process {pid} no longer shares");
         sequence.call(what, Call::new(libc::SYS_unshare, [flags.into()]));
     }
 }
@@ -377,6 +383,9 @@ fn born(
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
         leave(sequence, node.pid, births[child].creator_leaves);
+        if births[child].flags & joint::CLONE_IO != 0 {
+            schedule::begin_io(sequence, node.pid);
+        }
         let record = nodes[child].record.map(|r| &plan.records.processes[r]);
         let cgroup = record.and_then(|r| r.cgroup.as_ref()).and_then(|path| plan.cgroups.get(path));
         let call =

@@ -136,6 +136,7 @@ pub(super) fn survey_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<Sur
             Err(why) => survey.found.refusals.push(seen.refuse("working directory", why)),
         }
     }
+    shared::take_others(survey, seen, &mut surveyed);
     shared::keep(survey, seen, &surveyed);
     surveyed.apart = shared::apart(survey, seen, &surveyed);
     thread_tables(survey, seen, &mut surveyed)?;

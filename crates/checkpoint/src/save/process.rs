@@ -93,6 +93,7 @@ pub(crate) fn record(
     record.stopped = seen.stopped;
     record.descriptors = surveyed.descriptors.clone();
     (record.table_of, record.place_of) = (surveyed.table_of, surveyed.place_of);
+    (record.undo_of, record.io_of) = (surveyed.undo_of, surveyed.io_of);
     record.locks = surveyed.locks.clone();
     record.notices = surveyed.notices.clone();
     record.directory = surveyed.directory;
@@ -112,10 +113,11 @@ pub(crate) fn record(
     let filter = proc::whole_text(format!("/proc/{}/coredump_filter", seen.pid)).ok();
     record.core_dump_filter = filter.and_then(|t| u32::from_str_radix(t.trim(), 16).ok());
     for tid in &seen.tids {
-        let Apart { place, place_of, table, table_of, .. } =
+        let Apart { place, place_of, table, table_of, own_undo, shares_io, .. } =
             surveyed.apart.get(tid).cloned().unwrap_or_default();
         let thread = thread::record(subject, seen, *tid, blocks)?;
-        record.threads.push(Thread { place, place_of, table, table_of, ..thread });
+        let own = Thread { place, place_of, table, table_of, own_undo, shares_io, ..thread };
+        record.threads.push(own);
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)

@@ -4,9 +4,8 @@
 //! and unshare(2) permit other combinations. Processes with one table of descriptors, or with one working directory,
 //! root and umask, are saved: the first of them has the resource, and the records of the others refer to it. So are
 //! threads with descriptors, or a directory and umask, apart from their process, alone or with other threads of it.
-//! Every other combination is refused by name, since a restore would not make it again.
-//!
-//! LIMIT: two processes that share an I/O context (CLONE_IO) have one each afterwards, of the same priority.
+//! The undo values of semaphores (CLONE_SYSVSEM) and the I/O context (CLONE_IO) are saved in the same way; a task may
+//! have neither. Every other combination is refused by name, since a restore would not make it again.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -22,24 +21,33 @@ use super::seen::Seen;
 use super::survey::{Survey, Surveyed};
 use super::vfork::is_in_vfork;
 
-/// Finds the processes that share descriptors or directories, and refuses those that share memory.
+/// The resources that processes are compared by.
+const KINDS: [Shared; 5] =
+    [Shared::Memory, Shared::Descriptors, Shared::FileSystem, Shared::Undo, Shared::Io];
+
+/// Finds the processes that share one of these resources, and refuses those that share memory.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let alive: Vec<&Seen> = tree.iter().filter(|seen| !seen.is_zombie).collect();
     survey.sharing = Sharing::default();
-    for what in [Shared::Memory, Shared::Descriptors, Shared::FileSystem] {
+    for what in KINDS {
         // Sorted, so that each is compared with few others.
         let mut sorted: Vec<&Seen> = Vec::new();
         for seen in &alive {
             match sorted.binary_search_by(|other| order(what, other.pid, seen.pid)) {
                 Err(at) => sorted.insert(at, seen),
-                Ok(at) => shares(survey, what, seen, sorted[at]),
+                Ok(at) if !survey.sharing.is_without(what, seen.pid) => {
+                    shares(survey, what, seen, sorted[at]);
+                }
+                Ok(_) => {}
             }
         }
         let pids = sorted.into_iter().map(|seen| seen.pid).collect();
         match what {
             Shared::Descriptors => survey.sharing.tables = pids,
             Shared::FileSystem => survey.sharing.places = pids,
-            _ => {}
+            Shared::Undo => survey.sharing.undos = pids,
+            Shared::Io => survey.sharing.ios = pids,
+            Shared::Memory | Shared::Handlers => {}
         }
     }
 }
@@ -57,9 +65,10 @@ fn shares(survey: &mut Survey<'_>, what: Shared, seen: &Seen, other: &Seen) {
         return;
     }
     match what {
-        Shared::Descriptors => survey.sharing.share_table(seen.pid, other.pid),
-        Shared::FileSystem => survey.sharing.share_place(seen.pid, other.pid),
-        _ => {
+        Shared::Descriptors | Shared::FileSystem | Shared::Undo | Shared::Io => {
+            survey.sharing.share(what, seen.pid, other.pid);
+        }
+        Shared::Memory | Shared::Handlers => {
             let why = format!(
                 "it shares memory (CLONE_VM) with process {} ({}), which is not saved",
                 other.inner,
@@ -120,6 +129,18 @@ pub(super) fn take_place(survey: &mut Survey<'_>, seen: &Seen, surveyed: &mut Su
     true
 }
 
+/// Takes the undo values of semaphores and the I/O context of the first processes with the same ones.
+pub(super) fn take_others(survey: &mut Survey<'_>, seen: &Seen, surveyed: &mut Surveyed) {
+    [surveyed.undo_of, surveyed.io_of] = survey.sharing.others_of(seen.pid);
+    if let (Some(of), Some(_)) = (surveyed.undo_of, surveyed.ipc) {
+        let why = format!(
+            "it shares undo values of semaphores (CLONE_SYSVSEM) with process {of} in an IPC \
+             namespace of its own, which is not saved yet"
+        );
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+}
+
 /// All processes with what they share, for a check of whether they can be created so again.
 pub(super) fn outline(survey: &Survey<'_>, tree: &[Seen]) -> Vec<Process> {
     let sharing = &survey.sharing;
@@ -136,6 +157,8 @@ pub(super) fn outline(survey: &Survey<'_>, tree: &[Seen]) -> Vec<Process> {
         ended: seen.is_zombie.then_some(0),
         table_of: sharing.table_of.get(&seen.pid).and_then(inner),
         place_of: sharing.place_of.get(&seen.pid).and_then(inner),
+        undo_of: sharing.others_of(seen.pid)[0],
+        io_of: sharing.others_of(seen.pid)[1],
         ..Process::default()
     };
     tree.iter().map(outline).collect()
@@ -152,17 +175,41 @@ pub(super) fn apart(
         let differs = |what| call::is_shared(what, seen.pid, tid) == Ok(false) && !ends(tid);
         let table = differs(Shared::Descriptors);
         let place = differs(Shared::FileSystem);
-        if !table && !place {
+        let own_undo = differs(Shared::Undo);
+        let has_same_io = call::is_shared(Shared::Io, seen.pid, tid) == Ok(true);
+        let has_io = !survey.sharing.is_without(Shared::Io, tid);
+        let shares_io = has_same_io && has_io;
+        if !(table || place || own_undo || has_io) {
             continue;
         }
-        let mut apart = Apart { inner: inner(tid), ..Apart::default() };
+        let mut apart = Apart { inner: inner(tid), own_undo, shares_io, ..Apart::default() };
         let refuse = |survey: &mut Survey<'_>, why: String| {
             let why = format!("its thread {} {why}", inner(tid));
             survey.found.refusals.push(seen.refuse("", why));
         };
+        if own_undo
+            && let Some(other) = first_of(&mut survey.sharing.undos, Shared::Undo, tid)
+            && !survey.sharing.is_without(Shared::Undo, tid)
+        {
+            refuse(survey, with_process("undo values of semaphores (CLONE_SYSVSEM)", other));
+        }
+        if has_io
+            && !shares_io
+            && let Some(other) = first_of(&mut survey.sharing.ios, Shared::Io, tid)
+        {
+            refuse(survey, with_process("an I/O context (CLONE_IO)", other));
+        }
+        if !(table || place || own_undo || shares_io) {
+            continue;
+        }
         if surveyed.user.is_some() {
-            let what = if table { "descriptors" } else { "a directory" };
-            refuse(survey, format!("has {what} of its own in a user namespace, not saved yet"));
+            let what = match (table, place) {
+                (true, _) => "has descriptors of its own",
+                (_, true) => "has a directory of its own",
+                _ if own_undo => "has undo values of semaphores of its own",
+                _ => "shares an I/O context",
+            };
+            refuse(survey, format!("{what} in a user namespace, which is not saved yet"));
             continue;
         }
         if table {
@@ -212,7 +259,7 @@ fn with_process(what: &str, other: u32) -> String {
     let process = proc::fields(other).ok();
     let process = process.as_ref().and_then(|fields| fields.field("NStgid"));
     let process = process.and_then(|ids| ids.split_ascii_whitespace().next_back()).unwrap_or("?");
-    format!("shares {what} with process {process}, but not with its own, which is not saved yet")
+    format!("shares {what} with a task of process {process}, and not with its own, not saved yet")
 }
 
 /// The directory and umask of one thread.

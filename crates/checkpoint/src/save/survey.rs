@@ -43,6 +43,10 @@ pub(crate) struct Surveyed {
     pub(crate) directory: Option<usize>,
     /// The first process with the same directory, by its id inside.
     pub(crate) place_of: Option<u32>,
+    /// The first process with the same undo values of semaphores, by its id inside.
+    pub(crate) undo_of: Option<u32>,
+    /// The first process with the same I/O context, by its id inside.
+    pub(crate) io_of: Option<u32>,
     pub(crate) root: Option<String>,
     /// What its threads have apart from it, by the host's ids.
     pub(crate) apart: HashMap<u32, Apart>,

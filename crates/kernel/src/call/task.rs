@@ -69,6 +69,40 @@ pub enum Cloned {
     },
 }
 
+/// clone(2) of a child that exits at once and sends no signal; it is a zombie until [`reap`].
+pub fn ended_child() -> Result<u32, Errno> {
+    // SAFETY: as fork(2); the child makes one system call, and uses no memory.
+    let child =
+        check(unsafe { libc::syscall(libc::SYS_clone, 0_u64, 0_u64, 0_u64, 0_u64, 0_u64) })?;
+    if child == 0 {
+        loop {
+            // SAFETY: it does not return.
+            unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+        }
+    }
+    let child = child as u32;
+    const OF_A_PROCESS: u32 = 1;
+    let options = libc::WEXITED | libc::WNOWAIT | libc::__WALL;
+    let null = std::ptr::null::<u8>();
+    loop {
+        // SAFETY: null means that nothing is written.
+        let waited = check(unsafe {
+            libc::syscall(libc::SYS_waitid, OF_A_PROCESS, child, null, options, null)
+        });
+        match waited {
+            Err(Errno::INTR) => {}
+            other => return other.map(|_| child),
+        }
+    }
+}
+
+/// wait4(2) for a child that has exited, without its status.
+pub fn reap(child: u32) {
+    let null = std::ptr::null::<u8>();
+    // SAFETY: null means that nothing is written.
+    unsafe { libc::syscall(libc::SYS_wait4, child, null, libc::__WALL, null) };
+}
+
 /// clone3(2) with a pidfd and SIGCHLD, without shared memory: a fork that chooses its namespaces
 /// and its cgroup. KERNEL(5.3).
 ///

@@ -329,6 +329,10 @@ pub enum Shared {
     FileSystem = 3,
     /// Signal handlers.
     Handlers = 4,
+    /// The I/O context, which has the I/O priority; a task may have none.
+    Io = 5,
+    /// The undo values of semaphores (semop(2), SEM_UNDO); a task may have no list.
+    Undo = 6,
 }
 
 /// KCMP_VM, KCMP_FILES, ...: whether two tasks share it.

@@ -192,6 +192,12 @@ fn shares(process: &Process, earlier: &HashMap<u32, &Process>) -> Found {
         let is_inside = process.user.is_some() || of.user.is_some();
         ensure(!is_inside, || "descriptors shared in a user namespace".into())?;
     }
+    if let Some(of) = owner(process.undo_of, |one| one.undo_of.is_none())? {
+        // A task leaves them when it enters a namespace.
+        let is_apart = process.ipc.is_some() || of.ipc.is_some();
+        ensure(!is_apart, || "undo values shared in an IPC namespace".into())?;
+    }
+    owner(process.io_of, |one| one.io_of.is_none())?;
     if let Some(of) = owner(process.place_of, |one| one.place_of.is_none())? {
         let place = |one: &Process| (one.directory, one.umask);
         ensure(place(process) == place(of), || {
@@ -283,7 +289,9 @@ mod tests {
             super::all(&all).err().unwrap_or_default()
         };
         assert_eq!(check(|_| {}), "");
-        let cases: [(fn(&mut Vec<Process>), &str); 12] = [
+        let cases: [(fn(&mut Vec<Process>), &str); 14] = [
+            (|all| all[0].io_of = Some(2), "process 1: what it shares with process 2"),
+            (|all| all[1].undo_of = Some(7), "with process 7 is not there"),
             (|all| all[1].table_of = Some(2), "with process 2 is not there"),
             (|all| all[1].place_of = Some(7), "with process 7 is not there"),
             (|all| all[0].table_of = Some(2), "process 1: what it shares with process 2"),
