@@ -128,13 +128,32 @@ pub(crate) fn charge_end(
     cgroup: &Cgroup,
     init: Option<&InitRecord>,
 ) {
-    let read = || -> Result<Option<Charge>> {
-        let Some(counters) = cgroup.counters()? else { return Ok(None) };
+    charge_cgroup(ground, id, config, cgroup, |counters| {
         let found = match init {
             Some(_) => None,
             None => state::read_init(ground, id)?,
         };
-        let usage = usage_of(&counters, init.or(found.as_ref()));
+        Ok(usage_of(counters, init.or(found.as_ref())))
+    });
+}
+
+/// Charges a trial restore ([`crate::twin`]) whose processes have ended, before its cgroup is removed. The life of
+/// a container goes on beside it, so it adds none.
+pub(crate) fn charge_trial(ground: &Ground, id: &ContainerId, cgroup: &Cgroup) {
+    let config = ground.config(id).ok(); // a damaged one: to root
+    charge_cgroup(ground, id, config.as_ref(), cgroup, |counters| Ok(usage_of(counters, None)));
+}
+
+fn charge_cgroup(
+    ground: &Ground,
+    id: &ContainerId,
+    config: Option<&Config>,
+    cgroup: &Cgroup,
+    usage: impl Fn(&Counters) -> Result<Usage>,
+) {
+    let read = || -> Result<Option<Charge>> {
+        let Some(counters) = cgroup.counters()? else { return Ok(None) };
+        let usage = usage(&counters)?;
         let to = config.map_or(Holder::Root, |config| holder(&config.spec, id));
         Ok(Some(charge(id, to, &counters, usage)?))
     };

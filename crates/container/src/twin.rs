@@ -10,12 +10,15 @@
 //!   and tasks. A container at its limit has room for no second one;
 //! - the kernel's OOM killer ends it first.
 //!
+//! Its use is charged to the account of the container.
+//!
 //! **Killed at any step.** A newborn ends without its engine, and a traced task without its tracer. An
 //! [`Intent`] names the container, and the next command removes the control groups.
 //!
-//! Uses `ground`, `state`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
+//! Uses `ground`, `state`, `account`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use dormouse_checkpoint::load::{self, Restore, Traced};
 use dormouse_checkpoint::proof::{self, Proof};
@@ -34,10 +37,13 @@ use crate::io::{self, Io};
 use crate::pending::{self, Intent};
 use crate::restore::Watch;
 use crate::user::PasswdUser;
-use crate::{hold, process, restore, settings};
+use crate::{account, hold, process, restore, settings};
 
 /// The highest value of `/proc/PID/oom_score_adj`.
 const FIRST_TO_BE_KILLED: i32 = 1000;
+
+/// LIMIT: how long the killed tasks of a twin may take to end before its use is read.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A stopped container with a checkpoint.
 pub(crate) struct Original<'o> {
@@ -80,6 +86,8 @@ fn name(id: &ContainerId) -> String {
 pub(crate) fn remove(ground: &Ground, id: &ContainerId) -> Result<()> {
     let Some(cgroup) = ground.cgroups()?.find(&name(id))? else { return Ok(()) };
     cgroup.kill()?;
+    cgroup.wait_empty(ENDS_WITHIN)?;
+    account::charge_trial(ground, id, &cgroup);
     Ok(cgroup.remove()?)
 }
 
@@ -109,7 +117,7 @@ fn live(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Record
             own_network: false,
             cgroups: false,
             hold: false,
-            quiet: std::time::Duration::ZERO,
+            quiet: Duration::ZERO,
             ..original.subject.clone()
         };
         Ok(proof::read_back(traced, &made, &subject, first, original.waits)?)

@@ -11,6 +11,7 @@
 //! | locks | the original holds them |
 //! | contents of a tmpfs | the tmpfs of the original is mounted, with its contents |
 //! | contents of memory | a second copy may not fit; checksums cover them |
+//! | contexts of asynchronous I/O (anonymous memory is in the place of a ring) | the host's limit of requests may not permit a second one |
 //! | locked memory | the kernel would fill it with pages |
 //! | the times of timers | none expires while the twin exists |
 //! | the score of the OOM killer | the twin is the first to be killed |
@@ -63,6 +64,7 @@ pub(super) fn records(records: &Records) -> Result<Records, String> {
         let threads = records.processes.iter().filter(|process| process.memory == Some(n));
         let wanted: Vec<u64> =
             threads.flat_map(|process| &process.threads).flat_map(pointers).collect();
+        without_rings(memory, records);
         of_memory(memory, &wanted);
     }
     Ok(twin)
@@ -107,7 +109,8 @@ fn is_held_back(records: &Records, thing: &Thing) -> bool {
         | Thing::Terminal(_)
         | Thing::TerminalSide(_)
         | Thing::Tmpfs(_)
-        | Thing::Mounts(_) => true,
+        | Thing::Mounts(_)
+        | Thing::AioContext(_) => true,
         Thing::Pipe(pipe) => pipe.path.is_some(),
         Thing::PipeEnd(end) => {
             let pipe = records.objects.get(end.pipe).map(|object| &object.thing);
@@ -183,6 +186,19 @@ fn pointers(thread: &Thread) -> Vec<u64> {
 
 /// Bytes behind such an address that are read, at most.
 const READ_BYTES: u64 = 256;
+
+/// Puts anonymous memory in the place of rings of asynchronous I/O. No process leads to their contexts then, so none
+/// is made.
+fn without_rings(memory: &mut Memory, records: &Records) {
+    for area in &mut memory.areas {
+        if let Backing::Shared { object, .. } = area.backing
+            && let Some(Thing::AioContext(_)) = records.objects.get(object).map(|it| &it.thing)
+        {
+            area.backing = Backing::Anonymous;
+            area.flags.clear();
+        }
+    }
+}
 
 /// Leaves only the pages with one of these addresses.
 fn of_memory(memory: &mut Memory, wanted: &[u64]) {
