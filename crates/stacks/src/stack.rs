@@ -555,4 +555,27 @@ mod tests {
         assert_eq!(line("  sl  local_address rem_address"), None);
         assert_eq!(parse("01:2"), None);
     }
+
+    /// The kernel lists keys for CAP_NET_ADMIN alone.
+    #[test]
+    fn root_sockets_with_keys_are_found() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let (listener, address) = listening(at);
+            let inode = rustix::fs::fstat(&listener).unwrap().st_ino;
+            let Ok(before) = signed_here() else { return eprintln!("SKIPPED: no tcp_diag") };
+            assert!(!before.contains(&inode));
+            // struct tcp_md5sig: struct sockaddr_storage, and at 130 and 136 the length of the key and the key.
+            let mut key = [0u8; 216];
+            let (family, ip_at, ip) = match address {
+                SocketAddr::V4(four) => (libc::AF_INET, 4, four.ip().octets().to_vec()),
+                SocketAddr::V6(six) => (libc::AF_INET6, 8, six.ip().octets().to_vec()),
+            };
+            key[0] = family as u8;
+            key[ip_at..ip_at + ip.len()].copy_from_slice(&ip);
+            (key[130], key[136]) = (1, b'k');
+            let (level, name) = (libc::IPPROTO_TCP, libc::TCP_MD5SIG);
+            call::set_socket_option(listener.as_fd(), level, name, &key).unwrap();
+            assert!(signed_here().unwrap().contains(&inode), "{at}");
+        }
+    }
 }

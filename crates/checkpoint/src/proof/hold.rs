@@ -11,7 +11,7 @@
 //! | locks | the original holds them |
 //! | contents of a tmpfs | the tmpfs of the original is mounted, with its contents |
 //! | contents of memory | a second copy may not fit; checksums cover them |
-//! | contexts of asynchronous I/O (anonymous memory is in the place of a ring) | the host's limit of requests may not permit a second one |
+//! | contexts of asynchronous I/O, whose rings become anonymous memory | the host limits all requests |
 //! | locked memory | the kernel would fill it with pages |
 //! | the times of timers | none expires while the twin exists |
 //! | the score of the OOM killer | the twin is the first to be killed |
