@@ -6,8 +6,8 @@ use std::collections::{BTreeSet, HashMap};
 use dormouse_parcel::PageFiles;
 use dormouse_record::fact::Facts;
 use dormouse_record::{
-    Area, Backing, Error, Mounts, PAGE_BYTES, Process, Records, Result, Run, Thing, TmpfsEntry,
-    TmpfsKind, UnixPeer,
+    Area, Backing, Bytes, Error, Mounts, PAGE_BYTES, Process, Records, Result, Run, StatePart,
+    Thing, TmpfsEntry, TmpfsKind, UnixPeer,
 };
 use serde_json::Value;
 
@@ -154,8 +154,7 @@ pub(super) fn of_structure(records: &Records) -> Result<Facts> {
 
 fn all(records: &Records, contents: Option<&PageFiles>) -> Result<Facts> {
     let mut facts = Facts::default();
-    let mut value =
-        serde_json::to_value(records).map_err(|e| Error::damaged("records", e.to_string()))?;
+    let mut value = json(records)?;
     let (names, reached) = Names::of(records, &value);
     rename(&mut value, "", &names);
     walk(&mut facts, "about", &value["about"]);
@@ -240,6 +239,50 @@ fn all(records: &Records, contents: Option<&PageFiles>) -> Result<Facts> {
         }
     }
     Ok(facts)
+}
+
+fn json(of: &impl serde::Serialize) -> Result<Value> {
+    serde_json::to_value(of).map_err(|e| Error::damaged("records", e.to_string()))
+}
+
+/// Extended registers without the choice of the processor: a part that is as in a new program may be marked as such
+/// in the header, or written (XSTATE_BV of XSAVE, Intel's manual, volume 1, 13.4). A processor may choose differently
+/// each time.
+fn in_one_form(extended: &[u8], parts: &[StatePart]) -> Vec<u8> {
+    /// Offset of XSTATE_BV, behind the area of x87 and SSE.
+    const HEADER: usize = 512;
+    /// Initial control word of the x87 unit (FNINIT).
+    const CONTROL: [u8; 2] = 0x037f_u16.to_le_bytes();
+    let mut state = extended.to_vec();
+    let Some(header) = state.get(HEADER..HEADER + 8) else { return state };
+    let mut present = u64::from_le_bytes(header.try_into().expect("eight bytes"));
+    // x87: all but the register MXCSR and its mask, which belong to SSE and are always written.
+    let mut all: Vec<(u32, Vec<std::ops::Range<usize>>)> =
+        vec![(0, vec![0..24, 32..160]), (1, vec![160..416])];
+    for part in parts {
+        let from = part.offset as usize;
+        all.push((part.number, vec![from..from.saturating_add(part.bytes as usize)]));
+    }
+    for (number, ranges) in all {
+        let bit = 1_u64.checked_shl(number).unwrap_or(0);
+        let mut is_initial = true;
+        for (n, range) in ranges.into_iter().enumerate() {
+            let Some(bytes) = state.get_mut(range) else { continue };
+            let mut initial = vec![0; bytes.len()];
+            if (number, n) == (0, 0) {
+                initial[..2].copy_from_slice(&CONTROL);
+            }
+            if present & bit == 0 {
+                bytes.copy_from_slice(&initial);
+            }
+            is_initial &= *bytes == initial;
+        }
+        if is_initial {
+            present &= !bit;
+        }
+    }
+    state[HEADER..HEADER + 8].copy_from_slice(&present.to_le_bytes());
+    state
 }
 
 /// Whether an area is the rest of the one before it: the kernel may divide memory in two without a difference
@@ -504,5 +547,32 @@ fn time_left(facts: &mut Facts, place: &str, timer: &Value) {
                 facts.add(format!("{place}/left_{unit}"), value);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_that_are_as_in_a_new_program_have_one_form() {
+        let parts = [StatePart { number: 2, offset: 576, bytes: 256 }];
+        let state = |present: u64, changes: &[(usize, u8)]| {
+            let mut state = vec![0; 832];
+            state[..2].copy_from_slice(&[0x7f, 0x03]);
+            state[512..520].copy_from_slice(&present.to_le_bytes());
+            changes.iter().for_each(|(at, byte)| state[*at] = *byte);
+            in_one_form(&state, &parts)
+        };
+        assert_eq!(state(7, &[]), state(0, &[]));
+        // A part that is marked as new has no contents.
+        assert_eq!(state(3, &[(600, 1)]), state(0, &[]));
+        // Whatever is marked as written counts: x87, SSE, the part beyond them.
+        for at in [0, 4, 40, 200, 600] {
+            assert_ne!(state(7, &[(at, 1)]), state(7, &[]), "{at}");
+        }
+        // So does the control register of SSE, which has no mark.
+        assert_ne!(state(0, &[(24, 1)]), state(0, &[]));
+        assert_eq!(in_one_form(&[1; 16], &parts), [1; 16]);
     }
 }

@@ -13,7 +13,7 @@
 //! | contents of memory | a second copy may not fit; checksums cover them |
 //! | contexts of asynchronous I/O, whose rings become anonymous memory | the host limits all requests |
 //! | locked memory | the kernel would fill it with pages |
-//! | the times of timers | none expires while the twin exists |
+//! | the times of timers and of interrupted waits | none expires while the twin exists |
 //! | the score of the OOM killer | the twin is the first to be killed |
 //!
 //! An open file of these kinds becomes an eventfd, which keeps its number, its duplicates and its items in
@@ -159,6 +159,7 @@ fn of_process(process: &mut Process, is_held: &[bool]) {
     let held = process.descriptors.iter().filter(|one| is_held.get(one.object) == Some(&true));
     let held: Vec<u32> = held.map(|one| one.number).collect();
     process.notices.retain(|notice| !held.contains(&notice.number));
+    process.threads.iter_mut().for_each(put_off);
     if process.ended.is_none() {
         process.oom_score_adj = FIRST_TO_BE_KILLED;
     }
@@ -169,6 +170,12 @@ fn of_process(process: &mut Process, is_held: &[bool]) {
     for timer in process.interval_timers.iter_mut().filter(|timer| is_due_us(timer.value_us)) {
         timer.value_us += LATER_NS / 1000;
     }
+}
+
+/// Puts off the end of an interrupted wait, which a restore begins again.
+fn put_off(thread: &mut Thread) {
+    let left = thread.restart.as_mut().and_then(|restart| restart.remaining_ns.as_mut());
+    left.into_iter().filter(|left| **left < LATER_NS).for_each(|left| *left += LATER_NS);
 }
 
 /// Whether a timer with this time left could expire while a twin exists.
@@ -228,7 +235,9 @@ fn of_memory(memory: &mut Memory, wanted: &[u64]) {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_record::{Descriptor, Inotify, Lease, Pipe, PipeEnd, TimerFd, Watch, sample};
+    use dormouse_record::{
+        Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, TimerFd, Watch, sample,
+    };
 
     use super::*;
 
@@ -291,6 +300,19 @@ mod tests {
             }
         };
         assert_eq!([left(0), left(7), left(u64::MAX)], [0, LATER_NS + 7, u64::MAX]);
+    }
+
+    #[test]
+    fn interrupted_wait_is_put_off_if_it_ends() {
+        let left = |remaining_ns| {
+            let mut all = sample::small();
+            let restart = Restart { call: libc::SYS_poll, args: [0; 6], remaining_ns };
+            all.processes[0].threads[0].restart = Some(restart);
+            let twin = records(&all).unwrap();
+            twin.processes[0].threads[0].restart.as_ref().unwrap().remaining_ns
+        };
+        let all = [Some(0), Some(7), Some(u64::MAX), None].map(left);
+        assert_eq!(all, [Some(LATER_NS), Some(LATER_NS + 7), Some(u64::MAX), None]);
     }
 
     #[test]
