@@ -104,6 +104,23 @@ fn vm_account_has_the_use_that_the_cgroup_counts() {
     assert_eq!(charged(&host, "@x", "CpuNs"), x, "nothing runs");
 }
 
+/// A trial restore of a container is charged beside its life, which goes on.
+#[test]
+fn vm_trial_restore_is_charged_once_beside_the_life() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "100000"]).ok();
+    host.dm(&["exec", "x", "sh", "-c", BURN_A_LITTLE]).ok();
+    charged(&host, "@x", "CpuNs");
+    host.dm(&["checkpoint", "x"]).ok();
+    host.dm(&["restore", "x"]).ok();
+    // This adds the charges, and does not read running containers.
+    host.dm(&["account", "create", "other"]).ok();
+    host.dm(&["account", "rm", "other"]).ok();
+    let all = accounts(&host);
+    assert_near(sum(&all, "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_eq!(figure(&all, "@x", "Lives"), Some(2));
+}
+
 #[test]
 fn vm_charges_last_over_sleep_wake_restart_and_removal() {
     let host = Host::with_busybox();

@@ -263,6 +263,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
 const NOT_COMPARED: &[(&str, &str)] = &[
     ("ahead", "its threads write to all of a large memory all the time"),
     ("apart", "refused by name in each of its forms"),
+    ("defer", "its requests are connections in a queue after a restore (docs/state.md)"),
     ("hugetlb", "needs huge pages of the host"),
     ("increment", "a memory workload with a time of its own for every step"),
     ("lazy", "a large memory, which is compared by the workload"),

@@ -115,8 +115,7 @@ programs! {
     memcached: "memcached", "a counter and values of up to 100 kB";
     beanstalkd: "beanstalkd", "each connection has a reserved job; its log of jobs is a file";
     postgresql: "postgresql-15", "rows of a table; each session has an open transaction and a temporary table";
-    mariadb: "mariadb-server", "rows of a table; each session has an open transaction and a temporary table",
-        may_refuse = Some("io_setup");
+    mariadb: "mariadb-server", "rows of a table; each session has an open transaction and a temporary table";
     etcd: "etcd-server", "keys over its JSON gateway; the revision counts all changes (Go)";
     influxdb: "influxdb", "points of a series, their number and sum (Go)";
     slapd: "slapd", "entries of a directory, over LDAP";

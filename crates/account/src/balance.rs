@@ -74,7 +74,9 @@ impl Balance {
         has_life: impl Fn(&ContainerId) -> bool,
     ) {
         let read: BTreeSet<&Life> = filed.iter().chain(running).map(|c| &c.life).collect();
-        let followed: BTreeSet<_> = filed.iter().map(|charge| &charge.life.container).collect();
+        // A trial restore, or an interrupted start, is beside a life and follows none.
+        let whole = filed.iter().filter(|charge| charge.usage.lives > 0);
+        let followed: BTreeSet<_> = whole.map(|charge| &charge.life.container).collect();
         let can_arrive =
             |life: &Life| has_life(&life.container) && !followed.contains(&life.container);
         self.lives.retain(|life, _| read.contains(life) || can_arrive(life));
@@ -163,13 +165,15 @@ mod tests {
             charge.life.cgroup = cgroup;
             charge
         };
-        let (first, second) = (of(1), of(2));
+        let (first, mut second, beside) = (of(1), of(2), of(3));
+        second.usage.lives = 1;
         for (filed, running, has_life, kept) in [
             (&[][..], &[][..], true, true),
             (&[], &[], false, false),
             (&[&first], &[], false, true),
             (&[&second], &[], true, false),
             (&[&first, &second], &[], false, true),
+            (&[&beside], &[], true, true),
             // The last charge of the first life may have missed the file.
             (&[], &[&second], true, true),
         ] {

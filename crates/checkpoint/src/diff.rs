@@ -258,7 +258,9 @@ mod tests {
         process.descriptors.push(Descriptor { number: 3, object: 1, close_on_exec: false });
         let mut child = process.clone();
         (child.pid, child.parent, child.threads[0].tid) = (2, 1, 2);
+        child.memory = Some(records.memories.len());
         records.processes.push(child);
+        records.memories.push(records.memories[0].clone());
         let area = &mut records.memories[0].areas[0];
         area.end += PAGE_BYTES;
         area.runs.push(Run { address: area.end - PAGE_BYTES, pages: 1, first: 0 });

@@ -154,7 +154,9 @@ fn charge_cgroup(
     let read = || -> Result<Option<Charge>> {
         let Some(counters) = cgroup.counters()? else { return Ok(None) };
         let usage = usage(&counters)?;
-        let to = config.map_or(Holder::Root, |config| holder(&config.spec, id));
+        // Without its configuration: to its own account, which moves to root when it is removed.
+        let own = || Holder::Own(id.clone());
+        let to = config.map_or_else(own, |config| holder(&config.spec, id));
         Ok(Some(charge(id, to, &counters, usage)?))
     };
     let name = config.map_or("", |config| config.name.as_str());
@@ -279,6 +281,8 @@ pub(crate) fn fold(ground: &Ground, running: bool) -> Result<bool> {
     let read = take_charges(ground, &Place::of(ground).charges())?;
     let (_file, lines) = read.map_or((None, Vec::new()), |(file, lines)| (Some(file), lines));
     let running = if running { read_running(ground)? } else { Vec::new() };
+    // ORDER: after the charges: an account exists before its containers do.
+    let book = store::book(ground)?;
     add(ground, &book, &before, (&lines, &running), true)?;
     disk::remove(&taken)?;
     Ok(lines.iter().chain(&running).any(|line| match &line.to {
@@ -312,7 +316,8 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     let mut all = Vec::new();
     for id in ground.started()? {
         let config = match ground.config(&id) {
-            Err(Error::NoContainer(_)) => continue,
+            // The end of a container with a damaged configuration is charged all the same.
+            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
             other => other?,
         };
         if let Some(charge) = read_one(ground, &config)? {

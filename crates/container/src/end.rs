@@ -346,8 +346,8 @@ pub(crate) fn remove_files(
     Ok(())
 }
 
-/// A withdrawn container: no command finds it, its name is free, and its kernel objects are gone. Its files, ids
-/// and addresses remain until [`Removal::complete`]. After a kill before that, the next command releases them, as
+/// A withdrawn container: no command finds it, its name and addresses are free, and its kernel objects are gone. Its
+/// files and ids remain until [`Removal::complete`]. After a kill before that, the next command releases them, as
 /// those of every interrupted removal ([`crate::pending`]).
 #[derive(Debug)]
 pub(crate) struct Removal {
@@ -361,7 +361,11 @@ impl Removal {
     /// Withdraws a container whose first process was settled; the caller holds its lock.
     pub(crate) fn begin(ground: &Ground, config: Config, lock: Lock) -> Result<Self> {
         let dir = pending::withdraw(ground, &config.id)?;
+        // The next command may want the same name and addresses.
         ground.names.release(&config.name, &config.id)?;
+        if !config.addresses.is_empty() {
+            ground.network()?.release(&config.id)?;
+        }
         ground.record("remove", config.id.as_str(), config.name.as_str(), &[]);
         Ok(Self { config, dir, _lock: lock })
     }

@@ -121,10 +121,23 @@ pub(crate) fn withdraw(ground: &Ground, id: &ContainerId) -> Result<PathBuf> {
 /// returned. Starts in a loop otherwise make containers faster than a busy disk removes them.
 const REMOVALS_BEHIND_MAX: usize = 32;
 
-/// Whether the files of one more container may be removed after its exit status is returned.
+/// LIMIT: so much free space is enough on a disk of any size; elsewhere a quarter of the disk.
+const FREE_BYTES: u64 = 32 << 30;
+
+/// Whether the files of one more container may be removed after its exit status is returned: few others are being
+/// removed, and the next container does not need their place on the disk.
 pub(crate) fn may_remove_behind(ground: &Ground) -> bool {
-    let entries = fs::read_dir(ground.places.pending());
-    entries.is_ok_and(|entries| entries.take(REMOVALS_BEHIND_MAX).count() < REMOVALS_BEHIND_MAX)
+    let pending = ground.places.pending();
+    let has_room = rustix::fs::statvfs(&pending).is_ok_and(|disk| {
+        // No number of files: a file system without such a limit.
+        let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let has_bytes = disk.f_bavail > disk.f_blocks / 4 || free_bytes > FREE_BYTES;
+        has_bytes && (disk.f_files == 0 || disk.f_favail > disk.f_files / 4)
+    });
+    let entries = fs::read_dir(pending);
+    has_room
+        && entries
+            .is_ok_and(|entries| entries.take(REMOVALS_BEHIND_MAX).count() < REMOVALS_BEHIND_MAX)
 }
 
 /// Releases the resources of a failed create.

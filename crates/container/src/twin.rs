@@ -28,7 +28,6 @@ use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::{mount, pidfd, weakened};
 use dormouse_launch::{Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
 use dormouse_model::{Config, ContainerId, Limits};
-use dormouse_parcel::Source;
 use dormouse_record::Records;
 
 use crate::error::{Error, Result};
@@ -41,6 +40,9 @@ use crate::{account, hold, process, restore, settings};
 
 /// The highest value of `/proc/PID/oom_score_adj`.
 const FIRST_TO_BE_KILLED: i32 = 1000;
+
+/// LIMIT: how long a trial restore may take, while clients wait.
+const LIVES_WITHIN: Duration = Duration::from_secs(30);
 
 /// LIMIT: how long the killed tasks of a twin may take to end before its use is read.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
@@ -101,7 +103,7 @@ fn live(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Record
         .map_err(Error::call("cannot copy the container's mounts"))?;
     let mut keeper = hold::keeper(ground)?;
     let (newborn, cgroup) = birth(ground, config, &mut keeper)?;
-    let limit = settings::restore_limit(&ground.settings(), proof.records().pages.bytes);
+    let limit = settings::restore_limit(&ground.settings(), 0).min(LIVES_WITHIN);
     let first = io::clone_fd(newborn.pidfd.as_fd())?;
     let watch = Watch::begin(io::clone_fd(newborn.pidfd.as_fd())?, limit);
     let pid = newborn.pid;

@@ -90,9 +90,10 @@ pub fn setns(fd: BorrowedFd<'_>, flags: CloneFlags) -> Result<()> {
 
 /// Runs `rest` in a child (fork(2)), and returns without waiting for it.
 ///
-/// The standard streams of the child are `/dev/null`: no reader of the caller's output waits for its end. All
-/// other descriptors stay open, with the locks of flock(2) on them, and blocked signals stay blocked. The child
-/// is reaped by this process, or by the next subreaper once this process has ended.
+/// The standard streams of the child are `/dev/null`: no reader of the caller's output waits for its end. Other
+/// descriptors without close-on-exec are the caller's, and are closed: its pipes and locks end with this process.
+/// The rest stay open, with the locks of flock(2) on them, and blocked signals stay blocked. The child is reaped by
+/// this process, or by the next subreaper once this process has ended.
 ///
 /// Errors: EINVAL in a process with several threads, and those of fork(2). `rest` has not run then.
 pub fn behind(rest: impl FnOnce()) -> Result<()> {
@@ -107,6 +108,7 @@ pub fn behind(rest: impl FnOnce()) -> Result<()> {
     let _ = rustix::stdio::dup2_stdin(&null);
     let _ = rustix::stdio::dup2_stdout(&null);
     let _ = rustix::stdio::dup2_stderr(&null);
+    call::close_inherited();
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(rest));
     call::exit(i32::from(ended.is_err()))
 }

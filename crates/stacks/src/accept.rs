@@ -226,6 +226,13 @@ fn put_one(
         // The request was saved, and is still there without its listener. A segment that the program does not take
         // removes it.
         send(PUSH, 0, &[])?;
+        let began = Instant::now();
+        while stack::is_requested_here(&ends) {
+            if began.elapsed() > ARRIVES_WITHIN {
+                return Err(Errno::TIMEDOUT);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
     send(0, 0, &[])?;
     // ORDER: data that arrives before the connection exists is answered with a reset.

@@ -162,6 +162,10 @@ fn all(records: &Records, contents: Option<&PageFiles>) -> Result<Facts> {
         if let Some(n) = process.memory {
             value["memory"] = owner(records, n).into();
         }
+        for (thread, value) in process.threads.iter().zip(list(value, "threads")) {
+            let extended = in_one_form(&thread.extended.0, &records.about.cpu_state);
+            value["extended"] = json(&Bytes(extended))?;
+        }
         if contents.is_none() {
             for (thread, value) in process.threads.iter().zip(list(value, "threads")) {
                 // A twin is read before it makes its call again, with the remaining time in this register.

@@ -28,6 +28,8 @@ const LATER_NS: u64 = 86_400_000_000_000;
 /// Events of inotify(7) that the restore of a file may cause: IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE,
 /// IN_OPEN.
 const REPORTS_OPENS: u32 = 0x1 | 0x8 | 0x10 | 0x20;
+/// Events that the contents of a file cause: IN_MODIFY, IN_ATTRIB.
+const REPORTS_CHANGES: u32 = 0x2 | 0x4;
 /// The highest value of `/proc/PID/oom_score_adj`.
 const FIRST_TO_BE_KILLED: i32 = 1000;
 
@@ -75,13 +77,16 @@ fn obstacle(records: &Records) -> Option<String> {
     if records.processes.iter().any(|process| !process.leases.is_empty()) {
         return Some("a lease of a file (F_SETLEASE)".into());
     }
+    // The restore of a deleted file writes to one without a name, which is in the directory of such a watch.
+    let has_deleted = records.objects.iter().any(|it| matches!(it.thing, Thing::Deleted(_)));
+    let reports = REPORTS_OPENS | if has_deleted { REPORTS_CHANGES } else { 0 };
     let has_huge = |area: &Area| matches!(area.backing, Backing::Huge { .. });
     if records.memories.iter().flat_map(|memory| &memory.areas).any(has_huge) {
         return Some("memory of huge pages".into());
     }
     records.objects.iter().find_map(|object| match &object.thing {
         Thing::Inotify(inotify) => {
-            let watch = inotify.watches.iter().find(|watch| watch.mask & REPORTS_OPENS != 0)?;
+            let watch = inotify.watches.iter().find(|watch| watch.mask & reports != 0)?;
             Some(format!("an inotify watch of '{}' that reports opened files", watch.path))
         }
         Thing::MemoryFile(file) if file.huge_page_bytes.is_some() => {
@@ -174,8 +179,11 @@ fn of_process(process: &mut Process, is_held: &[bool]) {
 
 /// Puts off the end of an interrupted wait, which a restore begins again.
 fn put_off(thread: &mut Thread) {
-    let left = thread.restart.as_mut().and_then(|restart| restart.remaining_ns.as_mut());
-    left.into_iter().filter(|left| **left < LATER_NS).for_each(|left| *left += LATER_NS);
+    let Some(restart) = &mut thread.restart else { return };
+    // That of a futex may be a time of a clock.
+    let is_futex = restart.call == libc::SYS_futex;
+    let left = restart.remaining_ns.as_mut().filter(|left| is_futex || **left < LATER_NS);
+    left.into_iter().for_each(|left| *left = left.saturating_add(LATER_NS));
 }
 
 /// Whether a timer with this time left could expire while a twin exists.
@@ -220,12 +228,16 @@ fn of_memory(memory: &mut Memory, wanted: &[u64]) {
     for area in &mut memory.areas {
         area.flags.retain(|flag| flag != "lo" && flag != "lf");
         let runs = std::mem::take(&mut area.runs);
-        area.runs = pages
+        let from = pages.partition_point(|page| *page < area.start);
+        area.runs = pages[from..]
             .iter()
+            .take_while(|page| **page < area.end)
             .filter_map(|page| {
-                let run = runs.iter().find(|run| {
-                    (run.address..run.address + run.pages * PAGE_BYTES).contains(page)
-                })?;
+                let next = runs.partition_point(|run| run.address <= *page);
+                let run = runs[..next].last()?;
+                if *page >= run.address + run.pages * PAGE_BYTES {
+                    return None;
+                }
                 let first = run.first + (page - run.address) / PAGE_BYTES;
                 Some(Run { address: *page, pages: 1, first })
             })

@@ -33,9 +33,12 @@ const FINISHED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The program that counts requests, loaded on first use.
 fn contexts() -> std::result::Result<&'static Contexts, Reason> {
-    static CONTEXTS: OnceLock<std::result::Result<Contexts, Reason>> = OnceLock::new();
-    let loaded = CONTEXTS.get_or_init(|| Contexts::load().map_err(|e| e.to_string()));
-    loaded.as_ref().map_err(|why| {
+    static CONTEXTS: OnceLock<Contexts> = OnceLock::new();
+    if let Some(loaded) = CONTEXTS.get() {
+        return Ok(loaded);
+    }
+    // What fails once may succeed later.
+    Contexts::load().map(|loaded| CONTEXTS.get_or_init(|| loaded)).map_err(|why| {
         format!(
             "a context of asynchronous I/O (io_setup), whose requests only BPF can count ({why})"
         )

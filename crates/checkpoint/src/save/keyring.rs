@@ -48,12 +48,12 @@ pub(super) fn find(maps: &Maps) -> Option<Reason> {
 }
 
 impl Key<'_> {
-    /// Whether this is a keyring with a name of the kernel: of a session without a name, of a thread, a process
-    /// or a user.
+    /// Whether this is a keyring with a name of the kernel: of a session without a name, of a thread, a process, a
+    /// user, or of the users of a user namespace.
     fn is_keyring_of_the_kernel(&self) -> bool {
         let of_a_user = ["_uid.", "_uid_ses.", "_persistent."];
         let is_named = |prefix: &&str| self.description.starts_with(*prefix);
-        let is_own = ["_ses", "_tid", "_pid"].contains(&self.description);
+        let is_own = ["_ses", "_tid", "_pid", ".user_reg"].contains(&self.description);
         self.kind == "keyring" && (is_own || of_a_user.iter().any(is_named))
     }
 }

@@ -171,7 +171,9 @@ pub(super) fn refuse_unreported(
     net: Option<usize>,
     is_tcp: bool,
 ) -> Result<(), Reason> {
-    if has_program(socket) {
+    // A TCP connection has no group, although its listener has passed the option on.
+    let is_connection = is_tcp && rustix::net::getpeername(socket).is_ok();
+    if !is_connection && has_program(socket) {
         return Err("a socket with a program that distributes what arrives \
              (SO_ATTACH_REUSEPORT_CBPF), not saved yet"
             .into());
@@ -185,9 +187,13 @@ pub(super) fn refuse_unreported(
 
 /// Whether the group of a socket (SO_REUSEPORT) has a program. LIMIT: none is found where BPF may not be loaded.
 fn has_program(socket: BorrowedFd<'_>) -> bool {
-    static GROUPS: OnceLock<Option<Groups>> = OnceLock::new();
-    let is_shared = call::int_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT) == Ok(1);
-    let groups = is_shared.then(|| GROUPS.get_or_init(|| Groups::load().ok()).as_ref()).flatten();
+    static GROUPS: OnceLock<Groups> = OnceLock::new();
+    if call::int_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT) != Ok(1) {
+        return false;
+    }
+    // What fails once may succeed later.
+    let loaded = || Groups::load().ok().map(|groups| GROUPS.get_or_init(|| groups));
+    let groups = GROUPS.get().or_else(loaded);
     groups.is_some_and(|groups| groups.has_program(socket).unwrap_or(false))
 }
 

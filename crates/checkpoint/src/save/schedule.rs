@@ -88,8 +88,9 @@ pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Reason> {
         if found.util_min != 0 || ![0, UTIL_MAX].contains(&found.util_max) {
             return Err("it has hints of its use of a CPU (uclamp), which are not saved yet".into());
         }
-        // Without core scheduling no thread has a cookie.
-        if call::core_cookie(*tid).is_ok_and(|cookie| cookie != 0) {
+        // Without core scheduling no thread has a cookie. One that is inherited from this program is had again.
+        let inherited = || call::core_cookie(0).unwrap_or(0);
+        if call::core_cookie(*tid).is_ok_and(|cookie| cookie != 0 && cookie != inherited()) {
             return Err(
                 "it shares a core with chosen threads only (PR_SCHED_CORE), not saved yet".into()
             );

@@ -27,6 +27,8 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
     // command.
     let Some(_alone) = Lock::try_take(&pending)? else { return Ok(0) };
     let mut finished = 0;
+    // An entry that cannot be finished keeps no other from it.
+    let mut failed = None;
     for entry in list()? {
         let entry = entry.map_err(Error::file("cannot list", &pending))?;
         let name = entry.file_name();
@@ -42,7 +44,10 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             continue;
         }
         if kind == "do" {
-            finished += usize::from(finish_intent(ground, &id, &entry.path())?);
+            match finish_intent(ground, &id, &entry.path()) {
+                Ok(is_finished) => finished += usize::from(is_finished),
+                Err(e) => failed = failed.or(Some(e)),
+            }
             continue;
         }
         finished += 1;
@@ -52,9 +57,11 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             "dead" => disk::read_json(&entry.path().join(CONFIG)),
             _ => Ok(None),
         };
-        pending::release(ground, &id, &entry.path(), config.unwrap_or(None).as_ref(), false)?;
+        let config = config.unwrap_or(None);
+        let released = pending::release(ground, &id, &entry.path(), config.as_ref(), false);
+        failed = failed.or(released.err());
     }
-    Ok(finished)
+    failed.map_or(Ok(finished), Err)
 }
 
 /// Finishes an intent. Returns false while another process works on the container.

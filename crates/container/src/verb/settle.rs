@@ -80,7 +80,10 @@ fn settle_and_withdraw(ground: &Ground, id: &ContainerId) -> Result<Option<Remov
         Err(Error::NoContainer(_)) => return Ok(None),
         other => other?,
     };
-    let config = ground.config(id)?;
+    let config = match ground.config(id) {
+        Err(Error::NoContainer(_)) => return Ok(None), // removed while this waited for the lock
+        other => other?,
+    };
     if !config.spec.auto_remove {
         drop(lock);
         return settle(ground, id).map(|_| None);

@@ -24,6 +24,7 @@ pub(super) fn all(records: &Records) -> Found {
     ensure(is_first, || "the first is not the first".into())?;
     ensure(first.ended.is_none(), || "the first has ended".into())?;
     let mut tids = HashSet::new();
+    let mut memories = HashSet::new();
     let mut born: HashMap<u32, &Process> = HashMap::new();
     for process in all {
         let pid = process.pid;
@@ -46,6 +47,9 @@ pub(super) fn all(records: &Records) -> Found {
         }
         self::process(process, records, &mut tids).map_err(said)?;
         shares(process, &born).map_err(said)?;
+        // What is made for an address space is bounded by its record.
+        let is_own = process.memory.is_none_or(|n| memories.insert(n));
+        ensure(is_own, || said("the memory of another process".into()))?;
     }
     Ok(())
 }
@@ -235,6 +239,8 @@ mod tests {
         let mut child = all.processes[0].clone();
         (child.pid, child.parent, child.threads[0].tid) = (2, 1, 2);
         (child.table_of, child.place_of) = (Some(1), Some(1));
+        child.memory = Some(all.memories.len());
+        all.memories.push(all.memories[0].clone());
         all.processes.push(child);
         all
     }
@@ -289,7 +295,8 @@ mod tests {
             super::all(&all).err().unwrap_or_default()
         };
         assert_eq!(check(|_| {}), "");
-        let cases: [(fn(&mut Vec<Process>), &str); 14] = [
+        let cases: [(fn(&mut Vec<Process>), &str); 15] = [
+            (|all| all[1].memory = all[0].memory, "process 2: the memory of another process"),
             (|all| all[0].io_of = Some(2), "process 1: what it shares with process 2"),
             (|all| all[1].undo_of = Some(7), "with process 7 is not there"),
             (|all| all[1].table_of = Some(2), "with process 2 is not there"),
