@@ -117,14 +117,13 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         let what = format!("the parent death signal of thread {tid}");
         sequence.call(what, Call::new(libc::SYS_prctl, args));
     }
-    if pid == tid {
-        // ORDER: after the change of ids, which clears it. Values other than 0 and 1 cannot be set.
-        let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
-        sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
-        if let Some(process) = leader {
-            lock::leases(plan, sequence, process);
-            lock::notices(plan, sequence, process);
-        }
+    // ORDER: after the change of ids, which clears it for the whole process: so each thread sets it after its own.
+    // Values other than 0 and 1 cannot be set.
+    let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
+    sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
+    if let Some(process) = leader.filter(|_| pid == tid) {
+        lock::leases(plan, sequence, process);
+        lock::notices(plan, sequence, process);
     }
     // ORDER: behind all else. The kernel writes to this address whenever it likes from here on.
     if let Some(rseq) = &thread.rseq {

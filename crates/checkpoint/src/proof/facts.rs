@@ -380,8 +380,9 @@ fn without_chance(
             value["cancelled_at_set_ns"] = "now".into();
         }
         Thing::File(file) if file.deleted.is_some() => {
-            // The restored file had another name for a moment.
+            // The restored file had another name for a moment, and is opened by its descriptor, which is a link.
             value["path"] = "(deleted)".into();
+            value["flags"] = (file.flags & !(libc::O_NOFOLLOW as u32)).into();
         }
         Thing::UnixSocket(socket) => {
             // Of a datagram socket whose peer has closed: made as one of a pair (docs/state.md).
