@@ -108,7 +108,7 @@ fn compare(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<()>
     let name = || config.name.to_string();
     let read = twin::read_back(ground, original, proof)
         .map_err(|source| Error::NotRestored { name: name(), source: Box::new(source) })?;
-    match proof.compare(&read)? {
+    match proof.compare(read)? {
         None => Ok(()),
         Some(unlike) => Err(Error::Unlike { name: name(), what: unlike.to_string() }),
     }
