@@ -2,16 +2,15 @@
 //! they are gone.
 
 use std::fs;
-use std::time::Duration;
 
-use dormouse_testkit::{Host, Led, dormouse, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 use serde_json::Value;
 
 /// Some thousand page faults, and then a loop that takes CPU time for ever.
 const BURN: &str =
     "i=0; while [ $i -lt 100 ]; do /bin/busybox true; i=$((i+1)); done; while :; do :; done";
-/// One that ends after some 10 ms of CPU time.
-const BURN_A_LITTLE: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done";
+/// One that ends after some 50 ms of CPU time, of which the end of a process is less than a hundredth.
+const BURN_A_LITTLE: &str = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
 
 /// All accounts, with all that was charged until now.
 #[track_caller]
@@ -76,7 +75,7 @@ fn vm_account_has_the_use_that_the_cgroup_counts() {
     host.dm(&["run", "-d", "--name", "x", "busybox", "sh", "-c", BURN]).ok();
     let cgroup = id(&host, "x");
     let burnt = || kernel_ns(&host, &cgroup) >= 300_000_000;
-    assert!(wait_until(Duration::from_secs(60), burnt), "the loop does not run");
+    assert!(wait_until(soon(), burnt), "the loop does not run");
     host.dm(&["pause", "x"]).ok();
     let counted = kernel_ns(&host, &cgroup);
     let all = accounts(&host);
@@ -169,7 +168,7 @@ fn vm_short_lived_processes_are_charged_to_their_container() {
     host.dm(&["run", "-d", "--name", "x", "--pids", "100", "busybox", "sh", "-c", STORM]).ok();
     let cgroup = id(&host, "x");
     let burnt = || kernel_ns(&host, &cgroup) >= 200_000_000;
-    assert!(wait_until(Duration::from_secs(60), burnt), "the storm does not begin");
+    assert!(wait_until(soon(), burnt), "the storm does not begin");
     accounts(&host);
     host.dm(&["rm", "--force", "x"]).ok();
     let all = accounts(&host);
@@ -183,7 +182,7 @@ fn drowsy_wakes_are_counted_in_one_life() {
     host.dm(&["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-h", "/www"]).ok();
     for _ in 0..3 {
         // A container that was active when it was frozen wakes at once.
-        let drowsy = wait_until(Duration::from_secs(60), || {
+        let drowsy = wait_until(soon(), || {
             host.dm(&["sleep", "--drowsy", "x"]).ok();
             host.state_of("x") == "drowsy"
         });
@@ -447,7 +446,7 @@ fn daemon_charges_running_containers_by_itself() {
     host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "100000"]).ok();
     let file = balance(&host, &format!("own-{}.json", id(&host, "x")));
     let read = || fs::read_to_string(&file).is_ok_and(|text| text.contains("cpu_ns"));
-    assert!(wait_until(Duration::from_secs(60), read), "no balance is written");
+    assert!(wait_until(soon(), read), "no balance is written");
     daemon.kill();
     assert_eq!(charged(&host, "@x", "Lives"), 1);
 }

@@ -580,8 +580,11 @@ fn sleep_and_wake_survive_kill_at_any_step() {
 fn sleep_survives_kill_while_its_twin_lives() {
     let scene = Scene::new();
     let host = &scene.host;
-    let (mut lived, times) = (0, 24);
-    for number in 0..times {
+    // LIMIT: more kills where a busy machine has missed the twin.
+    let (mut lived, mut kills) = (0, 0);
+    while kills < 24 || lived < 4 && kills < 240 {
+        let number = kills % 24;
+        kills += 1;
         host.dm(SERVE).ok();
         let twin = format!("{}.twin", host.inspect("x")["id"].as_str().expect("an id"));
         let has_twin = || host.cgroups().iter().any(|dir| dir.join(&twin).exists());
@@ -605,7 +608,7 @@ fn sleep_survives_kill_while_its_twin_lives() {
         }
         scene.is_clean(&what);
     }
-    assert!(lived >= 4, "{lived} of {times} were killed beside a living twin");
+    assert!(lived >= 4, "{lived} of {kills} were killed beside a living twin");
 }
 
 /// Memory is restored on first access, and all of it must be loaded before the next sleep.
