@@ -61,8 +61,30 @@ int main(void) {
 	must(epoll_ctl(inner, EPOLL_CTL_ADD, sig, &e) == 0);
 	e = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u64 = 77};
 	must(epoll_ctl(outer, EPOLL_CTL_ADD, inner, &e) == 0);
+	/* Of EPOLLONESHOT, each with its event taken: of a pipe with data, of one that is empty again, of a full one. */
+	int once = epoll_create1(0), with[2], empty[2], full[2];
+	must(pipe(with) == 0 && pipe(empty) == 0 && pipe2(full, O_NONBLOCK) == 0);
+	must(write(with[1], "x", 1) == 1 && write(empty[1], "x", 1) == 1);
+	e = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 1};
+	must(epoll_ctl(once, EPOLL_CTL_ADD, with[0], &e) == 0);
+	e.data.u64 = 2;
+	must(epoll_ctl(once, EPOLL_CTL_ADD, empty[0], &e) == 0);
+	e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT | EPOLLET, .data.u64 = 3};
+	must(epoll_ctl(once, EPOLL_CTL_ADD, full[1], &e) == 0);
+	struct epoll_event taken[4];
+	must(epoll_wait(once, taken, 4, 0) == 3);
+	char page[4096] = {0};
+	must(read(empty[0], page, 1) == 1);
+	while (write(full[1], page, sizeof page) > 0)
+		;
+	/* One that is armed and ready. */
+	e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT, .data.u64 = 4};
+	must(epoll_ctl(once, EPOLL_CTL_ADD, with[1], &e) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
+		must(epoll_wait(once, taken, 4, 0) == 1 && taken[0].data.u64 == 4);
+		e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT, .data.u64 = 4};
+		must(epoll_ctl(once, EPOLL_CTL_MOD, with[1], &e) == 0);
 		uint64_t value, data = 0;
 		must(read(event, &value, 8) == 8 && value == 5 && read(event, &value, 8) == -1);
 		value = 5;
@@ -93,5 +115,11 @@ int main(void) {
 		must(poll_one(inner, &data) == 0 && poll_one(outer, &data) <= 1);
 		must(fcntl(inner, F_GETFD) == FD_CLOEXEC && fcntl(outer, F_GETFD) == 0);
 	}
+	/* Disarmed is disarmed for a hang-up, too, and can be armed again. */
+	must(close(with[1]) == 0 && epoll_wait(once, taken, 4, 0) == 0);
+	e = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 9};
+	must(epoll_ctl(once, EPOLL_CTL_MOD, with[0], &e) == 0);
+	must(epoll_wait(once, taken, 4, 0) == 1 && taken[0].data.u64 == 9);
+	must(taken[0].events == (EPOLLIN | EPOLLHUP));
 	ok();
 }

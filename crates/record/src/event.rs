@@ -44,3 +44,14 @@ pub struct EpollItem {
     /// The program's data (`epoll_event.data`).
     pub data: u64,
 }
+
+impl EpollItem {
+    /// Flags that stay when an item of EPOLLONESHOT is disarmed by its event (EP_PRIVATE_BITS of the kernel's
+    /// fs/eventpoll.c).
+    pub const FLAGS: u32 = (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
+
+    /// Whether it is of EPOLLONESHOT, has had its event, and was not armed again since.
+    pub fn is_spent(&self) -> bool {
+        self.events & libc::EPOLLONESHOT as u32 != 0 && self.events & !Self::FLAGS == 0
+    }
+}

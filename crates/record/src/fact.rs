@@ -56,6 +56,13 @@ pub enum Rule {
         /// The word that is absent before.
         without: &'static str,
     },
+    /// A set of bits that gains some, if it has none but certain ones before.
+    Gains {
+        /// The bits that it gains.
+        bits: i128,
+        /// The bits that it may have.
+        beside: i128,
+    },
     /// The fact is absent afterwards.
     Ends,
     /// The fact is absent before.
@@ -72,6 +79,7 @@ impl Rule {
             Self::Near(_) => "a little",
             Self::To(_) => "one value",
             Self::Loses { .. } => "without a word",
+            Self::Gains { .. } => "more bits",
             Self::Ends => "absent afterwards",
             Self::Begins => "absent before",
         }
@@ -102,6 +110,8 @@ impl Rule {
                 before.retain(|one| one != word);
                 is_permitted && before == after
             }
+            Self::Gains { bits, beside } => numbers
+                .is_some_and(|(before, after)| before & !beside == 0 && after == before | bits),
             Self::Ends => difference.after.is_none(),
             Self::Begins => difference.before.is_none(),
         }
@@ -242,6 +252,13 @@ mod tests {
         assert!(row("a", Rule::Loses { word: "sh", without: "mw" }).explains(loses));
         assert!(!row("a", Rule::Loses { word: "sh", without: "mr" }).explains(loses));
         assert!(!row("a", Rule::Loses { word: "me", without: "mw" }).explains(loses));
+        let gains = Rule::Gains { bits: 6, beside: 1 };
+        let explains = |before: &str, after: &str| {
+            let [before, after] = [before, after].map(|text| Some(text.to_owned()));
+            row("a", gains).explains(&Difference { place: "a".into(), before, after })
+        };
+        assert!(explains("1", "7") && explains("0", "6"));
+        assert!(!explains("1", "3") && !explains("8", "14") && !explains("7", "1"));
         let left = unexplained(vec![ends.clone()], &[row("b", Rule::Any)]);
         assert_eq!(left, std::slice::from_ref(ends));
     }

@@ -3,6 +3,7 @@
 //! The generator and the comparison are a whole-system test (`tests/state.rs`), which is told by
 //! variables of its environment what to run.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -54,6 +55,12 @@ pub fn run(top: &Path, args: &FuzzStateArgs) -> Result<ExitCode> {
         let path = path.canonicalize().with_context(|| path.display().to_string())?;
         command.env("DORMOUSE_STATE_PROGRAM", path);
     }
+    let report = top.join("target/fuzz-state.txt");
+    let _ = fs::remove_file(&report); // of an earlier run
+    command.env("DORMOUSE_STATE_REPORT", &report);
     let status = command.status().context("cargo xtask test")?;
+    if status.success() && args.program.is_none() {
+        print!("{}", fs::read_to_string(&report).context(report.display().to_string())?);
+    }
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -209,6 +209,13 @@ impl Builder {
         cell
     }
 
+    /// Adds a cell that has this content until a call writes to it.
+    pub(crate) fn cell_of(&mut self, content: u32) -> Cell {
+        let cell = self.cell();
+        self.writable[cell.0 as usize * 4..][..4].copy_from_slice(&content.to_ne_bytes());
+        cell
+    }
+
     /// Keeps bytes that a call writes to, aligned to 16, and gives their address.
     pub(crate) fn writable(&mut self, bytes: &[u8]) -> u64 {
         self.writable.resize(self.writable.len().next_multiple_of(16), 0);

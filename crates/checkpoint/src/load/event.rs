@@ -1,6 +1,6 @@
 //! eventfd, signalfd, epoll.
 
-use dormouse_record::{Epoll, Event, Result, SignalFd, Table, Thing};
+use dormouse_record::{Epoll, EpollItem, Event, Result, SignalFd, Table, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -61,6 +61,9 @@ pub(super) fn epoll(
     Ok(cell)
 }
 
+/// Events that an open file of many kinds is ready for at any time. None of their sums is EPOLL_CTL_MOD.
+const OFTEN_READY: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP) as u32;
+
 /// Makes the epolls of a table watch their items. An item is identified by file description and
 /// number, so both must be in place. A watched signalfd reports the signals of the process that
 /// adds it.
@@ -68,25 +71,57 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Epoll(epoll) = &object.thing else { continue };
-        let own = table.descriptors.iter().find(|d| d.object == index);
-        for item in epoll.items.iter().filter(|i| i.pid == table.task) {
-            let Some(own) = own else { continue };
-            // struct epoll_event is packed: 4 bytes of events, 8 of data.
-            let mut event = item.events.to_ne_bytes().to_vec();
-            event.extend(item.data.to_ne_bytes());
-            let event = plan.builder.data(&event);
-            let args = [
-                own.number.into(),
-                Arg::from(libc::EPOLL_CTL_ADD),
-                item.number.into(),
-                event.into(),
-            ];
+        let Some(own) = table.descriptors.iter().find(|d| d.object == index) else { continue };
+        let is_whole = epoll.items.iter().all(|item| item.pid == table.task);
+        let items = epoll.items.iter().filter(|item| item.pid == table.task);
+        // ORDER: spent items first: an event of another item would be taken in place of theirs.
+        let (spent, armed): (Vec<_>, Vec<_>) = items.partition(|item| is_whole && item.is_spent());
+        for (item, is_spent) in
+            spent.into_iter().map(|item| (item, true)).chain(armed.into_iter().map(|it| (it, false)))
+        {
             let what = format!(
                 "descriptor {} of process {} (watched by {})",
                 item.number, table.task, own.number
             );
-            sequence.call(what, Call::new(libc::SYS_epoll_ctl, args));
+            let (own, number) = (Arg::from(own.number), Arg::from(item.number));
+            let event = plan.builder.data(&event_of(item.events, item.data));
+            let change = |op: Arg, event: u64| {
+                Call::new(libc::SYS_epoll_ctl, [own, op, number, event.into()])
+            };
+            if is_spent {
+                spend(plan, sequence, &what, item, (own, &change, event));
+            } else {
+                sequence.call(what, change(libc::EPOLL_CTL_ADD.into(), event));
+            }
         }
     }
     Ok(())
+}
+
+/// Adds an item whose EPOLLONESHOT has had its event. EPOLL_CTL_ADD and EPOLL_CTL_MOD also arm an item without
+/// events, for EPOLLERR and EPOLLHUP; only an event disarms it (epoll_ctl(2)). So the item is added for more events,
+/// and the first of them is taken.
+///
+/// LIMIT: a file that is not ready for any of them leaves its item armed for EPOLLERR and EPOLLHUP.
+fn spend(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    item: &EpollItem,
+    (own, change, unready): (Arg, &dyn Fn(Arg, u64) -> Call, u64),
+) {
+    let more = plan.builder.data(&event_of(item.events | OFTEN_READY, item.data));
+    sequence.call(what, change(libc::EPOLL_CTL_ADD.into(), more));
+    // The event is written over the operation. Of those events none is EPOLL_CTL_MOD, and no other operation
+    // succeeds: the item is there (EEXIST), or the operation is unknown (EINVAL).
+    let operation = plan.builder.cell_of(libc::EPOLL_CTL_MOD as u32);
+    let _data = (plan.cell(), plan.cell()); // struct epoll_event is packed: 12 bytes
+    let args = [own, Arg::At(operation), Arg::Number(1), Arg::Number(0)];
+    sequence.call(what, Call::new(libc::SYS_epoll_wait, args));
+    sequence.call(what, change(operation.into(), unready).lenient());
+}
+
+/// struct epoll_event, which is packed: 4 bytes of events, 8 of data.
+fn event_of(events: u32, data: u64) -> Vec<u8> {
+    [&events.to_ne_bytes()[..], &data.to_ne_bytes()].concat()
 }

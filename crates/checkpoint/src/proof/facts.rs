@@ -64,15 +64,19 @@ impl Names<'_> {
         }
         let is_reached = |n: &usize| names.names[*n].is_some();
         let reached: BTreeSet<usize> = (0..objects.len()).filter(is_reached).collect();
-        // Objects that no process leads to: by their records.
+        // Objects that no process leads to: by their records, each kind by itself. A twin has other objects of
+        // some kinds.
         let mut rest: Vec<(String, usize)> = (0..objects.len())
             .filter(|n| names.names[*n].is_none())
             .map(|n| (objects[n].to_string(), n))
             .collect();
         rest.sort();
-        for (order, (_, n)) in rest.into_iter().enumerate() {
+        let mut order = HashMap::new();
+        for (_, n) in rest {
             let kind = objects[n]["kind"].as_str().unwrap_or_default();
-            names.name(n, format!("{kind}:{order}"));
+            let next = order.entry(kind).or_insert(0);
+            names.name(n, format!("{kind}:{next}"));
+            *next += 1;
         }
         (names.names.into_iter().map(Option::unwrap_or_default).collect(), reached)
     }

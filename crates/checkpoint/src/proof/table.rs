@@ -1,6 +1,7 @@
 //! Differences between the records of a container before and after a restore that are no fault. The page
 //! `docs/checkpoint.md` has the same rows.
 
+use dormouse_record::EpollItem;
 use dormouse_record::fact::{Expected, Rule};
 
 /// LIMIT: the time between two looks at a container, in nanoseconds.
@@ -36,6 +37,14 @@ pub const OF_RECORDS: &[Expected] = &[
     Expected::row("object/*/left_ns", Rule::Falls(LOOKS_APART_NS), "time passes"),
     Expected::row("object/*/state", Rule::Begins, "a timer with little time left has expired"),
     Expected::row("object/*/ticks", Rule::Rises, "time passes"),
+    Expected::row(
+        "object/*/items/*/events",
+        Rule::Gains {
+            bits: (libc::EPOLLERR | libc::EPOLLHUP) as i128,
+            beside: EpollItem::FLAGS as i128,
+        },
+        "a spent item of EPOLLONESHOT whose file is not ready is armed for errors",
+    ),
     Expected::row("object/*/connection/timestamp", Rule::Any, "the clock of TCP time stamps"),
     Expected::row(
         "object/*/waiting/*/connection/timestamp",
