@@ -416,6 +416,8 @@ workloads! {
     vm_fifos: "fifo";
     vm_advice_about_memory: "advice";
     vm_pidfds: "pidfd";
+    vm_files_of_processes: "procfile";
+    vm_unix_sockets_without_their_directory: "gone";
     vm_inotify_watches: "inotify";
     vm_fanotify_marks: "fanotify", "--cap-add", "SYS_ADMIN";
     vm_filters_by_the_program: "filter";

@@ -246,6 +246,8 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("owned", &["--cap-add", "SYS_ADMIN"], true),
     ("ownplace", &["--cap-add", "SYS_ADMIN"], true),
     ("pidfd", &[], true),
+    ("procfile", &[], true),
+    ("gone", &[], true),
     (
         "preset",
         &["--sysctl", "net.ipv6.bindv6only=1", "--sysctl", "net.ipv4.ip_default_ttl=77"],

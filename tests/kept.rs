@@ -326,9 +326,10 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
     // Keys are the last: the kernel frees keys some time after the processes that had them, and another
     // container with the same users would see it.
     let cases = [
-        ("another", "/status', which is of a process"),
         ("ended", "/status"),
-        ("directory", "'/tmp/gone/socket', whose directory is gone"),
+        ("thread", "/status', which is of a process"),
+        ("maps", "/maps', which is of a process"),
+        ("score", "/oom_score_adj', which is of a process"),
         ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
         ("loose", "which no process has attached"),

@@ -375,6 +375,15 @@ fn big_restored_random_state_is_as_saved() {
 
 /// Programs by which the fuzzer has found faults, each made small, with what was not restored.
 const FOUND: &[(&str, &str)] = &[
+    (
+        "memory of System V that could be written",
+        "shm 49 840 727 480;protect 919 396 902 712",
+    ),
+    (
+        "a trial restore of a message queue whose open file no process leads to",
+        "epoll 949 523 63 225;memfd 595 323 690 475;close 358 862 589 724;mq 755 144 146 504;\
+         pipe 295 47 110 318;pair 479 687 674 32;open 334 466 528 713;passfd 755 852 181 978",
+    ),
     ("a trial restore of semaphores beside a named pipe", "fifo 719 149 48 414;sem 73 623 365 933"),
     (
         "the owner of unix sockets of a process with another id for files",

@@ -128,6 +128,9 @@ fn describe(records: &Records, index: usize) -> String {
     let name = object.thing.name();
     match &object.thing {
         Thing::File(file) => format!("{name} '{}' at {}", file.path, file.offset),
+        Thing::ProcessFile(file) => {
+            format!("{name} '{}' at {}", file.whole_path(), file.offset)
+        }
         Thing::Device(device) => format!("{name} '/dev/{}'", device.name),
         Thing::External(external) => format!("{name} '{}'", external.name),
         Thing::PipeEnd(end) => match records.objects.get(end.pipe).map(|o| &o.thing) {

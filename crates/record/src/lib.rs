@@ -90,7 +90,7 @@ pub use object::{Cause, Descriptor, Inode, Object, Thing};
 pub use option::{OPTIONS, SocketOption};
 pub use owner::Of;
 pub use page::{CHUNK_BYTES, PAGE_BYTES, PARTS_MAX, Pages};
-pub use pidfd::PidFd;
+pub use pidfd::{PidFd, ProcessFile};
 pub use pipe::{DeletedFifo, Pipe, PipeEnd};
 pub use process::{Limit, Process};
 pub use raw::{PacketMembership, PacketSocket, RawSocket};

@@ -77,6 +77,9 @@ impl Area {
     /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded of files' memory that no longer
     /// can.
     pub const ACCOUNTED: &str = "ac";
+    /// The flag of memory that can be made writable (`VM_MAYWRITE`). Recorded of memory of System V that is not
+    /// writable: how it was attached.
+    pub const MAY_WRITE: &str = "mw";
 
     /// Its length.
     pub fn bytes(&self) -> u64 {

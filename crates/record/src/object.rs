@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AioContext, CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File,
     Inotify, Ipc, Listener, Lock, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue,
-    PacketSocket, PidFd, Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SocketOption,
+    PacketSocket, PidFd, Pipe, PipeEnd, ProcessFile, RawSocket, SharedMemory, SignalFd, SocketOption,
     SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time,
     TimerFd, Tmpfs, UdpSocket, UnixPeer, UnixSocket, User, Uts,
 };
@@ -133,6 +133,8 @@ pub enum Thing {
     Signal(SignalFd),
     /// pidfd_open(2).
     PidFd(PidFd),
+    /// An open file of a process in procfs.
+    ProcessFile(ProcessFile),
     /// inotify(7).
     Inotify(Inotify),
     /// fanotify(7).
@@ -224,6 +226,7 @@ impl Thing {
             | Self::Pipe(_)
             | Self::Terminal(_)
             | Self::PidFd(_)
+            | Self::ProcessFile(_)
             | Self::Tmpfs(_)
             | Self::Cgroups(_)
             | Self::SystemVMemory(_)
@@ -303,6 +306,7 @@ impl Thing {
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",
             Self::PidFd(_) => "pidfd",
+            Self::ProcessFile(_) => "file of a process",
             Self::Inotify(_) => "inotify",
             Self::Fanotify(_) => "fanotify",
             Self::Epoll(_) => "epoll",

@@ -16,7 +16,7 @@ use dormouse_record::{Error, Result};
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
-use super::{aio, file, ipc, net, resume, stage, system_v, tmpfs, unix};
+use super::{aio, file, ipc, net, pidfd, resume, stage, system_v, tmpfs, unix};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -184,6 +184,7 @@ fn lead(
             removed.remove()?;
             // ORDER: all memory is attached: a limit may remove the segments that are not.
             ipc::set_limits(pid, restore, ipc::Limits::All)?;
+            pidfd::check_opened(restore, &resume::by_inner(tasks)?)?;
             file::renew_owners(restore, pid);
             return Ok(connections);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dormouse_record::{Result, Table, Thing};
+use dormouse_record::{Result, Table};
 
 use super::plan::Plan;
 use super::{pidfd, user};
@@ -18,18 +18,20 @@ pub(super) fn place(
 ) -> Result<()> {
     let mut numbers = Vec::new();
     // By object: duplicates within the process stay one open file.
-    let mut pidfds = HashMap::new();
+    let mut own = HashMap::new();
     if let Some(user) = user {
         user::keep(plan, sequence, table.task, user)?;
         numbers.push(plan.kept());
     }
     for descriptor in table.descriptors {
         let what = format!("descriptor {} of process {}", descriptor.number, table.task);
-        let cell = match &plan.records.objects[descriptor.object].thing {
-            Thing::PidFd(it) => *pidfds
-                .entry(descriptor.object)
-                .or_insert_with(|| pidfd::make(plan, sequence, &what, it)),
-            _ => plan.object(descriptor.object)?,
+        let thing = &plan.records.objects[descriptor.object].thing;
+        let cell = match own.get(&descriptor.object) {
+            Some(cell) => *cell,
+            None => match pidfd::make(plan, sequence, &what, thing)? {
+                Some(cell) => *own.entry(descriptor.object).or_insert(cell),
+                None => plan.object(descriptor.object)?,
+            },
         };
         let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };
         let args = [cell.into(), descriptor.number.into(), Arg::from(flags)];

@@ -209,11 +209,16 @@ impl Mounts {
 /// ORDER: the first process has its ids and is dumpable as recorded, which it was not when it opened the files.
 pub(super) fn renew_owners(restore: &Restore, pid: u32) {
     for object in &restore.records.objects {
-        let Thing::File(file) = &object.thing else { continue };
-        let is_reached = file.deleted.is_none() && file.namespace.is_none();
-        if is_reached && file.path.starts_with("/proc/") {
+        let path = match &object.thing {
+            Thing::File(file) if file.deleted.is_none() && file.namespace.is_none() => {
+                file.path.clone()
+            }
+            Thing::ProcessFile(file) => file.whole_path(),
+            _ => continue,
+        };
+        if path.starts_with("/proc/") {
             // A path that leads elsewhere now needs no owner.
-            let _ = crate::look::file::lookup(pid, &file.path);
+            let _ = crate::look::file::lookup(pid, &path);
         }
     }
 }

@@ -352,7 +352,7 @@ pub(super) fn fill_huge(
 /// Attaches memory of System V, over an existing mapping.
 fn attach(memory: &SystemVMemory, area: &Area) -> Call {
     let mut flags = libc::SHM_REMAP;
-    if area.access & libc::PROT_WRITE as u32 == 0 {
+    if area.access & libc::PROT_WRITE as u32 == 0 && !area.has(Area::MAY_WRITE) {
         flags |= libc::SHM_RDONLY;
     }
     if area.access & libc::PROT_EXEC as u32 != 0 {

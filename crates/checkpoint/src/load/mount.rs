@@ -302,7 +302,7 @@ fn queues(
 }
 
 /// Creates a new file system, not attached.
-fn new(
+pub(super) fn new(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
     what: &str,

@@ -115,7 +115,7 @@ fn make(
         Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
         Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
         // Opened by each process that has it, once all processes exist.
-        Thing::PidFd(_) => None,
+        Thing::PidFd(_) | Thing::ProcessFile(_) => None,
         Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
         Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
         Thing::Epoll(it) => Some(event::epoll(plan, sequence, what, it)?),

@@ -4,8 +4,8 @@
 //!
 //! 1. pairs without an inherited name by socketpair(2), all others by socket(2); names are bound,
 //!    and replace the socket files of the saved sockets;
-//! 2. names with a file that was removed or replaced: an existing file is renamed, the name is
-//!    bound, everything that needs the name is done, and the file is restored;
+//! 2. names with a file that was removed or replaced: bound in an empty file system that is the root
+//!    for so long, where everything that needs the name is done; its directory may be gone, too;
 //! 3. names with their file: queues of datagrams, connections, pending connections.
 //!
 //! A connection inherits its name from the listener that accepted it. Such a connection is
@@ -35,11 +35,8 @@ use dormouse_record::{
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 use super::plan::Plan;
-use super::{credentials, helper, net, open, socket};
+use super::{credentials, helper, mount, net, open, socket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-
-/// The suffix of a file that is temporarily renamed.
-const ASIDE: &str = ".dormouse-aside";
 
 /// Makes all unix sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
@@ -50,7 +47,9 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         passes_credentials(socket) && socket.received.iter().any(|one| one.credentials.is_none())
     });
     let (closed_peers, closed_clients) = (Vec::new(), Vec::new());
-    let mut work = Work { plan, sequence, all, closed_peers, closed_clients, passes_late };
+    let (empty, depth) = (Vec::new(), 0);
+    let mut work =
+        Work { plan, sequence, all, closed_peers, closed_clients, passes_late, empty, depth };
     work.make_sockets()?;
     work.bind_names();
     work.accept_inherited_names()?;
@@ -151,6 +150,10 @@ struct Work<'w, 'r> {
     /// A socket that receives credentials has a message that was sent before it did: the option is set last, and for
     /// each message with credentials. Listeners have it early, and pass it to what they accept.
     passes_late: bool,
+    /// Empty file systems, made when they are needed first.
+    empty: Vec<Cell>,
+    /// How many of them are in use.
+    depth: usize,
 }
 
 /// A client that connects, and waits to be accepted.
@@ -402,14 +405,15 @@ impl<'r> Work<'_, 'r> {
         index != other && self.all[&other].peer == UnixPeer::Socket { object: index }
     }
 
-    /// Changes to the directory of a relative path, and back.
+    /// Changes to the directory of a relative path, and back. A name that leads elsewhere needs none.
     fn in_directory(
         &mut self,
         index: usize,
         name: &UnixName,
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let Some(directory) = &name.directory else { return act(self) };
+        let directory = name.directory.as_ref().filter(|_| !leads_elsewhere(name));
+        let Some(directory) = directory else { return act(self) };
         let what = self.what(index);
         let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
         let cell = open::path(self.plan, self.sequence, &what, directory, flags)?;
@@ -529,8 +533,8 @@ impl<'r> Work<'_, 'r> {
         self.all.iter().find(found).map(|(index, _)| *index)
     }
 
-    /// Binds a name whose file does not exist any more, and then restores the existing file of that
-    /// name.
+    /// Acts while a name without a file can be bound and connected to: below the root of an empty file system. The
+    /// name of a socket is the text of its bind(2) alone.
     fn with_removed_name(
         &mut self,
         index: usize,
@@ -538,15 +542,40 @@ impl<'r> Work<'_, 'r> {
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let Some(path) = name.path() else { return act(self) };
-        self.check_place(index, path);
-        let text = self.plan.builder.text(path.as_bytes());
-        let aside = self.plan.builder.text(format!("{path}{ASIDE}").as_bytes());
+        let what = self.what(index);
+        let empty = self.empty(&what)?;
+        let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+        let root = open::path(self.plan, self.sequence, &what, "/", flags)?;
+        self.enter_root(index, empty);
         let here = Arg::from(libc::AT_FDCWD);
-        self.lenient(index, libc::SYS_renameat, [here, text.into(), here, aside.into()]);
+        for (end, _) in path.match_indices('/').filter(|(end, _)| *end > 0) {
+            let text = self.plan.builder.text(&path.as_bytes()[..end]);
+            self.lenient(index, libc::SYS_mkdirat, [here, text.into(), Arg::Number(0o755)]);
+        }
+        self.depth += 1;
         act(self)?;
+        self.depth -= 1;
+        let text = self.plan.builder.text(path.as_bytes());
         self.call(index, libc::SYS_unlinkat, [here, text.into(), Arg::Number(0)]);
-        self.lenient(index, libc::SYS_renameat, [here, aside.into(), here, text.into()]);
+        self.enter_root(index, root);
+        self.call(index, libc::SYS_close, [root.into()]);
         Ok(())
+    }
+
+    /// An empty file system, one for each name that is in use: two may be the same text.
+    fn empty(&mut self, what: &str) -> Result<Cell> {
+        if self.empty.len() == self.depth {
+            let made = mount::new(self.plan, self.sequence, what, ("tmpfs", &[]), 0)?;
+            self.empty.push(self.plan.lift(self.sequence, what, made));
+        }
+        Ok(self.empty[self.depth])
+    }
+
+    /// Makes a directory the root and the working directory.
+    fn enter_root(&mut self, index: usize, directory: Cell) {
+        let here = self.plan.builder.text(b".");
+        self.call(index, libc::SYS_fchdir, [directory.into()]);
+        self.call(index, libc::SYS_chroot, [here.into()]);
     }
 
     fn bind_removed_names(&mut self) -> Result<()> {
@@ -723,8 +752,9 @@ impl<'r> Work<'_, 'r> {
                     } else {
                         self.with_removed_name(index, &removed, |work| {
                             work.bind(index, cell, &message.from.0);
-                            work.send(index, cell, message, to)
+                            Ok(())
                         })?;
+                        self.send(index, cell, message, to)?;
                     }
                     self.call(index, libc::SYS_close, [cell.into()]);
                 }

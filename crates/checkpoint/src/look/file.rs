@@ -5,6 +5,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
+/// The type of procfs (statfs(2), PROC_SUPER_MAGIC).
+pub(crate) const PROCFS: rustix::fs::FsWord = 0x9fa0;
+
 /// Opens a path as the process would, with O_PATH.
 pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;

@@ -64,8 +64,8 @@ impl Names<'_> {
         }
         let is_reached = |n: &usize| names.names[*n].is_some();
         let reached: BTreeSet<usize> = (0..objects.len()).filter(is_reached).collect();
-        // Objects that no process leads to: by their records, each kind by itself. A twin has other objects of
-        // some kinds.
+        // Objects that no process leads to: by their records, each kind by itself, and not by one another: a twin
+        // has other objects of some kinds.
         let mut rest: Vec<(String, usize)> = (0..objects.len())
             .filter(|n| names.names[*n].is_none())
             .map(|n| (objects[n].to_string(), n))
@@ -75,7 +75,7 @@ impl Names<'_> {
         for (_, n) in rest {
             let kind = objects[n]["kind"].as_str().unwrap_or_default();
             let next = order.entry(kind).or_insert(0);
-            names.name(n, format!("{kind}:{next}"));
+            names.names[n] = Some(format!("{kind}:{next}"));
             *next += 1;
         }
         (names.names.into_iter().map(Option::unwrap_or_default).collect(), reached)
@@ -84,9 +84,13 @@ impl Names<'_> {
     fn name(&mut self, n: usize, place: String) {
         if self.names.get(n).is_some_and(Option::is_none) {
             let object = &self.objects[n];
-            // Each process opens its own pidfds again (docs/state.md).
+            // Each process opens its own again (docs/state.md).
             let place = match object["kind"].as_str() {
                 Some("pid-fd") => format!("pid-fd:{}:{}", object["pid"], object["flags"]),
+                Some("process-file") => {
+                    let (pid, path, flags) = (&object["pid"], &object["path"], &object["flags"]);
+                    format!("process-file:{pid}:{path}:{flags}:{}", object["offset"])
+                }
                 _ => place,
             };
             self.names[n] = Some(place.clone());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use dormouse_record::{Area, Backing, Device, External, File, LockKind, PROGRAMS, Thing};
+use dormouse_record::{Area, Backing, Device, External, File, LockKind, PROGRAMS, ProcessFile, Thing};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use super::known::file::Mapped;
@@ -13,6 +13,7 @@ use super::seen::Seen;
 use super::subject::Subject;
 use super::survey::Survey;
 use super::{deleted, lock};
+use crate::look;
 use crate::look::file::{lookup, modified_ns, mount_of};
 
 /// Devices without state per open file, by number (null(4), random(4)).
@@ -90,6 +91,16 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
     }
+    if locks.is_empty()
+        && is_of_procfs(open.copy.as_fd())
+        && let Some((pid, path)) = of_process(survey, open)
+    {
+        is_there(open.process.first, &open.link, &open.stat)?;
+        let file_type = open.stat.st_mode & libc::S_IFMT;
+        let file = ProcessFile { pid, path, flags, offset: open.offset(), file_type };
+        check_reader(survey, open.process, &file)?;
+        return Ok(Thing::ProcessFile(file));
+    }
     let file = found(survey, open.process, &open.link, &open.stat, open.copy.as_fd())?;
     Ok(Thing::File(File { flags, offset: open.offset(), locks, ..file }))
 }
@@ -101,8 +112,7 @@ fn is_in_memory(open: &Open<'_>) -> bool {
 }
 
 fn is_of_procfs(open: BorrowedFd<'_>) -> bool {
-    const PROCFS: u64 = 0x9fa0;
-    rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS)
+    rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type == look::file::PROCFS)
 }
 
 /// A file that can be found again: by its name, which is looked up and must lead to the same file;
@@ -148,7 +158,50 @@ fn found(
     Ok(file)
 }
 
-/// Refuses what procfs has of a process but the first: objects are made before there is another.
+/// The process that an open file of procfs is of, and its path below that one's directory: if it is a living process
+/// but the first, and no thread or descriptor of it, which a restore makes later.
+fn of_process(survey: &mut Survey<'_>, open: &Open<'_>) -> Option<(u32, String)> {
+    let rest = open.link.strip_prefix("/proc/")?;
+    let (pid, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let pid: u32 = pid.parse().ok()?;
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    let is_place = open.flags() & libc::O_PATH as u32 != 0;
+    let is_whole = !path.split('/').any(is_number) && !is_deleted(&open.link, &open.stat);
+    // A task that is being restored is not dumpable: its files are those of the host's root (proc(5)).
+    let is_reader = open.flags() as i32 & libc::O_ACCMODE == libc::O_RDONLY;
+    let is_for_all = is_reader && open.stat.st_mode & 0o004 != 0;
+    let is_apart = survey.mounts.of_file(open.copy.as_fd()).is_some();
+    let is_sound = is_whole && is_for_all && !is_place && !is_apart;
+    (is_sound && !is_made_first(survey, open.process, pid)).then(|| (pid, path.to_owned()))
+}
+
+/// Refuses a file that a process which is being restored cannot open of another one (ptrace(2), access mode checking).
+pub(crate) fn check_reader(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    file: &ProcessFile,
+) -> Result<(), Reason> {
+    const CHECKED: [&str; 4] = ["maps", "smaps", "smaps_rollup", "numa_maps"];
+    let own = seen.fields.pids().last().copied();
+    if own == Some(file.pid) || !CHECKED.contains(&file.path.as_str()) {
+        return Ok(());
+    }
+    Err(survey.passing(of_another(&file.whole_path())))
+}
+
+fn of_another(link: &str) -> String {
+    format!("'{link}', which is of a process, not saved yet but of the first")
+}
+
+/// Whether a process exists before the objects of a restore are made.
+fn is_made_first(survey: &Survey<'_>, seen: &Seen, pid: u32) -> bool {
+    let fields = dormouse_kernel::proc::fields(seen.first).ok();
+    let first = fields.and_then(|fields| fields.pids().last().copied());
+    first == Some(pid) || survey.subject.has_init && PROGRAMS.contains(&pid)
+}
+
+/// Refuses what procfs has of another process than the first, if it is mapped or a directory of a process: objects
+/// are made before there is another. An open file of it is a [`ProcessFile`].
 fn check_process_file(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -159,11 +212,7 @@ fn check_process_file(
     // Below other directories of it, such as `irq`, numbers are no processes.
     let is_elsewhere = link.strip_prefix("/proc/").is_some_and(|rest| !rest.starts_with(DIGITS));
     let has_ended = is_deleted(link, stat);
-    let is_first = |pid: u32| {
-        let fields = dormouse_kernel::proc::fields(seen.first).ok();
-        let first = fields.and_then(|fields| fields.pids().last().copied());
-        first == Some(pid) || survey.subject.has_init && PROGRAMS.contains(&pid)
-    };
+    let is_first = |pid| is_made_first(survey, seen, pid);
     let is_of_another = match numbers.next() {
         None => has_ended,
         Some(_) if is_elsewhere => false,
@@ -174,8 +223,7 @@ fn check_process_file(
         return Ok(());
     }
     // Most processes have it open for a moment, to read it.
-    let why = format!("'{link}', which is of a process, not saved yet but of the first");
-    Err(survey.passing(why))
+    Err(survey.passing(of_another(link)))
 }
 
 const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];

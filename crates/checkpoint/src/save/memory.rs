@@ -36,6 +36,9 @@ const REFUSED: [(&str, &str); 4] = [
     ("pf", "a device's"),
 ];
 
+/// How the names of memory of System V begin.
+const SYSTEM_V: &str = "/SYSV";
+
 /// The areas of a process, without contents.
 pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
     let path = format!("/proc/{}/smaps", seen.pid);
@@ -106,6 +109,10 @@ fn area<'t>(
     if is_of_file && has(Area::ACCOUNTED) && access & libc::PROT_WRITE as u32 == 0 {
         flags.push(Area::ACCOUNTED.into());
     }
+    let is_attached = shared && mapping.name.starts_with(SYSTEM_V);
+    if is_attached && has(Area::MAY_WRITE) && access & libc::PROT_WRITE as u32 == 0 {
+        flags.push(Area::MAY_WRITE.into());
+    }
     let (start, end) = (mapping.start, mapping.end);
     Ok(Area { start, end, access, backing, flags, runs: Vec::new() })
 }
@@ -137,7 +144,7 @@ fn backing<'t>(
         }
         return Ok(Backing::Shared { object, offset });
     }
-    if shared && mapping.name.starts_with("/SYSV") {
+    if shared && mapping.name.starts_with(SYSTEM_V) {
         // Ids belong to a namespace, and the file's inode has no other number.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let handle = rustix::fs::open(&place, flags, Mode::empty())

@@ -235,10 +235,14 @@ fn descriptor(
     let key = open.key();
     let alike = survey.open_files.get(&key);
     if let Some(Ok(index)) = alike.map(|alike| alike.find(task, number)) {
-        // Each process opens its own pidfds again, with the notices of each.
-        let is_pidfd = matches!(survey.found.objects[index].thing, Thing::PidFd(_));
-        if is_pidfd && !surveyed.descriptors.iter().any(|d| d.object == index) {
+        // Each process opens its own again, with the notices of each.
+        let thing = &survey.found.objects[index].thing;
+        let is_own = matches!(thing, Thing::PidFd(_) | Thing::ProcessFile(_));
+        if is_own && !surveyed.descriptors.iter().any(|d| d.object == index) {
             surveyed.notices.extend(lock::notice(&open)?);
+        }
+        if let Thing::ProcessFile(of) = survey.found.objects[index].thing.clone() {
+            file::check_reader(survey, seen, &of)?;
         }
         return found(index);
     }
@@ -278,7 +282,7 @@ fn descriptor(
 /// The object of an open file, with what files of several kinds have: locks, and an inode.
 fn object(open: &Open<'_>, thing: Thing) -> std::result::Result<Object, Reason> {
     let mut file_locks = Vec::new();
-    if !matches!(thing, Thing::File(_)) {
+    if !matches!(thing, Thing::File(_) | Thing::ProcessFile(_)) {
         file_locks = lock::of(&open.info)?;
         file_locks.retain(|lock| lock.kind != LockKind::Process);
     }

@@ -235,6 +235,7 @@ fn descriptors(records: &Records) -> Result<()> {
             let thing = records.objects.get(descriptor.object).map(|o| &o.thing);
             let what = match thing {
                 Some(Thing::File(file)) => file.path.clone(),
+                Some(Thing::ProcessFile(file)) => file.whole_path(),
                 Some(Thing::Device(device)) => format!("/dev/{}", device.name),
                 Some(Thing::External(external)) => external.name.clone(),
                 Some(Thing::Listener(listener)) => listener.address.to_string(),

@@ -1,7 +1,7 @@
 //! Checks of files, with a name and without, and of their locks.
 
 use super::{FILE_BYTES_MAX, Found, TEXT_MAX, ensure, memory, object};
-use crate::{Bytes, Deleted, File, Lock, MemoryFile, PAGE_BYTES, Pages, Records, Thing};
+use crate::{Bytes, Deleted, File, Lock, MemoryFile, PAGE_BYTES, Pages, ProcessFile, Records, Thing};
 
 /// Whether a text is an absolute path.
 pub(super) fn is_path(path: &str) -> bool {
@@ -23,6 +23,19 @@ pub(super) fn file(file: &File, records: &Records) -> Found {
         _ => false,
     };
     ensure(found, || "of nothing deleted".into())
+}
+
+/// A number in the path would be one of a thread or a descriptor, which a restore makes later.
+pub(super) fn of_process(file: &ProcessFile) -> Found {
+    let is_sound = |part: &str| {
+        let is_number = part.bytes().all(|byte| byte.is_ascii_digit());
+        part != "." && part != ".." && !is_number
+    };
+    ensure(is_path(&file.whole_path()), || "its path".into())?;
+    ensure(file.path.is_empty() || file.path.split('/').all(is_sound), || "its path".into())?;
+    let kinds = [libc::S_IFREG, libc::S_IFDIR];
+    let is_place = file.flags & libc::O_PATH as u32 != 0;
+    ensure(kinds.contains(&file.file_type) && !is_place, || "its kind".into())
 }
 
 pub(super) fn deleted(deleted: &Deleted, all: &Pages) -> Found {

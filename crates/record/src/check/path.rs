@@ -46,6 +46,7 @@ pub fn of_thing(thing: &Thing) -> Found {
             let is_link = file.file_type == libc::S_IFLNK && file.flags & libc::O_PATH as u32 != 0;
             refuse(&file.path, "its path", is_link)
         }
+        Thing::ProcessFile(file) => plain(&file.whole_path()),
         Thing::Deleted(deleted) => leads_into(&deleted.place, "its place"),
         Thing::Pipe(pipe) => pipe.path.as_deref().map_or(Ok(()), plain),
         Thing::Inotify(inotify) => {

@@ -79,7 +79,7 @@ mod tests {
     use crate::sample::small;
     use crate::{
         Backing, Bytes, Checksums, Deleted, Filter, Inotify, Lock, LockKind, MemoryFile, Object,
-        Pages, PidFd, Pipe, Run, Terminal, TerminalSide, Thing, Uts, Watch,
+        Pages, PidFd, Pipe, ProcessFile, Run, Terminal, TerminalSide, Thing, Uts, Watch,
     };
 
     #[test]
@@ -259,6 +259,20 @@ mod tests {
         let pidfd = |pid, flags| said(&[Thing::PidFd(PidFd { pid, flags })]);
         assert_eq!(pidfd(1, libc::O_NONBLOCK as u32), "");
         assert!(pidfd(77, 0).contains("not there") && pidfd(1, 1).contains("flags"));
+        let of_process = |pid, path: &str, file_type| {
+            let path = path.to_owned();
+            said(&[Thing::ProcessFile(ProcessFile { pid, path, flags: 0, offset: 0, file_type })])
+        };
+        for sound in ["maps", "attr/current", "fd"] {
+            assert_eq!(of_process(1, sound, libc::S_IFREG), "", "{sound}");
+        }
+        assert_eq!(of_process(1, "", libc::S_IFDIR), "");
+        for wrong in ["..", "../2/maps", "task/1/maps", "fd/", "/maps", ".", "fd/3", "a\0b"] {
+            assert!(of_process(1, wrong, libc::S_IFREG).contains("its path"), "{wrong}");
+        }
+        assert!(of_process(1, "root/x", libc::S_IFREG).contains("link of procfs"));
+        assert!(of_process(77, "maps", libc::S_IFREG).contains("not there"));
+        assert!(of_process(1, "maps", libc::S_IFIFO).contains("its kind"));
         let watch = |number, path: &str| {
             let watches = vec![Watch { number, path: path.into(), mask: 2 }];
             said(&[Thing::Inotify(Inotify { flags: 0, watches, held: false })])

@@ -102,6 +102,12 @@ pub(super) fn thing(n: usize, thing: &Thing, records: &Records) -> Found {
             ensure(records.processes.iter().any(is), || "of a process that is not there".into())?;
             ensure(pidfd.flags & !flags == 0, || "its flags".into())
         }
+        Thing::ProcessFile(of) => {
+            ensure(records.processes.iter().any(|process| process.pid == of.pid), || {
+                "of a process that is not there".into()
+            })?;
+            file::of_process(of)
+        }
         Thing::Inotify(inotify) => {
             let sound = |w: &Watch| is_path(&w.path) && (1..=i32::MAX as u32).contains(&w.number);
             ensure(inotify.watches.len() <= 1 << 20, || "its watches".into())?;

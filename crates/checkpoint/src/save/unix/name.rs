@@ -48,14 +48,14 @@ pub(super) fn name(
         let why = format!("a unix socket bound to '{whole}' below another root, not saved yet");
         return Err(why);
     }
-    let (mut found, mut whole) = (found, whole);
+    let mut found = found;
     if let (None, Some(directory)) = (found, name.directory.clone()) {
         // Its process has changed its directory since: further down, as most do.
         for above in Path::new(&directory).ancestors().skip(1).filter_map(Path::to_str) {
             let other = format!("{}/{path}", above.trim_end_matches('/'));
             let look = file::lookup(socket.first, &other).and_then(rustix::fs::fstat);
             if let Some(stat) = look.ok().filter(own) {
-                (found, whole) = (Some(stat), other);
+                found = Some(stat);
                 name.directory = Some(above.to_owned());
                 break;
             }
@@ -65,14 +65,6 @@ pub(super) fn name(
                 format!("a unix socket bound to the relative path {name}, which is not found");
             return Err(format!("{why} from the directory of its process, not saved yet"));
         }
-    }
-    let above = Path::new(&whole).parent().and_then(Path::to_str).unwrap_or("/");
-    let is_directory = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    let there = file::lookup(socket.first, above).and_then(rustix::fs::fstat);
-    if found.is_none() && !there.is_ok_and(is_directory) {
-        return Err(format!(
-            "a unix socket bound to '{whole}', whose directory is gone, not saved"
-        ));
     }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
