@@ -376,6 +376,10 @@ fn big_restored_random_state_is_as_saved() {
 /// Programs by which the fuzzer has found faults, each made small, with what was not restored.
 const FOUND: &[(&str, &str)] = &[
     (
+        "a lease of a process with another id for files since",
+        "open 909 166 940 953;lease 964 897 422 293;ids 591 98 373 337",
+    ),
+    (
         "memory of System V that could be written",
         "shm 49 840 727 480;protect 919 396 902 712",
     ),

@@ -12,6 +12,7 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::FoundLease;
 use crate::look::file::mount_of;
+use crate::look::ids::Maps;
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
@@ -45,6 +46,7 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
         id => inside(id).ok_or("a lease with an owner that cannot be found")?,
     };
     Ok(Some(Lease {
+        user: None,
         number: open.number,
         writes,
         owner_kind: owner.kind,
@@ -73,7 +75,7 @@ pub(crate) fn found(open: &Open<'_>) -> Result<Option<FoundLease>, Reason> {
 
 /// Gives each lease to the process that takes it again. procfs names the process that has set a lease, so
 /// that one does, if it still has the file open and is the user of the file, as fcntl(2), F_SETLEASE wants.
-/// Otherwise the first that is does. CAP_LEASE counts in the first user namespace alone.
+/// Otherwise the first that is does, or one of the others as that user. CAP_LEASE counts in the first user namespace alone.
 pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [Process]) {
     for FoundLease { object, set_by, uid, lease } in leases {
         let number = |process: &Process| {
@@ -88,8 +90,10 @@ pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [
         let setter = open.iter().find(is_setter);
         let taker = setter.filter(may).or_else(|| open.iter().find(may)).or(setter);
         let taker = taker.or(open.first());
-        if let Some(&(n, number, _)) = taker {
-            processes[n].leases.push(Lease { number, ..lease });
+        if let Some(&(n, number, seen)) = taker {
+            let user = || Maps::read(seen.pid).owner(uid, 0).0;
+            let user = (!may_hold(seen, uid)).then(user);
+            processes[n].leases.push(Lease { number, user, ..lease });
         }
     }
 }
