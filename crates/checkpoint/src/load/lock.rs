@@ -97,16 +97,20 @@ pub(super) fn notices(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Pro
         if notice.signal != 0 {
             sequence.call(what.clone(), call(F_SETSIG, notice.signal.into()));
         }
-        if notice.owner != 0 {
-            let mut owner = notice.owner_kind.to_ne_bytes().to_vec();
-            owner.extend(notice.owner.to_ne_bytes());
-            let at = plan.builder.data(&owner);
-            sequence.call(what.clone(), call(F_SETOWN_EX, at.into()));
+        let mut owner = notice.owner_kind.to_ne_bytes().to_vec();
+        owner.extend(notice.owner.to_ne_bytes());
+        let owner = plan.builder.data(&owner);
+        if notice.owner != 0 || notice.owner_kind != 0 {
+            sequence.call(what.clone(), call(F_SETOWN_EX, owner.into()));
         }
         let is_on = notice.flags & libc::O_ASYNC as u32;
         if is_on != 0 {
             let flags = notice.flags & SETTABLE as u32 | is_on;
-            sequence.call(what, call(libc::F_SETFL, flags.into()));
+            sequence.call(what.clone(), call(libc::F_SETFL, flags.into()));
+            if notice.owner == 0 {
+                // A terminal makes its foreground group, or this process, the owner.
+                sequence.call(what, call(F_SETOWN_EX, owner.into()));
+            }
         }
     }
 }

@@ -17,9 +17,13 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) const SETTABLE: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
-/// Flags of an open file that open(2) does not take.
-const REFUSED: i32 =
-    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
+/// Flags of an open file that open(2) does not take. O_ASYNC: open(2) keeps the flag without its effect, and
+/// fcntl(2) gives a file no effect of a flag that it has.
+const REFUSED: i32 = libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_TRUNC
+    | libc::O_ASYNC
+    | libc::O_TMPFILE & !libc::O_DIRECTORY;
 /// Flags that openat2(2) accepts; flags that it accepts for a place (O_PATH).
 const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_NOCTTY
@@ -27,7 +31,6 @@ const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_NONBLOCK
     | libc::O_SYNC
     | libc::O_DSYNC
-    | libc::O_ASYNC
     | libc::O_DIRECT
     | O_LARGEFILE
     | libc::O_DIRECTORY

@@ -42,10 +42,8 @@ pub(crate) fn is_terminal(open: &Open<'_>) -> bool {
 
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let is_master = device(open) == MASTER;
-    let flags = open.flags();
-    if flags & libc::O_ASYNC as u32 != 0 {
-        return Err("a terminal that signals when it is ready (O_ASYNC)".into());
-    }
+    // A notice of the process has O_ASYNC.
+    let flags = open.flags() & !libc::O_ASYNC as u32;
     let number = call::terminal_number(open.copy.as_fd(), TerminalNumber::Device);
     let number = number.map_err(|e| match e {
         Errno::IO | Errno::NOTTY => "a terminal that has hung up, which is not saved yet".into(),
