@@ -2,7 +2,9 @@
 #include "workload.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 
 static int poll_one(int epoll, uint64_t *data) {
@@ -28,6 +30,19 @@ static int is_cancelled_at_set(int timer) {
 	must(n > 0 && close(fd) == 0);
 	text[n] = 0;
 	return strstr(text, "settime flags: 03") != NULL;
+}
+
+/* Counts the items of an epoll that have reported their one event, for which a hang-up is none. */
+static int disarmed(int epoll) {
+	char path[64], text[2048], *at = text;
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", epoll);
+	int fd = open(path, O_RDONLY), count = 0;
+	ssize_t n = read(fd, text, sizeof text - 1);
+	must(n > 0 && close(fd) == 0);
+	text[n] = 0;
+	while ((at = strstr(at, "events: 40000000 ")) != NULL)
+		at++, count++;
+	return count;
 }
 
 int main(void) {
@@ -61,31 +76,44 @@ int main(void) {
 	must(epoll_ctl(inner, EPOLL_CTL_ADD, sig, &e) == 0);
 	e = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u64 = 77};
 	must(epoll_ctl(outer, EPOLL_CTL_ADD, inner, &e) == 0);
-	/* Of EPOLLONESHOT, each with its event taken: of a pipe with data, of one that is empty again, of a full one. */
-	int once = epoll_create1(0), with[2], empty[2], full[2];
-	must(pipe(with) == 0 && pipe(empty) == 0 && pipe2(full, O_NONBLOCK) == 0);
-	must(write(with[1], "x", 1) == 1 && write(empty[1], "x", 1) == 1);
-	e = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 1};
-	must(epoll_ctl(once, EPOLL_CTL_ADD, with[0], &e) == 0);
-	e.data.u64 = 2;
-	must(epoll_ctl(once, EPOLL_CTL_ADD, empty[0], &e) == 0);
+	/* Items that have reported, beside one that has an event and has not. */
+	int once = epoll_create1(0), pair[2], pipes[2][2];
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	must(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
+	must(write(pipes[0][1], "a", 1) == 1 && write(pipes[1][1], "full", 4) == 4);
+	int files[] = {event, pair[0], pipes[0][0], pipes[0][1], pipes[1][0], semaphore};
+	enum { LAST = sizeof files / sizeof *files - 1 };
+	for (int i = 0; i <= LAST; i++) {
+		uint64_t data;
+		int all = EPOLLONESHOT | EPOLLIN | EPOLLOUT;
+		e = (struct epoll_event){.events = all, .data.u64 = 40 + i};
+		must(epoll_ctl(once, EPOLL_CTL_ADD, files[i], &e) == 0);
+		must(i == LAST || (poll_one(once, &data) == 1 && data == 40u + i));
+	}
+	char c, page[4096] = {0};
+	must(read(pipes[0][0], &c, 1) == 1);
+	/* The write end of a full pipe, and an empty pipe without a writer. */
+	int more = epoll_create1(0), full[2], left[2];
+	must(pipe2(full, O_NONBLOCK) == 0 && pipe(left) == 0 && write(left[1], "x", 1) == 1);
 	e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT | EPOLLET, .data.u64 = 3};
-	must(epoll_ctl(once, EPOLL_CTL_ADD, full[1], &e) == 0);
+	must(epoll_ctl(more, EPOLL_CTL_ADD, full[1], &e) == 0);
+	e = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 4};
+	must(epoll_ctl(more, EPOLL_CTL_ADD, left[0], &e) == 0);
 	struct epoll_event taken[4];
-	must(epoll_wait(once, taken, 4, 0) == 3);
-	char page[4096] = {0};
-	must(read(empty[0], page, 1) == 1);
+	must(epoll_wait(more, taken, 4, 0) == 2 && read(left[0], &c, 1) == 1 && close(left[1]) == 0);
 	while (write(full[1], page, sizeof page) > 0)
 		;
-	/* One that is armed and ready. */
-	e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT, .data.u64 = 4};
-	must(epoll_ctl(once, EPOLL_CTL_ADD, with[1], &e) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		must(epoll_wait(once, taken, 4, 0) == 1 && taken[0].data.u64 == 4);
-		e = (struct epoll_event){.events = EPOLLOUT | EPOLLONESHOT, .data.u64 = 4};
-		must(epoll_ctl(once, EPOLL_CTL_MOD, with[1], &e) == 0);
 		uint64_t value, data = 0;
+		must(epoll_wait(more, taken, 4, 0) == 0 && disarmed(more) == 1);
+		must(disarmed(once) == LAST && poll_one(once, &data) == 1 && data == 40 + LAST);
+		must(disarmed(once) == LAST + 1 && poll_one(once, &data) == 0);
+		int unread[2];
+		must(ioctl(pipes[0][0], FIONREAD, &unread[0]) == 0 && unread[0] == 0);
+		must(ioctl(pipes[1][0], FIONREAD, &unread[1]) == 0 && unread[1] == 4);
+		e = (struct epoll_event){.events = EPOLLONESHOT | EPOLLOUT, .data.u64 = 40 + LAST};
+		must(epoll_ctl(once, EPOLL_CTL_MOD, semaphore, &e) == 0);
 		must(read(event, &value, 8) == 8 && value == 5 && read(event, &value, 8) == -1);
 		value = 5;
 		must(write(event, &value, 8) == 8);
@@ -116,10 +144,9 @@ int main(void) {
 		must(fcntl(inner, F_GETFD) == FD_CLOEXEC && fcntl(outer, F_GETFD) == 0);
 	}
 	/* Disarmed is disarmed for a hang-up, too, and can be armed again. */
-	must(close(with[1]) == 0 && epoll_wait(once, taken, 4, 0) == 0);
+	must(close(pipes[1][1]) == 0 && poll_one(once, &(uint64_t){0}) == 0);
 	e = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 9};
-	must(epoll_ctl(once, EPOLL_CTL_MOD, with[0], &e) == 0);
-	must(epoll_wait(once, taken, 4, 0) == 1 && taken[0].data.u64 == 9);
-	must(taken[0].events == (EPOLLIN | EPOLLHUP));
+	must(epoll_ctl(once, EPOLL_CTL_MOD, pipes[1][0], &e) == 0);
+	must(epoll_wait(once, taken, 4, 0) == 1 && taken[0].events == (EPOLLIN | EPOLLHUP));
 	ok();
 }

@@ -89,7 +89,8 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
                 Call::new(libc::SYS_epoll_ctl, [own, op, number, event.into()])
             };
             if is_spent {
-                spend(plan, sequence, &what, item, (own, &change, event));
+                let is_empty = is_of_empty_pipe(plan, table, item);
+                spend(plan, sequence, &what, (item, is_empty), (own, &change, event))?;
             } else {
                 sequence.call(what, change(libc::EPOLL_CTL_ADD.into(), event));
             }
@@ -100,18 +101,33 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
 
 /// Adds an item whose EPOLLONESHOT has had its event. EPOLL_CTL_ADD and EPOLL_CTL_MOD also arm an item without
 /// events, for EPOLLERR and EPOLLHUP; only an event disarms it (epoll_ctl(2)). So the item is added for more events,
-/// and the first of them is taken.
+/// and the first of them is taken. An empty pipe becomes ready by a byte, which is taken out again.
 ///
-/// LIMIT: a file that is not ready for any of them leaves its item armed for EPOLLERR and EPOLLHUP.
+/// LIMIT: another file that is not ready for any of them leaves its item armed for EPOLLERR and EPOLLHUP.
 fn spend(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
-    item: &EpollItem,
+    (item, is_empty): (&EpollItem, bool),
     (own, change, unready): (Arg, &dyn Fn(Arg, u64) -> Call, u64),
-) {
+) -> Result<()> {
     let more = plan.builder.data(&event_of(item.events | OFTEN_READY, item.data));
     sequence.call(what, change(libc::EPOLL_CTL_ADD.into(), more));
+    let byte = plan.cell();
+    let moved = |call, file| {
+        Call::new(call, [file, Arg::At(byte), Arg::Number(1)]).returns(1)
+    };
+    let writer = match is_empty {
+        true => {
+            let flags = (libc::O_WRONLY | libc::O_NONBLOCK) as u32;
+            let path = format!("/proc/self/fd/{}", item.number);
+            Some(open::own_path(plan, sequence, what, &path, flags)?)
+        }
+        false => None,
+    };
+    if let Some(writer) = writer {
+        sequence.call(what, moved(libc::SYS_write, writer.into()));
+    }
     // The event is written over the operation. Of those events none is EPOLL_CTL_MOD, and no other operation
     // succeeds: the item is there (EEXIST), or the operation is unknown (EINVAL).
     let operation = plan.builder.cell_of(libc::EPOLL_CTL_MOD as u32);
@@ -119,6 +135,21 @@ fn spend(
     let args = [own, Arg::At(operation), Arg::Number(1), Arg::Number(0)];
     sequence.call(what, Call::new(libc::SYS_epoll_wait, args));
     sequence.call(what, change(operation.into(), unready).lenient());
+    if let Some(writer) = writer {
+        sequence.call(what, moved(libc::SYS_read, item.number.into()));
+        sequence.call(what, Call::new(libc::SYS_close, [writer.into()]));
+    }
+    Ok(())
+}
+
+/// Whether an item is of the read end of an empty pipe.
+fn is_of_empty_pipe(plan: &Plan<'_>, table: Table<'_>, item: &EpollItem) -> bool {
+    let thing = |index: usize| plan.records.objects.get(index).map(|object| &object.thing);
+    let found = table.descriptors.iter().find(|one| one.number == item.number);
+    let Some(Thing::PipeEnd(end)) = found.and_then(|found| thing(found.object)) else {
+        return false;
+    };
+    !end.writes && matches!(thing(end.pipe), Some(Thing::Pipe(pipe)) if pipe.content.0.is_empty())
 }
 
 /// struct epoll_event, which is packed: 4 bytes of events, 8 of data.
