@@ -28,8 +28,10 @@ use serde_json::json;
 
 /// LIMIT: the time of one step of a client, and until a program serves.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// LIMIT: attempts at a sleep that data in flight ends at once.
+/// LIMIT: attempts at a sleep that data in flight or a thread at work ends at once.
 const ATTEMPTS: usize = 20;
+/// The keeper wakes a container that was stopped at work, within some milliseconds.
+const SETTLED: Duration = Duration::from_millis(100);
 /// Keys that detach a terminal.
 const DETACH: &str = "\u{10}\u{11}";
 
@@ -131,11 +133,12 @@ programs! {
     ruby: "puma", "sums in memory, by threads of puma; answers of up to 230 kB";
     perl: "starman", "sums in files, by four processes of starman; answers of up to 230 kB";
     php: "php8.2-fpm", "sums in sessions, by php-fpm behind nginx; answers of up to 230 kB";
-    rseq: "libc6", "four threads count per CPU in restartable sequences and allocate with tcmalloc; no count is lost";
+    rseq: "libc6", "four threads count per CPU in restartable sequences and allocate with tcmalloc, for half a second after each request; no count is lost";
     // Other programs in Go.
     registry: "docker-registry", "layers of images, each uploaded half before and half after a sleep (Go)";
     prometheus: "prometheus", "its own values each second; the number of samples never falls (Go)";
     alertmanager: "prometheus-alertmanager", "silences, one more each time (Go)";
+    netdata: "netdata-core", "graphs of the host: each second's value that was read before is read again";
     // Other services of a network.
     sshd: "openssh-server", "sessions with a terminal, whose shells count";
     dnsmasq: "dnsmasq-base", "queries by datagrams and over a TCP connection";
@@ -143,7 +146,7 @@ programs! {
     rsync: "rsync", "a connection in the middle of its greeting; files written and read back over new ones";
     git: "git", "branches over connections of protocol 2; commits pushed and cloned over new ones";
     dovecot: "dovecot-imapd", "mails of a selected mailbox, over IMAP";
-    cron: "cron", "its timer wakes it for each job, which counts in a file; a minute lasts a second (faketime)",
+    cron: "cron", "its timer wakes it for each job, which counts in a file; a minute lasts a second (faketime), and the answer is the next job",
         wake_on = "call,data,file,timer";
     systemd: "systemd", "sums by a socket-activated service, with journal, bus and logins",
         options = &["--systemd", "always"];
@@ -154,13 +157,13 @@ programs! {
         client = Client::Terminal(&SHELL);
     vim: "vim", "a text with one line more each time, written to its file",
         client = Client::Terminal(&Typed {
-            redraw: "\u{c}",
-            prompt: "~",
+            // A long text hides the signs below its end. The command itself does not contain the prompt.
+            redraw: "\u{c}:echo 'op'.'en'\r",
+            prompt: "open",
             keys: "GoLine {n}\u{1b}:w\r",
             shown: "{next}L, ",
         });
     emacs: "emacs-nox", "a text with one line more each time, counted and written to its file",
-        may_refuse = Some("O_ASYNC"),
         client = Client::Terminal(&Typed {
             redraw: "\u{c}",
             prompt: "text",
@@ -298,9 +301,12 @@ fn end_processes(
 ) -> bool {
     let ended = if words[0] == "sleep" { "asleep" } else { "stopped" };
     let mut last = String::new();
-    for _ in 0..ATTEMPTS {
+    for attempt in 1..=ATTEMPTS {
         user.detach();
         let out = host.dm_within(PATIENCE, words);
+        if out.status == 0 && ended == "asleep" {
+            std::thread::sleep(SETTLED);
+        }
         let state = host.state_of("a");
         if out.status == 0 && state == ended {
             return true;
@@ -317,7 +323,8 @@ fn end_processes(
             // Data in flight or a client inside may wake it at once.
             last = format!("{words:?}: it is {state}, not {ended}");
         }
-        std::thread::sleep(Duration::from_millis(100));
+        // A wake is work, too: systemd has some for half a second.
+        std::thread::sleep(Duration::from_millis(100) * attempt.min(10) as u32);
     }
     panic!("{last}");
 }

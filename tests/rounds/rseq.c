@@ -1,14 +1,15 @@
 /* A server whose threads count per CPU in restartable sequences (rseq(2)), as the allocators of some databases do.
  *
- * Four threads count and allocate all the time. Each count is a load, a wait and a store, without a lock: the
- * kernel must abort the sequence of a thread that was preempted in it. A client that sends a line gets the number
- * of counts lost, which is 0, and the sum. */
+ * Four threads count and allocate for half a second after each request, in which a sleep ends at once. Each count is
+ * a load, a wait and a store, without a lock: the kernel must abort the sequence of a thread that was preempted in
+ * it. A client that sends a line gets the number of counts lost, which is 0, and the sum. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/rseq.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { THREADS = 4, CPUS_MAX = 1024 };
@@ -17,6 +18,10 @@ static struct {
 	long count __attribute__((aligned(64)));
 } per_cpu[CPUS_MAX];
 static long counted[THREADS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t requested = PTHREAD_COND_INITIALIZER;
+/* Seconds of CLOCK_MONOTONIC until which threads count. */
+static double busy_until;
 static pthread_rwlock_t pause_lock = PTHREAD_RWLOCK_INITIALIZER;
 
 /* Adds one to the count of the current CPU. Returns 0 if the sequence was aborted. */
@@ -54,11 +59,27 @@ static int add_one(struct rseq *area)
 	return is_done;
 }
 
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+static void await_request(void)
+{
+	pthread_mutex_lock(&lock);
+	while (now() > busy_until)
+		pthread_cond_wait(&requested, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
 static void *work(void *mine)
 {
 	struct rseq *area = (void *)((char *)__builtin_thread_pointer() + __rseq_offset);
 	void *kept[64] = { 0 };
 	for (unsigned n = 0;; n++) {
+		await_request();
 		pthread_rwlock_rdlock(&pause_lock);
 		for (int i = 0; i < 2000; i++) {
 			*(long *)mine += add_one(area);
@@ -84,6 +105,10 @@ static void *serve(void *arg)
 		for (int i = 0; i < THREADS; i++)
 			wanted += counted[i];
 		pthread_rwlock_unlock(&pause_lock);
+		pthread_mutex_lock(&lock);
+		busy_until = now() + 0.5;
+		pthread_cond_broadcast(&requested);
+		pthread_mutex_unlock(&lock);
 		fprintf(stream, "%ld lost of %ld\n", wanted - sum, wanted);
 		fflush(stream);
 	}

@@ -203,6 +203,13 @@ alertmanager() {
     as prometheus prometheus-alertmanager --config.file=/etc/prometheus/alertmanager.yml --cluster.listen-address=
 }
 
+# Graphs of the host.
+
+netdata() {
+    printf '[global]\n    run as user = netdata\n[web]\n    bind to = *\n    disconnect idle clients after seconds = 0\n' >/etc/netdata/netdata.conf
+    exec netdata -D
+}
+
 # Other services of a network.
 
 sshd() {

@@ -64,6 +64,7 @@ const PROGRAMS: &[&str] = &[
     "memcached",
     "mosquitto",
     "nats-server",
+    "netdata",
     "nginx-light",
     "nodejs",
     "openjdk-17-jdk-headless",
@@ -305,7 +306,7 @@ pub fn mariadb() -> PathBuf {
 /// The directory of a Debian with the servers, editors and interpreters of `tests/rounds.rs`, 2.2 GB. It is the
 /// root of containers as it is (`--rootfs`): no test imports it.
 pub fn programs() -> PathBuf {
-    cached("programs-1", |path| debian::bootstrap(PROGRAMS, path, &[]))
+    cached("programs-2", |path| debian::bootstrap(PROGRAMS, path, &[]))
 }
 
 /// A tar of a small Debian with systemd, dbus and python, some 190 MB.
