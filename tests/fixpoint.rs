@@ -206,6 +206,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("raw", &["--cap-add", "NET_RAW"], false),
     ("reaper", &[], true),
     ("reuse", &[], false),
+    ("finished", &[], false),
     ("rights", &[], false),
     ("sandbox", &[], true),
     ("schedule", &[], true),

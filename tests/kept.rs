@@ -2,6 +2,8 @@
 //! restartable sequences, restrictions of a process by itself, unusual sharing, guard regions, options of
 //! sockets, signal-driven I/O.
 
+use std::os::fd::AsFd;
+
 use super::*;
 
 workloads! {
@@ -131,6 +133,113 @@ fn vm_outside_client_that_has_sent_no_data_is_answered_after_restore() {
         assert_eq!(answer, [8], "round {round}");
     }
     wait_for_line(&host, "defer", "ok");
+}
+
+/// A container with an own domain's stack that lasts: another one runs in it.
+fn host_with_lasting_stack() -> Host {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "lasts", "workloads", "sleep", "1000"]).ok();
+    host
+}
+
+/// The ended connections (TIME_WAIT and alike) at a port that the stack of a container lists, of every container.
+fn ended_connections(host: &Host, port: u16) -> usize {
+    let pid = host.inspect("lasts")["pid"].as_u64().expect("the container runs");
+    let table =
+        |family| fs::read_to_string(format!("/proc/{pid}/net/{family}")).unwrap_or_default();
+    let all = format!("{}{}", table("tcp"), table("tcp6"));
+    let is_it = |line: &&str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let at = words.next().is_some_and(|at| at.ends_with(&format!(":{port:04X}")));
+        at && words.nth(1).is_some_and(|state| ["05", "06"].contains(&state))
+    };
+    all.lines().filter(is_it).count()
+}
+
+/// Connections that a program has ended first keep the address of its listener for a minute in a stack that lasts,
+/// if the listener has no SO_REUSEADDR.
+#[test]
+fn vm_listeners_are_restored_beside_connections_that_just_ended() {
+    let host = host_with_lasting_stack();
+    round_trip(&host, "finished", &["--env", "WAITS=1"]);
+    round_trip(&host, "finished", &["--net", "none"]);
+    start(&host, "finished", &["--env", "OUTSIDE=1"]);
+    for round in 0..rounds() {
+        wait_for_line(&host, "finished", &format!("listens {round}"));
+        let address = host.address_of("finished");
+        // The client closes after the server.
+        let call = move || {
+            for port in [7104, 7103] {
+                let mut client = TcpStream::connect((&*address, port)).expect("the server listens");
+                client.write_all(b"a").expect("it is open");
+                let mut answer = Vec::new();
+                client.read_to_end(&mut answer).expect("an answer");
+                assert_eq!(answer, b"b");
+            }
+        };
+        host.in_network(call).join().expect("no panic");
+        wait_for_line(&host, "finished", &format!("ready {round}"));
+        assert!(ended_connections(&host, 7104) > 0, "round {round}");
+        host.dm(&["checkpoint", "finished"]).ok();
+        host.dm(&["restore", "finished"]).ok();
+        go_on(&host, "finished", round);
+    }
+    wait_for_line(&host, "finished", "ok");
+}
+
+/// As with a new network namespace, a program that is started again finds its address free.
+#[test]
+fn vm_restarted_program_finds_its_address_free() {
+    let host = host_with_lasting_stack();
+    start(&host, "finished", &[]);
+    wait_for_line(&host, "finished", "ready 0");
+    assert!(ended_connections(&host, 7101) > 0);
+    for _ in 0..2 {
+        let began = |host: &Host| host.dm(&["logs", "finished"]).stdout.matches("ready 0").count();
+        let before = began(&host);
+        host.dm(&["restart", "--time", "0", "finished"]).ok();
+        let is_up = || began(&host) > before || host.state_of("finished") != "running";
+        assert!(wait_until(soon(), is_up));
+        assert!(began(&host) > before, "{}", host.dm(&["logs", "finished"]).stdout);
+    }
+}
+
+/// A restore takes no connection of another container, and no address at which another socket listens.
+#[test]
+fn vm_restore_ends_no_connection_of_other_containers() {
+    let host = host_with_lasting_stack();
+    for name in ["one", "other"] {
+        let words =
+            ["run", "-d", "--name", name, "--env", "ROUNDS=9", "workloads", "/bin/finished"];
+        host.dm(&words).ok();
+        wait_for_line(&host, name, "ready 0");
+    }
+    host.dm(&["checkpoint", "one"]).ok();
+    // Later than those of the first one.
+    host.dm(&["exec", "other", "touch", "/go-0"]).ok();
+    wait_for_line(&host, "other", "ready 1");
+    let all = ended_connections(&host, 7101);
+    host.dm(&["restore", "one"]).ok();
+    let rest = ended_connections(&host, 7101);
+    assert!(rest > 0 && rest < all, "{rest} of {all}");
+    host.dm(&["exec", "one", "touch", "/go-0"]).ok();
+    wait_for_line(&host, "one", "ready 1");
+    // A process outside of all containers listens at its address.
+    let address = host.address_of("one");
+    host.dm(&["checkpoint", "one"]).ok();
+    let pid = host.inspect("lasts")["pid"].as_u64().expect("the container runs");
+    let namespace = fs::File::open(format!("/proc/{pid}/ns/net")).expect("it runs");
+    let taken = std::thread::spawn(move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).expect("root may");
+        std::net::TcpListener::bind((address, 7104))
+    });
+    let listener = taken.join().expect("no panic").expect("the address is free");
+    let out = host.dm(&["restore", "one"]);
+    assert!(out.status != 0 && out.stderr.contains("Address already in use"), "{out}");
+    drop(listener);
+    host.dm(&["restore", "one"]).ok();
+    wait_for_line(&host, "one", "ready 1");
 }
 
 #[test]

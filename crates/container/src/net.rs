@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_model::{Config, ContainerId, Name, NetMode};
 use dormouse_network::Domain;
+use dormouse_stacks::stack;
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::{Error, Result};
@@ -164,6 +165,26 @@ pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<
         Net::Host { netns, .. } => Ok(dormouse_checkpoint::keep_quiet(netns, &rules)?),
         Net::Domain(domain) => Ok(dormouse_checkpoint::keep_quiet(&domain.netns, &rules)?),
     }
+}
+
+/// Removes ended connections (TIME_WAIT) of a container without processes, which would keep its sockets from their
+/// addresses ([`stack::forget_ended_here`]). `ports` are those of the sockets of a checkpoint; all, if `None`.
+///
+/// ORDER: after [`enter`], which makes sure that the addresses are the container's. All others in the stack of a
+/// domain belong to other containers. The host's stack has no address of a container, and a new stack no connection.
+pub(crate) fn forget_ended(
+    ground: &Ground,
+    config: &Config,
+    domain: &Domain,
+    ports: Option<&[u16]>,
+) -> Result<()> {
+    if ports.is_some_and(<[u16]>::is_empty) {
+        return Ok(()); // most wakes
+    }
+    let own = ground.network()?.own(&config.addresses)?;
+    let forget = || Ok(stack::forget_ended_here(|address| own.has(address), ports));
+    let entered = stack::inside_of(&domain.netns, forget);
+    entered.map(drop).map_err(|e| Error::file("cannot enter", "a network namespace")(e.into()))
 }
 
 /// Ends the drop rules of connections that will not be restored, so that their peers are reset.

@@ -220,6 +220,23 @@ impl RestorePlan {
         if self.beside { None } else { Reserved::new(device).ok().flatten() }
     }
 
+    /// Returns the ports of the TCP sockets that a restore binds in the stack that the container shares. Held
+    /// sockets and connections are not bound.
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        let objects = self.reader.records().objects.iter().zip(0..);
+        let own = objects.filter(|(object, number)| {
+            object.net.is_none() && !self.held.iter().any(|(held, _)| held == number)
+        });
+        own.filter_map(|(object, _)| match &object.thing {
+            Thing::Listener(listener) => Some(listener.address.port()),
+            Thing::TcpSocket(tcp) if tcp.connection.is_none() => {
+                tcp.address.map(|address| address.port()).filter(|port| *port != 0)
+            }
+            _ => None,
+        })
+        .collect()
+    }
+
     /// Returns how many terminals the container may have: those of the checkpoint keep their numbers, also
     /// where a container of an older program had more.
     pub(crate) fn terminals(&self) -> u32 {

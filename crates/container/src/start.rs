@@ -221,6 +221,8 @@ fn start_clean(
     let placement = cgroup.placement()?;
     if let Net::Domain(domain) = &net {
         net::enter(ground, config, &cgroup, domain)?;
+        let ports = from.map(RestorePlan::ports);
+        net::forget_ended(ground, config, domain, ports.as_deref())?;
     }
     let shared = dir::make(ground, config)?;
     let mounts = root::host_mounts(ground, config, &net, &shared)?;

@@ -35,7 +35,7 @@ mod store;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -265,6 +265,15 @@ impl Network {
     pub fn announce(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<()> {
         let led = self.route(domain, id, addresses)?;
         self.add_further(&led)
+    }
+
+    /// Returns what is a container's alone within the stack of its domain.
+    pub fn own(&self, addresses: &[IpAddr]) -> Result<Own> {
+        let plan = self.store()?.plan;
+        let first = numbers(&plan, addresses)?.first().copied();
+        let first = first.ok_or_else(|| Error::NoAddress("one without addresses".into()))?;
+        let loop4 = u32::from(Ipv4Addr::new(127, 0, 0, 0)) | first << LOOP_BITS;
+        Ok(Own { addresses: addresses.to_vec(), loop4, loop6: plan.loop6(first) })
     }
 
     /// Makes processes in a cgroup that is not a container's create sockets for an
@@ -536,6 +545,47 @@ fn numbers(plan: &Plan, addresses: &[IpAddr]) -> Result<Vec<u32>> {
         }
     }
     Ok(numbers)
+}
+
+/// The addresses of a container in the stack of its domain, with its private loopback.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    addresses: Vec<IpAddr>,
+    /// The first of its 64 addresses of 127.0.0.0/8.
+    loop4: u32,
+    loop6: Ipv6Addr,
+}
+
+/// Bits of a private loopback address that the program chooses.
+const LOOP_BITS: u32 = 6;
+
+impl Own {
+    /// Whether this is one of them. An IPv4 address that is mapped into IPv6 counts as itself.
+    pub fn has(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.addresses.contains(&address)
+            || match address {
+                IpAddr::V4(four) => u32::from(four) >> LOOP_BITS == self.loop4 >> LOOP_BITS,
+                IpAddr::V6(six) => six == self.loop6,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_those_of_a_container_and_its_private_loopback() {
+        let of = |text: &str| text.parse::<IpAddr>().unwrap();
+        let addresses = vec![of("10.136.0.5"), of("fd00::5")];
+        let loop4 = u32::from(Ipv4Addr::new(127, 0, 1, 64));
+        let own = Own { addresses, loop4, loop6: "fd00:0:0:ffff::5".parse().unwrap() };
+        let its = ["10.136.0.5", "fd00::5", "127.0.1.65", "127.0.1.127", "::ffff:127.0.1.65"];
+        assert!(its.into_iter().chain(["fd00:0:0:ffff::5"]).all(|text| own.has(of(text))));
+        let others = ["10.136.0.6", "fd00::6", "127.0.1.63", "127.0.1.128", "127.0.0.1", "::1"];
+        assert!(!others.into_iter().any(|text| own.has(of(text))));
+    }
 }
 
 const SYSFS_MAGIC: u64 = 0x6265_6572;

@@ -200,6 +200,8 @@ pub fn reset_clients(listener: BorrowedFd<'_>, count: u32) -> Result<(), Errno> 
 
 /// States of a connection (`tcp_states.h`).
 const ESTABLISHED: u8 = 1;
+const FIN_WAIT_2: u8 = 5;
+const TIME_WAIT: u8 = 6;
 const CLOSE_WAIT: u8 = 8;
 
 /// The kind of requests of sock_diag(7) for one family of sockets (`SOCK_DIAG_BY_FAMILY`).
@@ -263,6 +265,69 @@ pub fn signed_here() -> Result<Vec<u64>, ()> {
     Ok(all)
 }
 
+/// Removes the ended TCP connections of some addresses from the stack of the calling thread: those in TIME_WAIT,
+/// and those without a process that wait for the end of their peer, which the kernel holds like them. `ports` are
+/// the local ports of interest; if `None`, all are. A bind of another socket to their address fails while they
+/// exist, unless both have SO_REUSEADDR.
+///
+/// Only addresses that belong to a container without processes may be passed: a peer that repeats its last
+/// segment is answered with a reset. Returns how many were removed.
+///
+/// KERNEL(6.0): earlier kernels remove no such connection. They also need CONFIG_INET_DIAG_DESTROY, and the
+/// module `tcp_diag`. Without these nothing is removed.
+pub fn forget_ended_here(is_own: impl Fn(IpAddr) -> bool, ports: Option<&[u16]>) -> usize {
+    /// The timer of a connection that the kernel holds in short form, and the only one of that kind.
+    const TIMER: u8 = 3;
+    const DESTROY: u16 = 21; // SOCK_DESTROY
+    let states = 1 << FIN_WAIT_2 | 1 << TIME_WAIT;
+    // Listing all sockets takes as long as the kernel's table is large.
+    if ports.is_some_and(<[u16]>::is_empty) || !has_ended_here() {
+        return 0;
+    }
+    let one = match ports {
+        Some([one]) => *one,
+        _ => 0, // any
+    };
+    let mut removed = 0;
+    for v6 in [false, true] {
+        let mut found: Vec<Vec<u8>> = Vec::new();
+        let listed = dump(v6, (one, states), 0, |entry| {
+            let [at, _] = diagnosed(entry)?.ends;
+            let is_it = *entry.get(2)? == TIMER
+                && is_own(at.ip())
+                && ports.is_none_or(|ports| ports.contains(&at.port()));
+            if is_it {
+                // struct inet_diag_sockid, with the cookie by which the kernel finds the same one.
+                let id = entry.get(4..52)?;
+                found.push([&request(v6, 0, 0)[..8], id].concat());
+            }
+            Some(())
+        });
+        let Ok(mut socket) = netlink::Socket::open(Protocol::SocketDiagnosis) else {
+            return removed;
+        };
+        if listed.is_err() {
+            continue;
+        }
+        // One may have ended by itself since.
+        let gone = |one: &Vec<u8>| socket.request(DESTROY, 0, &Message::new(one)).is_ok();
+        removed += found.iter().map(gone).filter(|gone| *gone).count();
+    }
+    removed
+}
+
+/// Whether the stack of the calling thread has connections in TIME_WAIT.
+fn has_ended_here() -> bool {
+    let text = proc::whole_text("/proc/thread-self/net/sockstat").unwrap_or_default();
+    ended(&text) != Some(0)
+}
+
+/// Parses `TCP: inuse N orphan N tw N ...`.
+fn ended(sockstat: &str) -> Option<u32> {
+    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP: "))?;
+    line.split_ascii_whitespace().skip_while(|word| *word != "tw").nth(1)?.parse().ok()
+}
+
 /// Bytes of `struct inet_diag_msg`, before the attributes.
 const HEAD_BYTES: usize = 72;
 
@@ -273,15 +338,20 @@ fn dump(
     extensions: u8,
     each: impl FnMut(&[u8]) -> Option<()>,
 ) -> Result<(), ()> {
+    let mut request = request(v6, extensions, states);
+    request[8..10].copy_from_slice(&port.to_be_bytes());
+    let mut socket = netlink::Socket::open(Protocol::SocketDiagnosis).map_err(drop)?;
+    socket.dump(BY_FAMILY, &Message::new(&request), each).map_err(drop)
+}
+
+/// A `struct inet_diag_req_v2` for TCP: family, protocol, extensions, padding; states; struct inet_diag_sockid.
+fn request(v6: bool, extensions: u8, states: u32) -> [u8; 56] {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // struct inet_diag_req_v2: family, protocol, extensions, padding; states; struct inet_diag_sockid.
     let mut request = [0; 56];
     (request[0], request[1]) = (family as u8, libc::IPPROTO_TCP as u8);
     request[2] = extensions;
     request[4..8].copy_from_slice(&states.to_ne_bytes());
-    request[8..10].copy_from_slice(&port.to_be_bytes());
-    let mut socket = netlink::Socket::open(Protocol::SocketDiagnosis).map_err(drop)?;
-    socket.dump(BY_FAMILY, &Message::new(&request), each).map_err(drop)
+    request
 }
 
 /// Parses `struct inet_diag_msg`: family, state, timer, retransmits; struct inet_diag_sockid (both ports, both
@@ -542,6 +612,60 @@ mod tests {
         let line = "1    lo              ff020000000000000000000000000001     1 0000000C 0";
         let group = "ff02::1".parse().unwrap();
         assert_eq!(group_of_six(line), Some((1, "lo".to_owned(), group)));
+    }
+
+    #[test]
+    fn ended_connections_are_counted() {
+        let text =
+            "sockets: used 9\nTCP: inuse 4 orphan 0 tw 3 alloc 5 mem 1\nUDP: inuse 0 mem 0\n";
+        assert_eq!(ended(text), Some(3));
+        assert_eq!((ended("TCP: inuse 4"), ended("")), (None, None));
+    }
+
+    /// Of ended connections those of chosen addresses and ports are removed, and no other connection.
+    #[test]
+    fn root_ended_connections_of_an_address_are_forgotten() {
+        use std::io::Read;
+        let at = |ip: &str| format!("{ip}:0");
+        let (own, other) = ("127.7.0.1", "127.7.0.2");
+        let end_first = |address: SocketAddr, listener: &OwnedFd| {
+            let mut client = std::net::TcpStream::connect(address).unwrap();
+            drop(rustix::net::accept(listener).unwrap());
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            client
+        };
+        let there = |address: SocketAddr| {
+            let is_it = |line: &&Line| line.ends[0] == address && [5, 6].contains(&line.state);
+            lines("tcp").iter().filter(is_it).count()
+        };
+        let mut addresses = Vec::new();
+        let mut waiting = Vec::new();
+        for ip in [own, own, other] {
+            let (listener, address) = listening(&at(ip));
+            drop(end_first(address, &listener)); // in TIME_WAIT
+            waiting.push(end_first(address, &listener)); // its peer has not closed yet
+            assert!(arrives(|| there(address) == 2), "{address}");
+            addresses.push(address);
+        }
+        let (first, second, foreign) = (addresses[0], addresses[1], addresses[2]);
+        // A connection that is open.
+        let (listener, open_at) = listening(&at(own));
+        let mut client = std::net::TcpStream::connect(open_at).unwrap();
+        let mut server = std::net::TcpStream::from(rustix::net::accept(&listener).unwrap());
+        let is_own = |ip: IpAddr| ip == first.ip();
+        let removed = forget_ended_here(is_own, Some(&[first.port(), foreign.port()]));
+        if removed == 0 {
+            return eprintln!("SKIPPED: the kernel removes no ended connection");
+        }
+        assert_eq!((removed, there(first), there(second), there(foreign)), (2, 0, 2, 2));
+        assert_eq!(forget_ended_here(is_own, Some(&[])), 0);
+        assert_eq!(forget_ended_here(is_own, None), 2);
+        assert_eq!((there(second), there(foreign)), (0, 2));
+        std::io::Write::write_all(&mut client, b"x").unwrap();
+        assert_eq!(server.read(&mut [0]).unwrap(), 1);
+        // The rest ends sooner than by itself.
+        drop(waiting);
+        forget_ended_here(|ip| ip == foreign.ip(), None);
     }
 
     #[test]
