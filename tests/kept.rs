@@ -242,6 +242,37 @@ fn vm_restore_ends_no_connection_of_other_containers() {
     wait_for_line(&host, "one", "ready 1");
 }
 
+/// The container has removed or renumbered its user since its start.
+#[test]
+fn vm_container_without_its_user_is_restored() {
+    let host = host();
+    let words = ["run", "-d", "--name", "a", "--user", "app:app", "app", "sleep", "100000"];
+    let image = "mkdir -p /etc; echo app:x:1234:1235::/:/bin/sh >>/etc/passwd; echo app:x:1235: >>/etc/group";
+    host.dm(&["run", "--name", "made", "workloads", "sh", "-c", image]).ok();
+    host.dm(&["commit", "made", "app"]).ok();
+    host.dm(&words).ok();
+    let exec = ["exec", "--user", "0", "a", "sh", "-c"];
+    let as_root = |script: &str| host.dm(&[&exec[..], &[script]].concat()).ok();
+    for change in ["sed -i s/1234/1236/ /etc/passwd", "sed -i /app/d /etc/passwd /etc/group"] {
+        as_root(change);
+        let own = || as_root("grep -E '^(Uid|Gid|Groups)' /proc/1/status");
+        let before = own();
+        assert!(before.contains("1234") && before.contains("1235"), "{before}");
+        host.dm(&["checkpoint", "a"]).ok();
+        host.dm(&["restore", "a"]).ok();
+        assert_eq!(own(), before, "{change}");
+        host.dm(&["sleep", "a"]).ok();
+        host.dm(&["wake", "a"]).ok();
+        assert_eq!(own(), before, "{change}");
+    }
+    host.dm(&["clone", "--name", "b", "a"]).ok();
+    host.dm(&["clone", "--asleep", "--name", "c", "a"]).ok();
+    for name in ["b", "c"] {
+        let out = host.dm(&["exec", "--user", "0", name, "sh", "-c", "grep ^Uid /proc/1/status"]);
+        assert!(out.stdout.contains("1234"), "{name}: {out}");
+    }
+}
+
 #[test]
 fn vm_checkpoint_refuses_a_dispatch_of_system_calls_by_name() {
     refuses(&host(), "dispatch", "PR_SET_SYSCALL_USER_DISPATCH", false);

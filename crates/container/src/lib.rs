@@ -55,7 +55,7 @@
 //! LIB/containers/ID/upper, work     its own files, in its own ids
 //! LIB/containers/ID/output.log      its output, written by the keeper's reader (`log`)
 //! LIB/containers/ID/stdout.log, stderr.log    the same, written by the container itself
-//! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
+//! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`), and in init.json its first one
 //! LIB/containers/ID/proven.json     the shapes of its checkpoints that were proven (`proof`)
 //! LIB/containers/ID/asleep/         checkpoint of an asleep container; its presence is the state
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends

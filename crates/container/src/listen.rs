@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, ASLEEP, CONFIG, Ground};
+use crate::user::PasswdUser;
 use crate::{hold, net, policy};
 
 /// The helper's answer when the keeper holds the sockets of a container.
@@ -40,6 +41,9 @@ const LISTENS: &str = "listens";
 pub(crate) struct Origin {
     /// The other's addresses, each with its replacement.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
+    /// The user of the other's first process, if that is on record.
+    #[serde(default)]
+    pub(crate) user: Option<PasswdUser>,
 }
 
 impl Origin {

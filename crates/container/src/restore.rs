@@ -49,6 +49,9 @@ pub(crate) struct RestorePlan {
     pub(crate) wakes: bool,
     /// The old record of its first process, if start time and failure count are to be kept.
     pub(crate) since: Option<InitRecord>,
+    /// The user of its first process, if that is on record. It is not looked up then: the container may have
+    /// changed or removed it.
+    pub(crate) user: Option<PasswdUser>,
     /// Addresses to be replaced, old and new.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
     /// The checkpoint is of another container, which continues by itself.
@@ -203,6 +206,7 @@ impl RestorePlan {
             held: Vec::new(),
             wakes: false,
             since: None,
+            user: None,
             addresses: Vec::new(),
             beside: false,
             keeper: Cell::default(),

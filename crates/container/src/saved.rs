@@ -1,6 +1,7 @@
-//! Checkpoints of a container, `LIB/containers/ID/checkpoints/N`, numbered from 1.
+//! Checkpoints of a container, `LIB/containers/ID/checkpoints/N`, numbered from 1. Beside the records each has the
+//! record of the first process, as that of an asleep container.
 //!
-//! Uses `ground`.
+//! Uses `ground` and `state`.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,8 +12,11 @@ use dormouse_model::{Config, ContainerId, NetMode};
 use dormouse_parcel::Reader;
 use dormouse_record::Records;
 
+use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::state::{InitRecord, SLEPT};
+use crate::user::PasswdUser;
 
 /// Selects a checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -110,6 +114,21 @@ pub(crate) fn find(ground: &Ground, config: &Config, from: &From) -> Result<Path
         From::Number(number) => return Err(none(Some(*number))),
     };
     Ok(dir(ground, &config.id).join(number.to_string()))
+}
+
+/// Writes the record of the first process beside the records of a new checkpoint.
+pub(crate) fn write_first(checkpoint: &Path, init: &InitRecord) -> Result<()> {
+    let path = checkpoint.join(SLEPT);
+    disk::write_json(&path, &disk::with_checksum(init)?, Durable::No)
+}
+
+/// Returns the user of the first process at the time of a checkpoint of a container. `None` for a checkpoint in
+/// another directory, which an attacker may have written, for one of an older program, and for a damaged
+/// record: the user is looked up then as at a start.
+pub(crate) fn user(ground: &Ground, id: &ContainerId, checkpoint: &Path) -> Option<PasswdUser> {
+    let is_own = [dir(ground, id).as_path(), &ground.dir(id)].contains(&checkpoint.parent()?);
+    let read = || disk::read_with_checksum::<InitRecord>(&checkpoint.join(SLEPT)).ok().flatten();
+    is_own.then(read).flatten()?.user
 }
 
 /// Removes an unwanted checkpoint that a save has published.

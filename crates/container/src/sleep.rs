@@ -33,7 +33,7 @@
 //! **Proven.** Before the processes are marked and killed, the checkpoint is restored as a twin and compared
 //! ([`crate::proof`]). After a difference the container continues.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `pending`, `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
+//! Uses `ground`, `state`, `saved`, `exit`, `hold`, `pending`, `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -42,15 +42,14 @@ use dormouse_checkpoint::save::{Figures, Subject, stop};
 use dormouse_model::{ContainerId, State};
 use dormouse_parcel::DirSink;
 
-use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::policy::{self, Idle, Reason};
 use crate::proof::Trial;
-use crate::state::{self, SLEPT};
+use crate::state;
 use crate::twin::Original;
-use crate::{drowsy, end, exit, hold, proof, save};
+use crate::{drowsy, end, exit, hold, proof, save, saved};
 
 /// Puts a container to sleep; if `idle` is given, only if it is still idle.
 pub(crate) fn sleep(
@@ -84,8 +83,7 @@ pub(crate) fn sleep(
     let writer = DirSink::begin_upon(&ground.asleep_dir(id), save::earlier(ground, id))?;
     let mut stopped = stop(&subject)?;
     let mut written = stopped.write(&subject, writer)?;
-    let slept = disk::with_checksum(&init)?;
-    disk::write_json(&ground.asleep_dir(id).join(SLEPT), &slept, Durable::No)?;
+    saved::write_first(&ground.asleep_dir(id), &init)?;
     // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
     if let (Trial::Made, Some(user)) = (trial, &init.user) {
         let (config, process, subject) = (&config, process.as_fd(), &subject);

@@ -227,7 +227,7 @@ fn start_clean(
     let shared = dir::make(ground, config)?;
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
     // The keeper clones meanwhile.
-    let recorded = from.and_then(|from| from.since.as_ref()).and_then(|since| since.user.clone());
+    let recorded = from.and_then(|from| from.user.clone());
     let check = |user: &PasswdUser| from.map(|from| restore::check(config, user, from)).transpose();
     let checked = recorded.as_ref().map_or(Ok(None), check)?;
     let mut newborn = keeper.born(expected)?;

@@ -23,6 +23,7 @@ use rustix::fs::MemfdFlags;
 
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
+use crate::user::PasswdUser;
 use crate::{hold, saved};
 
 /// A checkpoint for clones, verified.
@@ -30,6 +31,8 @@ use crate::{hold, saved};
 pub struct Template {
     pub(crate) reader: Arc<Reader>,
     pub(crate) common: Option<Arc<Common>>,
+    /// The user of its first process, if that is on record.
+    pub(crate) user: Option<PasswdUser>,
     unshared: Option<Error>,
 }
 
@@ -66,7 +69,8 @@ pub(crate) fn make(
         Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
         Err(e) => return Err(e),
     };
-    Ok(Template { reader, common: common.map(Arc::new), unshared })
+    let user = saved::user(ground, &other.id, checkpoint);
+    Ok(Template { reader, common: common.map(Arc::new), user, unshared })
 }
 
 /// Opens a checkpoint for clones and verifies its contents.

@@ -17,7 +17,7 @@
 //! ORDER: a batch is made, its records are synced together, and then it is published. A power cut
 //! leaves complete containers, and a batch waits for the disk once only.
 //!
-//! Uses `ground`, `hold`, `net`, `pending`, `create`, `listen` and `template`.
+//! Uses `ground`, `state`, `hold`, `saved`, `net`, `pending`, `create`, `listen` and `template`.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -32,7 +32,8 @@ use crate::error::{Error, Result};
 use crate::ground::{self, ASLEEP, Ground};
 use crate::listen::{Listener, Origin};
 use crate::pending::{self, New};
-use crate::{create, hold, net, template};
+use crate::state::SLEPT;
+use crate::{create, hold, net, saved, template};
 
 /// LIMIT: how many clones are published together; their locks are held meanwhile.
 const TOGETHER: usize = 128;
@@ -91,7 +92,8 @@ impl Unborn<'_> {
             let asleep = dir.join(ASLEEP);
             disk::make_dir(&asleep, 0o700)?;
             share(checkpoint, &asleep)?;
-            let origin = Origin { addresses: create::address_pairs(other, config) };
+            let user = saved::user(ground, &other.id, checkpoint);
+            let origin = Origin { addresses: create::address_pairs(other, config), user };
             disk::write_json(&Origin::path(&asleep), &origin, Durable::No)?;
             ground::write_config_as(dir, config, Durable::No)?;
             net::announce(ground, config)?;
@@ -133,10 +135,13 @@ impl Drop for Unborn<'_> {
     }
 }
 
-/// Links the files of a checkpoint into a directory.
+/// Links the files of a checkpoint into a directory, except for the record of the other's first process.
 fn share(checkpoint: &Path, asleep: &Path) -> Result<()> {
     for entry in fs::read_dir(checkpoint).map_err(Error::file("cannot list", checkpoint))? {
         let entry = entry.map_err(Error::file("cannot list", checkpoint))?;
+        if entry.file_name() == SLEPT {
+            continue;
+        }
         let (from, to) = (entry.path(), asleep.join(entry.file_name()));
         let linked = match fs::hard_link(&from, &to) {
             Err(e) if Errno::from_io_error(&e) == Some(Errno::MLINK) => {

@@ -120,7 +120,8 @@ fn wake_with(
     let since = state::slept(ground, &config.id)?;
     let origin = Origin::of(&ground.asleep_dir(&config.id))?;
     let (wakes, beside) = (true, origin.is_some());
-    let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
+    let (addresses, user) =
+        origin.map(|origin| (origin.addresses, origin.user)).unwrap_or_default();
     let _doing = pending::intend(ground, &config.id, &Intent::Sleep)?;
     for (place, number) in called.into_iter().enumerate() {
         let taken = if place < ahead { keeper.taken() } else { keeper.take(id, number) };
@@ -137,6 +138,7 @@ fn wake_with(
         check,
         held: sockets,
         wakes,
+        user: since.as_ref().and_then(|since| since.user.clone()).or(user),
         since,
         addresses,
         beside,

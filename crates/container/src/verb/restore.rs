@@ -45,6 +45,7 @@ pub(crate) fn restore(
     let later = if lazy { later::choose(ground, id, &reader)? } else { None };
     end::settle_locked(ground, &config, false)?;
     let mut comeback = RestorePlan::verified(Arc::new(reader));
+    comeback.user = saved::user(ground, id, &path);
     // No process runs before it is done, and damage is rare.
     comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
     comeback.later = later;
@@ -71,8 +72,9 @@ pub(crate) fn clone_of(
     let created = create::create(ground, create::request_like(other, name, addresses, root))?;
     let addresses = create::address_pairs(other, &created.config);
     let reader = Arc::clone(&template.reader);
-    let common = template.common.clone();
-    let comeback = RestorePlan { addresses, beside: true, common, ..RestorePlan::verified(reader) };
+    let (common, user) = (template.common.clone(), template.user.clone());
+    let verified = RestorePlan::verified(reader);
+    let comeback = RestorePlan { addresses, beside: true, common, user, ..verified };
     start::start_restored(ground, &created.config, &comeback)
         .inspect_err(|_| remove::discard(ground, created))
 }
