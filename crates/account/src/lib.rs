@@ -25,6 +25,7 @@ mod book;
 mod charge;
 mod day;
 mod number;
+pub mod rule;
 mod usage;
 
 pub use balance::Balance;
