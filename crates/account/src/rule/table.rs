@@ -1,0 +1,190 @@
+//! The table of rules that the kernel's programs evaluate.
+
+use std::fmt;
+use std::str::FromStr;
+
+use dormouse_model::Invalid;
+
+use crate::book::DEPTH_MAX;
+
+/// Number that stands for every account, and at the peer also for none.
+pub const ANY: u32 = u32::MAX;
+
+/// LIMIT: rows of a table.
+pub const ROWS_MAX: usize = 256;
+
+/// Entries of a line: an account on the deepest level, those above it, and root.
+pub const LINE: usize = DEPTH_MAX + 1;
+
+/// In [`Row::below`]: accounts below the row's home match too.
+pub const BELOW_HOME: u32 = 1;
+/// In [`Row::below`]: accounts below the row's label match too.
+pub const BELOW_LABEL: u32 = 2;
+/// In [`Row::below`]: accounts below the row's peer match too.
+pub const BELOW_PEER: u32 = 4;
+
+/// A kind of passage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Gate {
+    /// A task has received data from a socket.
+    Receive = 1,
+    /// A task sends data to a socket.
+    Send = 2,
+    /// A task makes another one, which begins with its label.
+    Fork = 3,
+    /// A task executes another program.
+    Exec = 4,
+}
+
+/// The label of a task after a passage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Becomes {
+    /// The same as before.
+    Keep = 0,
+    /// The task's home.
+    Home = 1,
+    /// The account of the peer. Where the peer is outside of all containers, the task's home: work that belongs to
+    /// no client is that of its own container, and not of the client before.
+    Peer = 2,
+    /// The account in [`Row::account`].
+    Account = 3,
+}
+
+/// One rule as the kernel's programs evaluate it: all of its fields match a passage, or the next row is tried.
+/// The layout is that of `struct dm_rule`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Row {
+    /// Number of the [`Gate`].
+    pub gate: u32,
+    /// Number of the [`Becomes`].
+    pub becomes: u32,
+    /// The label afterwards, for [`Becomes::Account`]; else 0.
+    pub account: u32,
+    /// The task's home, or [`ANY`].
+    pub home: u32,
+    /// The task's label, or [`ANY`].
+    pub label: u32,
+    /// The peer, or [`ANY`].
+    pub peer: u32,
+    /// Which of the three match the accounts below them too: [`BELOW_HOME`], [`BELOW_LABEL`], [`BELOW_PEER`].
+    pub below: u32,
+    /// Local port of the socket; 0 is any, and sockets without ports.
+    pub port: u32,
+}
+
+impl Row {
+    /// The row as the kernel has it.
+    pub fn to_bytes(&self) -> [u8; 32] {
+        let Self { gate, becomes, account, home, label, peer, below, port } = *self;
+        let mut bytes = [0; 32];
+        let fields = [gate, becomes, account, home, label, peer, below, port];
+        for (at, field) in bytes.chunks_exact_mut(4).zip(fields) {
+            at.copy_from_slice(&field.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// A table of rules, with the part of the hierarchy that it needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Table {
+    /// The rules, at most [`ROWS_MAX`], the first that matches first.
+    pub rows: Vec<Row>,
+    /// Made accounts, each with a line: itself, those above it, and root to the end. The layout of the array is that
+    /// of `struct dm_line`. For the rows, an absent account is directly below root.
+    pub lines: Vec<(u32, [u32; LINE])>,
+}
+
+/// A passage, with the accounts that take part in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Passage {
+    /// Its kind.
+    pub gate: Gate,
+    /// Home of the task.
+    pub home: u32,
+    /// Label of the task before.
+    pub label: u32,
+    /// The peer; `None` without a socket, and for a peer outside of all containers.
+    pub peer: Option<u32>,
+    /// Local port of the socket; 0 for a socket without ports.
+    pub port: u32,
+}
+
+impl Gate {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Fork, Self::Exec];
+
+    /// Its name in rules.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Receive => "receive",
+            Self::Send => "send",
+            Self::Fork => "fork",
+            Self::Exec => "exec",
+        }
+    }
+
+    /// Whether a socket takes part in the passage, and with it a peer and a port.
+    pub fn has_socket(self) -> bool {
+        matches!(self, Self::Receive | Self::Send)
+    }
+}
+
+impl FromStr for Gate {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let found = Self::ALL.into_iter().find(|gate| gate.name() == text);
+        found.ok_or_else(|| Invalid::new("gate", text, "receive, send, fork or exec"))
+    }
+}
+
+impl fmt::Display for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Table {
+    /// Returns the index of the row that decides a passage, in the way of the kernel's programs.
+    pub fn decide(&self, passage: &Passage) -> Option<usize> {
+        self.rows.iter().position(|row| self.is_match(row, passage))
+    }
+
+    /// Returns whether a row matches a passage.
+    pub fn is_match(&self, row: &Row, passage: &Passage) -> bool {
+        let is = |pattern: u32, below: u32, account: Option<u32>| {
+            pattern == ANY
+                || account.is_some_and(|account| {
+                    pattern == account
+                        || (row.below & below != 0 && self.is_below(account, pattern))
+                })
+        };
+        row.gate == passage.gate as u32
+            && is(row.home, BELOW_HOME, Some(passage.home))
+            && is(row.label, BELOW_LABEL, Some(passage.label))
+            && is(row.peer, BELOW_PEER, passage.peer)
+            && (row.port == 0 || row.port == passage.port)
+    }
+
+    fn is_below(&self, account: u32, above: u32) -> bool {
+        let line = self.lines.iter().find(|(of, _)| *of == account);
+        line.map_or(above == 0, |(_, line)| line.contains(&above))
+    }
+
+    /// Returns the label after a passage.
+    pub fn label(&self, passage: &Passage) -> u32 {
+        let Some(row) = self.decide(passage).and_then(|index| self.rows.get(index)) else {
+            return passage.label;
+        };
+        match row.becomes {
+            1 => passage.home,
+            2 => passage.peer.unwrap_or(passage.home),
+            3 => row.account,
+            _ => passage.label,
+        }
+    }
+}
