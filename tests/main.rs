@@ -35,6 +35,7 @@ mod podman;
 mod podman_user;
 mod programs;
 mod rounds;
+mod rules;
 mod sleep;
 mod soak;
 mod software;

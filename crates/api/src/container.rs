@@ -113,6 +113,8 @@ pub struct Inspect<'a> {
     pub summary: Summary<'a>,
     /// The account that its use is charged to, as `dormouse account` names it.
     pub account: String,
+    /// What it does for a client is charged to the client's account.
+    pub shared: bool,
     /// The object because of which its last checkpoint was not proven by a trial restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unproven: Option<String>,

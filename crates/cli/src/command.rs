@@ -130,6 +130,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "logout", logout),
     verb!(Host, "volume", volume),
     verb!(Host, "account", account),
+    verb!(Host, "rules", rules),
     verb!(Host, "daemon", daemon),
     verb!(Host, "check", check),
     verb!(Host, "info", info),

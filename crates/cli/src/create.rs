@@ -89,6 +89,12 @@ pub(crate) struct CreateArgs {
     /// root
     #[arg(long, value_name = "ACCOUNT")]
     account: Option<Name>,
+    /// Serve other containers: its work for a client is charged to the client's account
+    ///
+    /// As a rule: whenever it receives from a container, it works for that container's account. Rules of 'dormouse
+    /// rules' rank before it.
+    #[arg(long)]
+    shared: bool,
     /// Write its id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) cidfile: Option<PathBuf>,
@@ -359,6 +365,7 @@ impl CreateArgs {
             log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
             log_driver: self.log_driver.map_or_else(here.log_driver, Ok)?,
             account: self.account.clone(),
+            shared: self.shared,
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })

@@ -9,6 +9,7 @@
 //! LIB/accounts/balances/*.damaged       a record that could not be read, set aside
 //! LIB/accounts/made/NAME.json           such an account; root once it was changed
 //! LIB/accounts/given                    the largest number that was given to one
+//! LIB/accounts/rules.toml               the rules that `rules apply` has installed
 //! ```
 //!
 //! **A life is charged** between the death of its processes and the removal of its cgroup: one line is appended
@@ -32,6 +33,7 @@
 //!
 //! Uses `ground` and `state`.
 
+mod rules;
 mod show;
 mod store;
 
@@ -49,6 +51,7 @@ use dormouse_kernel::proc;
 use dormouse_model::{Config, ContainerId, Name, Spec};
 use rustix::fs::{FlockOperation, flock};
 
+pub use self::rules::{Answer as RuleAnswer, Question as RuleQuestion};
 pub use self::show::AccountDetails;
 
 use self::store::{Place, holder};
@@ -57,6 +60,7 @@ use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
+pub(crate) use rules::{apply, check, explain, installed, rules_text, table};
 pub(crate) use show::all;
 
 /// LIMIT: a file with more charges is added to the balances by the end of the next life: some 4,000.
@@ -472,6 +476,7 @@ pub(crate) fn set(ground: &Ground, name: &Name, update: AccountUpdate) -> Result
     let shared = book.labels(name);
     if let Some(parent) = &update.parent {
         book.move_below(name, parent)?;
+        rules::check_move(ground, &book, name, parent)?;
     }
     let is_root = name.as_str() == ROOT;
     let account = book.find_mut(name)?;
@@ -508,6 +513,12 @@ pub(crate) fn remove(ground: &Ground, name: &Name, merge: bool) -> Result<()> {
         let below = below.join(", ");
         return refuse(format!(
             "accounts are below it ({below}): remove them, or move them with `dormouse account set --parent`"
+        ));
+    }
+    if let Some(rule) = rules::naming(ground, name)? {
+        return refuse(format!(
+            "{rule} of the installed rules names it: apply others first (`dormouse rules show`, `dormouse rules \
+             apply`)"
         ));
     }
     let holder = Holder::Made(name.clone());

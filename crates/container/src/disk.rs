@@ -141,11 +141,43 @@ pub(crate) fn read_with_checksum_within<T: DeserializeOwned>(
     serde_json::from_value(value).map(Some).map_err(|e| corrupt(e.to_string()))
 }
 
-/// A checksum of fields as they are written (FNV-1a): it finds damage, and keeps out no attack.
+/// A checksum of fields as they are written.
 fn checksum(fields: &Fields) -> Result<u64> {
-    let text = serde_json::to_vec(fields).map_err(|e| Error::Invalid(e.to_string()))?;
+    Ok(sum(&serde_json::to_vec(fields).map_err(|e| Error::Invalid(e.to_string()))?))
+}
+
+/// FNV-1a: it finds damage, and keeps out no attack.
+fn sum(bytes: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-    Ok(text.iter().fold(0xcbf2_9ce4_8422_2325, step))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// The first line of a text with a checksum, in front of the number.
+const TEXT_CHECKSUM: &str = "# checksum ";
+
+/// Writes a text with its checksum in a line of its own above it, see [`write`].
+pub(crate) fn write_text(path: &Path, text: &str, durable: Durable) -> Result<()> {
+    let sum = sum(text.as_bytes());
+    write(path, format!("{TEXT_CHECKSUM}{sum}\n{text}").as_bytes(), durable)
+}
+
+/// Reads a text that [`write_text`] wrote; `None` where there is no such file.
+pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(Error::file("cannot read", path))?,
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes);
+    read.map_err(Error::file("cannot read", path))?;
+    let corrupt = |what: &str| Error::Corrupt { path: path.into(), what: what.into() };
+    let whole = String::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
+    let found = whole.strip_prefix(TEXT_CHECKSUM).and_then(|rest| rest.split_once('\n'));
+    let (written, text) = found.ok_or_else(|| corrupt("it has no checksum"))?;
+    if written.parse() != Ok(sum(text.as_bytes())) {
+        return Err(corrupt("its checksum is another"));
+    }
+    Ok(Some(text.to_owned()))
 }
 
 /// Reads a record; `None` where there is no such file.
@@ -377,6 +409,26 @@ mod tests {
         fs::write(&path, b"[3").unwrap();
         let e = read_json::<Vec<u32>>(&path).unwrap_err();
         assert!(matches!(e, Error::Corrupt { .. }), "{e}");
+    }
+
+    #[test]
+    fn text_has_a_checksum() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.toml");
+        assert_eq!(read_text(&path).unwrap(), None);
+        for text in ["", "a = 1", "\n# checksum 3\n\u{e4}\n"] {
+            write_text(&path, text, Durable::Yes).unwrap();
+            assert_eq!(read_text(&path).unwrap().as_deref(), Some(text));
+        }
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            fs::write(&path, &bytes).unwrap();
+            assert!(matches!(read_text(&path), Err(Error::Corrupt { .. })), "{bytes:?}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(matches!(read_text(&path), Err(Error::Corrupt { .. })), "{at}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_account::Number;
+use dormouse_account::rule::{Compiled, Table};
 use dormouse_api::EventKind;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
@@ -19,7 +20,7 @@ use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
 
-use crate::account::{AccountDetails, AccountUpdate, NewAccount};
+use crate::account::{AccountDetails, AccountUpdate, NewAccount, RuleAnswer, RuleQuestion};
 use crate::create::Created;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
@@ -619,6 +620,36 @@ impl Engine {
     /// containers.
     pub fn accounts(&self) -> Result<Vec<AccountDetails>> {
         account::all(&self.ground)
+    }
+
+    /// Checks rules without installing them. `file` names them in errors.
+    pub fn check_rules(&self, file: &str, text: &str) -> Result<Compiled> {
+        account::check(&self.ground, file, text)
+    }
+
+    /// Installs rules in place of all others, or none of them.
+    pub fn apply_rules(&self, file: &str, text: &str) -> Result<Compiled> {
+        account::apply(&self.ground, file, text)
+    }
+
+    /// Returns the installed rules, with those of shared containers.
+    pub fn rules(&self) -> Result<Compiled> {
+        account::installed(&self.ground)
+    }
+
+    /// Returns the installed rules as they were given.
+    pub fn rules_text(&self) -> Result<String> {
+        account::rules_text(&self.ground)
+    }
+
+    /// Returns the installed rules as the kernel's programs evaluate them.
+    pub fn rule_table(&self) -> Result<Table> {
+        account::table(&self.ground)
+    }
+
+    /// Returns which rule decides a passage, and why.
+    pub fn explain_rules(&self, question: &RuleQuestion) -> Result<RuleAnswer> {
+        account::explain(&self.ground, question)
     }
 
     /// Returns the name of a container's account.

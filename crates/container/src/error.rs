@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dormouse_account::rule::RuleError;
 use dormouse_kernel::{CallError, ErrorKind};
 use dormouse_model::{Config, Cpus, Invalid, Size, State};
 
@@ -53,6 +54,22 @@ pub enum Error {
     #[error("'{}' is damaged ({what}): remove the file, and make the account again", path.display())]
     AccountDamaged {
         /// The record.
+        path: PathBuf,
+        /// Description of the damage.
+        what: String,
+    },
+    /// A file of rules has errors.
+    #[error("{}", errors.iter().map(|e| format!("{file}: {e}")).collect::<Vec<_>>().join("; "))]
+    Rules {
+        /// The file, as the operator named it.
+        file: String,
+        /// All of its errors, in the order of its lines.
+        errors: Vec<RuleError>,
+    },
+    /// The installed rules are damaged.
+    #[error("'{}' is damaged ({what}): replace it with `dormouse rules apply FILE`", path.display())]
+    RulesDamaged {
+        /// The file.
         path: PathBuf,
         /// Description of the damage.
         what: String,
@@ -308,7 +325,9 @@ impl Error {
             | Self::Missing(_)
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Account(dormouse_account::BookError::Missing(_)) => ErrorKind::NotFound,
-            Self::Ambiguous(_) | Self::Invalid(_) | Self::Account(_) => ErrorKind::Invalid,
+            Self::Ambiguous(_) | Self::Invalid(_) | Self::Account(_) | Self::Rules { .. } => {
+                ErrorKind::Invalid
+            }
             Self::NameTaken { .. } | Self::VolumeExists(_) => ErrorKind::Exists,
             Self::State { .. }
             | Self::VolumeInUse { .. }
@@ -322,9 +341,10 @@ impl Error {
             | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
-            Self::Corrupt { .. } | Self::HostIds { .. } | Self::AccountDamaged { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::Corrupt { .. }
+            | Self::HostIds { .. }
+            | Self::AccountDamaged { .. }
+            | Self::RulesDamaged { .. } => ErrorKind::Corrupt,
             Self::NoIds(_) | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
                 ErrorKind::Limit
             }

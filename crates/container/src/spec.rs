@@ -129,6 +129,12 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
             return bad(format!("'{}' does not exist: it cannot be mounted", source.display()));
         }
     }
+    if spec.shared && (spec.auto_remove || spec.account.is_some()) {
+        return bad(
+            "a shared container needs an account of its own, by which rules know it: leave out --account and --rm"
+                .into(),
+        );
+    }
     sleep_allowed(spec.sleep, spec.auto_remove)?;
     long_enough(spec.drowsy)?;
     for key in spec.sysctls.keys() {

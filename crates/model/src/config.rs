@@ -121,6 +121,9 @@ pub struct Spec {
     /// The account that its use is charged to; its own if `None`, and root with `auto_remove`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<Name>,
+    /// It works for other containers: what it does for a client is charged to the client's account.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 fn yes() -> bool {

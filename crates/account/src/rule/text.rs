@@ -186,7 +186,9 @@ impl Rules {
         let (document, wrong) = DeTable::parse_recoverable(text);
         let mut reader = Reader { text, errors: Vec::new() };
         let rules = reader.rules(document.get_ref());
-        let broken: Vec<RuleError> = wrong.iter().map(|error| reader.broken(error)).collect();
+        let mut broken: Vec<RuleError> = wrong.iter().map(|error| reader.broken(error)).collect();
+        // What follows in the line of an error seldom says more.
+        broken.dedup_by_key(|error| error.line);
         // Of a rule that is no TOML, the values are those that remain.
         let sections: Vec<usize> = broken.iter().map(|e| reader.section(e.line)).collect();
         let mut errors = reader.errors.clone();

@@ -242,6 +242,9 @@ mod tests {
         };
         assert_eq!(charged(&["a"]), None, "an archive charges no account of this host");
         assert_eq!(charged(&["--account", "ours", "a"]).as_deref(), Some("ours"));
+        let is_shared = |args: &[&str]| merge(args, |c| c.spec.shared = true).unwrap().spec.shared;
+        assert!(!is_shared(&["a"]), "an archive charges no clients of this host");
+        assert!(is_shared(&["--shared", "a"]));
     }
 
     #[test]

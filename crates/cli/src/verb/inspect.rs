@@ -161,6 +161,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
     output::json(&Inspect {
         summary: shown.summary(),
         account: engine.account_of(c),
+        shared: c.spec.shared,
         unproven: engine.unproven(&c.id),
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
@@ -212,6 +213,10 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         ("CPU time used", used),
         ("account", engine.account_of(c)),
+        (
+            "shared",
+            if c.spec.shared { "its work is charged to its clients".into() } else { String::new() },
+        ),
         ("tasks", number(host.pids_limit.into())),
         ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),

@@ -39,6 +39,7 @@ pub(crate) mod restart;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod rmi;
+pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod save;
 pub(crate) mod sleep;

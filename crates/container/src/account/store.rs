@@ -47,6 +47,10 @@ impl Place {
         self.0.join("made")
     }
 
+    pub(super) fn rules(&self) -> PathBuf {
+        self.0.join("rules.toml")
+    }
+
     fn given(&self) -> PathBuf {
         self.0.join("given")
     }
