@@ -125,6 +125,53 @@ fn rules_are_applied_shown_and_explained() {
     assert!(shown(&host).is_empty());
 }
 
+/// The worked example of docs/accounts.md, with the output that it shows.
+#[test]
+fn example_of_the_guide_decides_as_it_says() {
+    let host = Host::with_busybox();
+    let guide = include_str!("../docs/accounts.md");
+    let blocks: Vec<&str> = guide.split("```").skip(1).step_by(2).collect();
+    let block = |begin: &str| {
+        let found = blocks.iter().find_map(|block| block.strip_prefix(begin));
+        found.unwrap_or_else(|| panic!("the guide has no block that begins with {begin}"))
+    };
+    for (name, parent) in [
+        ("customers", "root"),
+        ("smith", "customers"),
+        ("smith-tests", "smith"),
+        ("jones", "customers"),
+        ("hoster", "root"),
+    ] {
+        host.dm(&["account", "create", "--parent", parent, name]).ok();
+    }
+    for name in ["db", "front"] {
+        host.dm(&["create", "--name", name, "busybox", "true"]).ok();
+    }
+    let rules = block("toml\n[[rule]]").replacen("", "[[rule]]", 1);
+    let applied = host.dm_with_input(rules.as_bytes(), &["rules", "apply", "-"]);
+    assert_eq!(applied.stderr, "", "no rule is inert or covered");
+    assert_eq!(applied.ok(), "4 rules");
+    let console = block("console\n# dormouse rules explain ");
+    let (arguments, output) = console.split_once('\n').expect("a command and its output");
+    let arguments: Vec<&str> = arguments.split_whitespace().collect();
+    let explained = host.dm(&[&["rules", "explain"], &arguments[..]].concat());
+    assert_eq!(explained.ok(), output.trim_end());
+    for (home, label, peer, port, becomes) in [
+        ("@db", "@db", "smith", "5432", "smith"),
+        ("@db", "smith", "jones", "5432", "jones"),
+        ("@db", "smith", "hoster", "5432", "smith"),
+        ("@front", "jones", "smith", "40000", "smith"),
+        ("@front", "smith", "hoster", "80", "@front"),
+        ("@front", "smith", "", "80", "@front"),
+    ] {
+        let args = ["rules", "explain", "--gate", "receive", "--home", home, "--label", label];
+        let peer = if peer.is_empty() { vec![] } else { vec!["--peer", peer] };
+        let more = ["--port", port, "--format", "{{.Label}}"];
+        let found = host.dm(&[&args[..], &peer, &more].concat()).ok();
+        assert_eq!(found, becomes, "{home} {label} {peer:?} {port}");
+    }
+}
+
 /// All errors are reported with file, line and reason, and the rules in force stay.
 #[test]
 fn bad_rules_change_nothing() {
