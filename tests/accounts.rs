@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
+use dormouse_testkit::{Host, Led, Terminal, dormouse, soon, wait_until};
 use serde_json::Value;
 
 /// Some thousand page faults, and then a loop that takes CPU time for ever.
@@ -453,4 +453,113 @@ fn daemon_charges_running_containers_by_itself() {
     assert!(wait_until(soon(), read), "no balance is written");
     daemon.kill();
     assert_eq!(charged(&host, "@x", "Lives"), 1);
+}
+
+/// One table of `account top`, and the rows of its accounts.
+#[track_caller]
+fn table(line: &str) -> (Value, Vec<Value>) {
+    let table: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    let rows = table["Accounts"].as_array().expect("accounts").clone();
+    (table, rows)
+}
+
+/// The CPU time of an account in all tables together.
+#[track_caller]
+fn shown_ns(tables: &str, account: &str) -> f64 {
+    let of = |line: &str| {
+        let (table, rows) = table(line);
+        let row = rows.iter().find(|row| row["Name"] == account);
+        let percent = row.and_then(|row| row["CpuPercent"].as_f64()).unwrap_or(0.0);
+        percent * 1e7 * table["Seconds"].as_f64().expect("a number")
+    };
+    tables.lines().map(of).sum()
+}
+
+#[test]
+fn top_shows_the_cpu_time_of_accounts_per_second() {
+    let host = Host::with_busybox();
+    host.dm(&["account", "create", "customer"]).ok();
+    host.dm(&["account", "create", "--parent", "customer", "shop"]).ok();
+    host.dm(&["run", "-d", "--name", "x", "--account", "shop", "busybox", "sh", "-c", BURN]).ok();
+    host.dm(&["run", "-d", "--name", "idle", "busybox", "sleep", "100000"]).ok();
+    let cgroup = id(&host, "x");
+    let before = charged(&host, "shop", "CpuNs");
+    let top = ["account", "top", "--count", "3", "--every", "300ms", "--format", "json"];
+    let tables = host.dm(&[&top[..], &["--recursive"]].concat()).ok();
+    let counted = kernel_ns(&host, &cgroup) - before;
+    assert_eq!(tables.lines().count(), 3, "{tables}");
+    for line in tables.lines() {
+        let (whole, rows) = table(line);
+        let row = |name: &str| rows.iter().find(|row| row["Name"] == name).expect("a row");
+        let percent = |row: &Value| row["CpuPercent"].as_f64().expect("a number");
+        let shop = percent(row("shop"));
+        assert_eq!(percent(row("customer")), shop, "with the accounts below: {line}");
+        assert!(percent(row("root")) >= shop && percent(&whole) >= shop, "{line}");
+        assert_eq!(row("shop")["Containers"], 1);
+        assert_eq!(
+            (&row("@idle")["Containers"], &row("root")["Containers"]),
+            (&1.into(), &2.into())
+        );
+    }
+    // The tables are a part of the time from before to after.
+    let used = shown_ns(&tables, "shop");
+    assert!(used > 0.0 && used <= counted as f64 * 1.000_001, "{used} of {counted} ns: {tables}");
+    let text = host.dm(&["account", "top", "--count", "2", "--every", "100ms"]).ok();
+    assert_eq!(text.matches("NAME").count(), 2, "{text}");
+    assert!(text.contains("shop") && !text.contains("customer"), "{text}");
+    // A look at it charges nothing.
+    let file = balance(&host, "made-shop.json");
+    let read = || fs::read_to_string(&file).expect("a balance");
+    let balance = read();
+    host.dm(&["account", "top", "--count", "1", "--every", "100ms"]).ok();
+    assert_eq!(read(), balance);
+    for bad in [&["--every", "1ms"][..], &["--count", "0"], &["--format", "xml"]] {
+        host.dm(&[&["account", "top"], bad].concat()).err(125);
+    }
+}
+
+/// Lives that end between two tables are part of the next one.
+#[test]
+fn top_has_containers_that_have_ended() {
+    let host = Host::with_busybox();
+    let file = host.dir().join("tables");
+    let out = fs::File::create(&file).expect("a file");
+    let top = ["account", "top", "--every", "300ms", "--format", "json"];
+    let mut child = host.dormouse(&top).stdout(out).spawn().expect("it starts");
+    let tables = || fs::read_to_string(&file).expect("a file");
+    let reaches = |count: usize| wait_until(soon(), || tables().lines().count() >= count);
+    assert!(reaches(1), "no table");
+    for _ in 0..3 {
+        host.dm(&["run", "--rm", "busybox", "sh", "-c", BURN_A_LITTLE]).ok();
+    }
+    host.await_removals();
+    // The one in progress may have been read before.
+    assert!(reaches(tables().lines().count() + 2), "{}", tables());
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0), "a signal ends it in order");
+    let used = shown_ns(&tables(), "root");
+    let charged = charged(&host, "root", "CpuNs") as f64;
+    assert!((used - charged).abs() < charged / 1e6, "{used} of {charged} ns: {}", tables());
+}
+
+#[test]
+fn top_ends_at_a_key_and_restores_the_terminal() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "100000"]).ok();
+    for key in ["q", "\u{3}"] {
+        let top = host.dormouse(&["account", "top", "--every", "100ms"]);
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", "\"$@\" && stty -a && exit 7", "sh"])
+            .arg(top.get_program())
+            .args(top.get_args());
+        let mut terminal = Terminal::spawn(&shell);
+        terminal.expect("@x");
+        terminal.send("x");
+        terminal.expect("@x");
+        terminal.send(key);
+        terminal.expect("isig icanon");
+        assert_eq!(terminal.wait(), 7, "{key:?}");
+    }
 }

@@ -331,6 +331,62 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     Ok(all)
 }
 
+/// The counters of one life, beside the account that is charged for it.
+#[derive(Debug, Clone)]
+pub struct LifeReading {
+    /// Name of the account.
+    pub account: String,
+    /// The life.
+    pub life: Life,
+    /// Its use up to now, or to its end.
+    pub usage: Usage,
+    /// Whether it goes on.
+    pub is_running: bool,
+}
+
+/// Returns readings of the lives that go on, and of ended ones that are in no balance yet. Nothing is charged.
+///
+/// A life that ends and is added to its balance meanwhile can be missing.
+pub(crate) fn readings(ground: &Ground) -> Result<Vec<LifeReading>> {
+    let place = Place::of(ground);
+    // ORDER: before the charges: a life that ends meanwhile is read again there.
+    let running = read_running(ground)?;
+    let mut ended = Vec::new();
+    // ORDER: this one first: it becomes the other.
+    for path in [place.charges(), place.taken()] {
+        let mut file = match File::open(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            other => other.map_err(Error::file("cannot read", &path))?,
+        };
+        let mut bytes = Vec::new();
+        let read = (&mut file).take(CHARGES_BYTES_MAX).read_to_end(&mut bytes);
+        read.map_err(Error::file("cannot read", &path))?;
+        ended.extend(Charge::read_all(&bytes).0);
+    }
+    let reading = |charge: Charge, is_running: bool| {
+        let account = match &charge.to {
+            Holder::Root => ROOT.to_owned(),
+            Holder::Made(name) => name.to_string(),
+            Holder::Own(id) => match ground.config(id) {
+                Ok(config) => format!("@{}", config.name),
+                // Its balance moves to root.
+                Err(_) => ROOT.to_owned(),
+            },
+        };
+        LifeReading { account, life: charge.life, usage: charge.usage, is_running }
+    };
+    let ended = ended.into_iter().map(|charge| reading(charge, false));
+    Ok(running.into_iter().map(|charge| reading(charge, true)).chain(ended).collect())
+}
+
+/// Returns made accounts with the one above each.
+pub(crate) fn parents(ground: &Ground) -> Result<BTreeMap<String, String>> {
+    let book = store::book(ground)?;
+    let parent =
+        |account: &Account| Some((account.name.to_string(), account.parent.as_ref()?.to_string()));
+    Ok(book.iter().filter_map(parent).collect())
+}
+
 /// Reads the counters of one container, which may end meanwhile; then `None`, and its end is charged.
 fn read_one(ground: &Ground, config: &Config) -> Result<Option<Charge>> {
     let counters = || -> Result<Option<Counters>> {

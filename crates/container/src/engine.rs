@@ -20,7 +20,9 @@ use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
 
-use crate::account::{AccountDetails, AccountUpdate, NewAccount, RuleAnswer, RuleQuestion};
+use crate::account::{
+    AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
+};
 use crate::create::Created;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
@@ -620,6 +622,16 @@ impl Engine {
     /// containers.
     pub fn accounts(&self) -> Result<Vec<AccountDetails>> {
         account::all(&self.ground)
+    }
+
+    /// Returns the counters of all lives that go on, and of ended ones that are in no balance yet.
+    pub fn life_readings(&self) -> Result<Vec<LifeReading>> {
+        account::readings(&self.ground)
+    }
+
+    /// Returns made accounts with the one above each.
+    pub fn account_parents(&self) -> Result<BTreeMap<String, String>> {
+        account::parents(&self.ground)
     }
 
     /// Checks rules without installing them. `file` names them in errors.

@@ -180,7 +180,9 @@ mod verb;
 mod volume;
 mod wake;
 
-pub use account::{AccountDetails, AccountUpdate, NewAccount, RuleAnswer, RuleQuestion};
+pub use account::{
+    AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
+};
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;

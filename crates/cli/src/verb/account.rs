@@ -1,5 +1,7 @@
 //! `dormouse account`
 
+mod top;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -116,6 +118,23 @@ enum Of {
         #[arg(value_name = "ACCOUNT")]
         names: Vec<String>,
     },
+    /// Show what accounts use per second, until q is typed
+    ///
+    /// 100 % is one CPU. Nothing is charged by this.
+    Top {
+        /// End after so many tables
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        count: Option<u32>,
+        /// Time between two tables, 100ms to 1d
+        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = top::every)]
+        every: Duration,
+        /// With the accounts below each
+        #[arg(long, short)]
+        recursive: bool,
+        /// json: an object per table, on a line of its own
+        #[arg(long, value_name = "FORMAT", value_parser = ["json"])]
+        format: Option<String>,
+    },
     /// Remove accounts
     ///
     /// An account with containers, accounts below it, or a balance is not removed.
@@ -170,6 +189,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             let rows = period.rows(&all, &names)?;
             report(&rows, days, noheading, &format)?;
             Ok(0)
+        }
+        Of::Top { count, every, recursive, format } => {
+            top::run(&engine, count, every, recursive, format.is_some())
         }
         Of::Rm { merge, names } => Ok(fail::for_each(&names, |name| {
             if name.starts_with('@') {
