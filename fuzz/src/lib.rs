@@ -4,9 +4,11 @@
 //! function every input of its committed corpus, so that a finding stays found where no fuzzer runs.
 #![forbid(unsafe_code)]
 
+use dormouse_account::rule::{Gate, Own, Passage, RuleError, Rules};
+use dormouse_account::{Account, Book, Number};
 use dormouse_launch::flat::{Flat, MAGIC, VERSION};
 use dormouse_launch::protocol::{FromNewborn, Reply, Request, ToNewborn};
-use dormouse_model::Config;
+use dormouse_model::{Config, Name};
 use dormouse_parcel::archive::ArchiveReader;
 use dormouse_record::{Records, check};
 
@@ -95,6 +97,47 @@ pub fn state(bytes: &[u8]) {
     }
 }
 
+/// A file of rules: every error has a line of the file, and the table decides as the explanation says.
+pub fn rules(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let lines = 1 + text.matches('\n').count();
+    let check = |errors: &[RuleError]| {
+        assert!(!errors.is_empty());
+        assert!(errors.iter().all(|e| (1..=lines).contains(&e.line) && !e.reason.is_empty()));
+    };
+    let mut rules = match Rules::parse(text) {
+        Ok(rules) => rules,
+        Err(errors) => return check(&errors),
+    };
+    let name = |text: &str| text.parse::<Name>().expect("a name");
+    let mut book = Book::default();
+    for (number, account, parent) in [(1, "a", "root"), (2, "b", "a"), (3, "peer", "root")] {
+        let account = Account::new(Number(number), name(account), name(parent), 0);
+        book.add(account).expect("a place in the hierarchy");
+    }
+    rules.share([name("d")]);
+    let own = |container: &Name| match container.as_str() {
+        "d" => Own::Number(Number(70_000)),
+        _ => Own::Missing,
+    };
+    let compiled = match rules.compile(&book, own) {
+        Ok(compiled) => compiled,
+        Err(errors) => return check(&errors),
+    };
+    assert_eq!(compiled.rules().len(), compiled.table.rows.len() + compiled.inert().count());
+    let accounts = [0, 1, 2, 3, 70_000];
+    for (gate, home) in Gate::ALL.into_iter().flat_map(|gate| accounts.map(|home| (gate, home))) {
+        for (label, peer) in
+            accounts.into_iter().zip([Some(2), None, Some(0), Some(70_000), Some(1)])
+        {
+            let passage = Passage { gate, home, label, peer, port: 1 };
+            let explained = compiled.explain(&passage);
+            assert_eq!(explained.label, compiled.table.label(&passage));
+            assert_eq!(explained.decides.is_some(), compiled.table.decide(&passage).is_some());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -126,5 +169,5 @@ mod tests {
     }
 
     replays!(checkpoint, image_config, layer, manifest, oci_config, oci_process);
-    replays!(plan, protocol, state, tar);
+    replays!(plan, protocol, rules, state, tar);
 }
