@@ -466,10 +466,9 @@ static void op_epoll(long a, long b, long c, long d)
 		struct epoll_event e = {events[pick(c + n, 7)], {.u64 = 0x123456789abcull * (n + 1)}};
 		epoll_ctl(fd, EPOLL_CTL_ADD, fd_of(d + n), &e);
 	}
-	if (a & 2) {
-		struct epoll_event taken[4];
+	struct epoll_event taken[4];
+	if (a & 2)
 		epoll_wait(fd, taken, 1 + pick(a, 4), 0);
-	}
 }
 static void op_inotify(long a, long b, long c, long d)
 {
