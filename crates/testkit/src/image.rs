@@ -222,6 +222,9 @@ pub fn busybox_with_attack() -> PathBuf {
 ///
 /// They are one program under many names, because each test imports them. Under emulation, the
 /// import of fifty megabytes would take longer than the rest of a test.
+///
+/// Each is compiled once and kept: all of them take ten seconds, for which the first tests that need them waited
+/// whenever one had changed.
 pub fn workloads() -> PathBuf {
     let dir = tests().join("workloads");
     let read = |name: &str| fs::read(dir.join(name)).expect("a file of the repository");
@@ -246,23 +249,39 @@ pub fn workloads() -> PathBuf {
         let mut link = Command::new("gcc");
         link.args(["-O1", "-static", "-pthread", "-Wall", "-Werror", "-o"]);
         link.arg(&program).arg(&source);
-        for name in &names {
-            let object = objects.path().join(name).with_extension("o");
-            let mut compile = Command::new("gcc");
-            compile.args(["-O1", "-pthread", "-Wall", "-Werror", "-c", "-o"]).arg(&object);
-            compile.arg(dir.join(format!("{name}.c")));
-            run(compile, b"", Duration::from_secs(60)).ok();
-            let mut rename = Command::new("objcopy");
-            rename.arg(format!("--redefine-sym=main=main_{name}")).arg(&object);
-            run(rename, b"", Duration::from_secs(60)).ok();
-            link.arg(object);
-        }
+        // One compiler for each processor.
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let share = names.len().div_ceil(count);
+            let parts = names.chunks(share).map(|part| {
+                scope.spawn(move || part.iter().map(|name| workload(name)).collect::<Vec<_>>())
+            });
+            for part in parts.collect::<Vec<_>>() {
+                link.args(part.join().expect("every workload is compiled"));
+            }
+        });
         run(link, b"", Duration::from_secs(60)).ok();
         for name in &names[1..] {
             let path = image.join("bin").join(name);
             let _ = fs::remove_file(&path); // ignored: few have the name of an applet
             fs::hard_link(&program, path).expect("create the link");
         }
+    })
+}
+
+/// The object file of a workload, whose `main` has a name of its own.
+fn workload(name: &str) -> PathBuf {
+    let dir = tests().join("workloads");
+    let source = dir.join(name).with_extension("c");
+    let read = |path: &Path| fs::read(path).expect("a file of the repository");
+    let text = [read(&dir.join("workload.h")), read(&source)].concat();
+    cached(&format!("workload-{name}-{:016x}.o", crate::leftover::fnv(&text)), |object| {
+        let mut compile = Command::new("gcc");
+        compile.args(["-O1", "-pthread", "-Wall", "-Werror", "-c", "-o"]).arg(object).arg(source);
+        run(compile, b"", Duration::from_secs(60)).ok();
+        let mut rename = Command::new("objcopy");
+        rename.arg(format!("--redefine-sym=main=main_{name}")).arg(object);
+        run(rename, b"", Duration::from_secs(60)).ok();
     })
 }
 
