@@ -243,6 +243,47 @@ fn vm_restore_ends_no_connection_of_other_containers() {
 }
 
 /// The container has removed or renumbered its user since its start.
+/// A new network namespace has settings of its host. A restore on a host with other ones keeps them: here the records
+/// are those of such a host.
+#[test]
+fn vm_network_namespace_keeps_the_settings_of_its_first_host() {
+    let host = host();
+    let rights = ["--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
+    let script = "unshare -n sh -c 'touch /up; exec sleep 100000' & wait";
+    let words = [&["run", "-d", "--name", "a"], &rights[..], &["workloads", "sh", "-c", script]];
+    host.dm(&words.concat()).ok();
+    host.wait_inside("a", "test -e /up");
+    let forwards = || {
+        let look = "nsenter -t $(pidof sleep) -n cat /proc/sys/net/ipv4/ip_forward";
+        let out = host.dm(&["exec", "--privileged", "a", "sh", "-c", look]);
+        out.ok().trim().to_owned()
+    };
+    let before = forwards();
+    let after = if before == "0" { "1" } else { "0" };
+    host.dm(&["checkpoint", "a"]).ok();
+    rewrite(&newest(&host, "a"), |records| {
+        let nets = records.objects.iter_mut().filter_map(|object| match &mut object.thing {
+            Thing::Net(net) => Some(net),
+            _ => None,
+        });
+        let mut count = 0;
+        for (path, value) in nets.flat_map(|net| &mut net.inherited) {
+            if ["ipv4/ip_forward", "ipv4/conf/all/forwarding"].contains(&&**path) {
+                assert_eq!(*value, before);
+                after.clone_into(value);
+                count += 1;
+            }
+        }
+        assert_eq!(count, 2);
+    });
+    host.dm(&["restore", "a"]).ok();
+    assert_eq!(forwards(), after);
+    // The next checkpoint is of a stack that differs from a new one.
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    assert_eq!(forwards(), after);
+}
+
 #[test]
 fn vm_container_without_its_user_is_restored() {
     let host = host();

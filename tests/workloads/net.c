@@ -162,16 +162,19 @@ static int forwards(void) {
 	return c == '1';
 }
 
+/* Whether a new namespace forwards, as the host does. */
+static int host_forwards;
+
 static void serve(int number, struct world *w, int journal) {
 	char c;
 	while (read(ask[number][0], &c, 1) == 1) {
 		if (w) {
-			must(forwards() && flags(0) & IFF_UP);
+			must(forwards() != host_forwards && flags(0) & IFF_UP);
 			is(w, "127.0.0.1", "inner");
 			int s = listens("10.9.8.7", 1234);
 			close(s);
 		} else {
-			must(!forwards() && !(flags(0) & IFF_UP));
+			must(forwards() == host_forwards && !(flags(0) & IFF_UP));
 			struct sockaddr_in a = at("127.0.0.1", 80);
 			int s = socket(AF_INET, SOCK_STREAM, 0);
 			must(connect(s, (void *)&a, sizeof a) == -1 && errno == ENETUNREACH);
@@ -189,12 +192,13 @@ int main(void) {
 	for (int n = 0; n < WORKERS; n++)
 		must(pipe(ask[n]) == 0 && pipe(answer[n]) == 0);
 	must(flags(0) & IFF_UP);
+	host_forwards = forwards();
 	if (fork() == 0) {
 		must(unshare(CLONE_NEWNET) == 0);
 		flags(IFF_UP);
 		add_address("10.9.8.7");
 		int fd = open("/proc/sys/net/ipv4/ip_forward", O_WRONLY);
-		must(fd >= 0 && write(fd, "1", 1) == 1 && close(fd) == 0);
+		must(fd >= 0 && write(fd, host_forwards ? "0" : "1", 1) == 1 && close(fd) == 0);
 		struct world w = make("127.0.0.1", "inner");
 		if (fork() == 0)
 			serve(0, &w, unix_at("/journal", 1));
@@ -209,7 +213,7 @@ int main(void) {
 	struct world w = make("127.0.0.1", "outer");
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		must(!forwards());
+		must(forwards() == host_forwards);
 		is(&w, "127.0.0.1", "outer");
 		for (int n = 0; n < WORKERS; n++) {
 			char c = 'a' + n;

@@ -31,12 +31,26 @@ pub struct Net {
     /// `/proc/sys/net`, and values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<(String, String)>,
+    /// Settings that a new stack had from the host of the checkpoint ([`crate::check::setting::is_inherited`]), in the
+    /// order in which they are written, before `settings`. A host with other ones gives them to a new stack, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inherited: Vec<(String, String)>,
 }
 
 impl Net {
     /// Whether it is unchanged, so that a process could have made it without rights over it.
     pub fn is_new(&self) -> bool {
-        *self == Self::default()
+        *self == self.new_one()
+    }
+
+    /// A new stack on the host of the checkpoint.
+    fn new_one(&self) -> Self {
+        Self { inherited: self.inherited.clone(), ..Self::default() }
+    }
+
+    /// Whether it is new except for its loopback device, which is up.
+    pub fn is_only_up(&self) -> bool {
+        *self == Self { up: true, ..self.new_one() }
     }
 }
 

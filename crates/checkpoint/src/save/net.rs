@@ -74,7 +74,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
             }
             Elsewhere::Container => match found {
                 // The stack has its default configuration.
-                Ok((_, net)) if net == (Net { up: true, ..Net::default() }) => {}
+                Ok((_, net)) if net.is_only_up() => {}
                 Ok((_, net)) => survey.found.network = Some(net),
                 Err(why) => survey.found.refusals.push(Refusal {
                     pid: first.inner,

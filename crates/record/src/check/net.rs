@@ -33,7 +33,10 @@ pub(super) fn net(net: &Net) -> Found {
         setting::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
     };
     let settings = net.settings.len() <= THINGS_MAX && net.settings.iter().all(sound);
-    ensure(settings, || "its settings".into())
+    ensure(settings, || "its settings".into())?;
+    let inherited = net.inherited.len() <= THINGS_MAX
+        && net.inherited.iter().all(|one| sound(one) && setting::is_inherited(&one.0));
+    ensure(inherited, || "its settings of a host".into())
 }
 
 /// Checks that pairs with ends in two stacks are complete.
@@ -132,7 +135,7 @@ mod tests {
         assert_eq!(said(pair), "");
         type Case = (fn(&mut Records), &'static str);
         let nowhere = "with a missing other end";
-        let cases: [Case; 14] = [
+        let cases: [Case; 15] = [
             (|r| its(r).links.push(end(5, Elsewhere::Container)), nowhere),
             (|r| its(r).links.push(end(5, Elsewhere::Object(0))), nowhere),
             (|r| its(r).links.push(end(5, Elsewhere::Object(1))), nowhere),
@@ -151,6 +154,10 @@ mod tests {
             (
                 |r| its(r).settings.push(("ipv4/conf/../forwarding".into(), "1".into())),
                 "its settings",
+            ),
+            (
+                |r| its(r).inherited.push(("ipv4/tcp_sack".into(), "0".into())),
+                "its settings of a host",
             ),
             (
                 |r| {

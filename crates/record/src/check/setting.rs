@@ -41,6 +41,21 @@ pub fn is_setting(path: &str) -> bool {
     })
 }
 
+/// Whether a new stack has a setting from its host, or from the kernel's defaults for devices: those of all
+/// devices, of new ones and of the loopback device, of neighbours, and three of TCP (ip-sysctl,
+/// `devconf_inherit_init_net`).
+pub fn is_inherited(path: &str) -> bool {
+    const ALONE: [&str; 4] =
+        ["ipv4/ip_forward", "ipv4/tcp_rmem", "ipv4/tcp_wmem", "ipv4/tcp_congestion_control"];
+    let is_of_devices = |dir: &str| {
+        let is_of_all = DIRS.contains(&dir) && dir.contains("/conf/");
+        let neighbours = ["ipv4/neigh", "ipv6/neigh"];
+        is_of_all || dir.rsplit_once('/').is_some_and(|(group, _)| neighbours.contains(&group))
+    };
+    let dir = path.rsplit_once('/').map(|(dir, _)| dir);
+    is_setting(path) && (ALONE.contains(&path) || dir.is_some_and(is_of_devices))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +66,12 @@ mod tests {
         assert!(is_setting("ipv4/conf/eth0.7/forwarding"));
         assert_eq!(link_of("ipv4/conf/eth0.7/forwarding"), Some("eth0.7"));
         assert_eq!((link_of("ipv4/conf/lo/forwarding"), link_of("ipv4/ip_forward")), (None, None));
+        for path in ["ipv4/ip_forward", "ipv6/conf/all/mtu", "ipv4/neigh/eth0/app_solicit"] {
+            assert!(is_inherited(path), "{path}");
+        }
+        for path in ["ipv4/tcp_sack", "ipv4/conf/eth0/forwarding", "core/somaxconn", "ipv4"] {
+            assert!(!is_inherited(path), "{path}");
+        }
         for bad in [
             "",
             "ipv4",

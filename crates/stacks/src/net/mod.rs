@@ -49,10 +49,14 @@ type Reported = Vec<(String, Vec<u8>, bool)>;
 /// Another thread makes a copy to compare. `others` are stacks in which a pair may have its other
 /// end.
 pub fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
-    look_here(others).map_err(|e| Errno::from_raw_os_error(e.errno()))
+    look_here(others, || Ok(())).map_err(|e| Errno::from_raw_os_error(e.errno()))
 }
 
-fn look_here(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>> {
+/// `begin` is called in the new stack first.
+fn look_here(
+    others: &[(Elsewhere, OwnedFd)],
+    begin: impl FnOnce() -> Result<()> + Send,
+) -> Result<Result<Net, String>> {
     settle()?;
     let stack = Stack::look()?;
     let others = match stack.links.iter().any(|link| link.elsewhere.is_some()) {
@@ -62,6 +66,7 @@ fn look_here(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>> {
     // A separate thread creates a new stack, which is removed when the thread ends.
     in_thread(|| {
         process::unshare(CloneFlags::NEWNET)?;
+        begin()?;
         stack.record(&others)
     })
 }
@@ -124,8 +129,10 @@ pub struct Site<'a> {
 pub fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
     for site in sites {
         site.step(|| {
-            let rest = site.net.settings.iter().filter(|(path, _)| !is_of_link(path));
-            setting::make(rest).map_err(Unlike::What)?;
+            let is_of_stack = |(path, _): &&(String, String)| !is_of_link(path);
+            let net = site.net;
+            setting::adopt(net.inherited.iter().filter(is_of_stack)).map_err(Unlike::What)?;
+            setting::make(net.settings.iter().filter(is_of_stack)).map_err(Unlike::What)?;
             Ok(link::set_loopback(site.net.up)?)
         })?;
     }
@@ -135,8 +142,10 @@ pub fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
     }
     for site in sites {
         site.step(|| {
-            let of_links = site.net.settings.iter().filter(|(path, _)| is_of_link(path));
-            setting::make(of_links).map_err(Unlike::What)?;
+            let of_links = |(path, _): &&(String, String)| is_of_link(path);
+            let net = site.net;
+            setting::adopt(net.inherited.iter().filter(of_links)).map_err(Unlike::What)?;
+            setting::make(net.settings.iter().filter(of_links)).map_err(Unlike::What)?;
             Ok(link::raise(&site.net.links)?)
         })?;
     }
@@ -235,7 +244,12 @@ impl Stack {
         };
         let new = Self::look()?;
         let is_up = |link: &link::Seen| link.number == LOOPBACK && link.is_up();
-        let mut net = Net { up: self.links.iter().any(is_up), filters, ..Net::default() };
+        let mut net = Net {
+            up: self.links.iter().any(is_up),
+            filters,
+            inherited: setting::inherited(&new.settings),
+            ..Net::default()
+        };
         let is_new = |link: &&link::Seen| {
             let is_it =
                 |other: &link::Seen| (other.number, &other.name) == (link.number, &link.name);
@@ -282,6 +296,8 @@ impl Stack {
         }
         if !net.links.is_empty() {
             let like = setting::all(like.iter().map(|link| &*link.name));
+            let is_new = |(path, _): &(String, String)| !new.settings.contains_key(path);
+            net.inherited.extend(setting::inherited(&like).into_iter().filter(is_new));
             let mut more = setting::changed(&self.settings, &like);
             more.retain(of_links);
             if let Err(what) = setting::make(more.iter()) {
@@ -523,10 +539,12 @@ mod tests {
         let Some((new, like, ways)) = looked else {
             return eprintln!("SKIPPED: no network namespace can be made");
         };
-        assert_eq!(new, Net::default());
+        assert!(new.is_new(), "{new:?}");
         assert!(like.up && like.links == net.links, "{like:?}");
         assert_eq!((like.addresses.len(), like.routes.len(), like.rules.len()), (1, 1, 0));
-        assert!(net.settings.iter().all(|one| like.settings.contains(one)), "{like:?}");
+        // The host may forward packets, too.
+        let has = |one| like.settings.contains(one) || like.inherited.contains(one);
+        assert!(net.settings.iter().all(has), "{like:?}");
         assert_eq!(ways.routes.len(), 2);
         // Its record makes a copy.
         let again = in_new(|| {
@@ -534,6 +552,80 @@ mod tests {
             look().unwrap()
         });
         assert_eq!(again, Some(ways));
+    }
+
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(format!("/proc/sys/net/{path}")).unwrap().trim_end().to_owned()
+    }
+
+    /// A new stack on a host with these settings, which the kernel copies from the first stack.
+    fn of_host(settings: &[(&str, &str)]) -> Result<()> {
+        for (path, value) in settings {
+            std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap();
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_stack_keeps_its_settings_on_a_host_with_other_ones() {
+        let one = [
+            ("ipv4/ip_forward", "1"),
+            ("ipv4/conf/all/accept_redirects", "1"),
+            ("ipv4/conf/default/rp_filter", "2"),
+            ("ipv4/conf/lo/rp_filter", "2"),
+            ("ipv6/conf/default/hop_limit", "65"),
+            ("ipv4/tcp_wmem", "4096\t16384\t1000000"),
+            ("ipv4/neigh/lo/app_solicit", "3"),
+        ];
+        let other = [
+            ("ipv4/ip_forward", "0"),
+            ("ipv4/conf/all/accept_redirects", "0"),
+            ("ipv4/conf/default/rp_filter", "0"),
+            ("ipv4/conf/lo/rp_filter", "1"),
+            ("ipv6/conf/default/hop_limit", "64"),
+            ("ipv4/tcp_wmem", "4096\t16384\t2000000"),
+            ("ipv4/neigh/lo/app_solicit", "0"),
+        ];
+        // As the kernel made it; forwarding as the process of it has chosen; with devices.
+        let links = Net { links: pair(), ..Net::default() };
+        for (from, to) in [(&one, &other), (&other, &one)] {
+            for change in [None, Some("0"), Some("1")] {
+                for has_links in [false, true] {
+                    let site = |net| Site {
+                        stack: Elsewhere::Container,
+                        netns: File::open("/proc/thread-self/ns/net").unwrap().into(),
+                        net,
+                    };
+                    let saved = in_new(|| {
+                        of_host(from).unwrap();
+                        let built = if has_links { build(&[site(&links)]) } else { Ok(()) };
+                        built.unwrap();
+                        change
+                            .into_iter()
+                            .for_each(|to| of_host(&[("ipv4/ip_forward", to)]).unwrap());
+                        let values: Vec<String> = from.iter().map(|(path, _)| read(path)).collect();
+                        (look_here(&[], || of_host(from)).unwrap().unwrap(), values)
+                    });
+                    let Some((net, values)) = saved else {
+                        return eprintln!("SKIPPED: no network namespace can be made");
+                    };
+                    assert_eq!(net.is_new(), !has_links && change.is_none_or(|to| to == from[0].1));
+                    let restored = in_new(|| {
+                        of_host(to).unwrap();
+                        build(&[site(&net)]).unwrap();
+                        let values: Vec<String> = from.iter().map(|(path, _)| read(path)).collect();
+                        (look_here(&[], || of_host(from)).unwrap(), values)
+                    });
+                    let (again, found) = restored.unwrap();
+                    let again = again.unwrap();
+                    assert_eq!(found, values, "{change:?}, devices: {has_links}");
+                    // Link-local addresses appear asynchronously.
+                    let settings = |net: &Net| [net.settings.clone(), net.inherited.clone()];
+                    let differs = settings(&again) != settings(&net);
+                    assert!(!differs, "{change:?}, devices: {has_links}: {:?}", again.settings);
+                }
+            }
+        }
     }
 
     #[test]

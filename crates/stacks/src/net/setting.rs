@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use dormouse_kernel::proc;
-use dormouse_record::check::setting::{DIRS, OF_LINKS, is_setting};
+use dormouse_record::check::setting::{DIRS, OF_LINKS, is_inherited, is_setting};
 
 /// The directory of all settings.
 const PLACE: &str = "/proc/sys/net";
@@ -42,6 +43,34 @@ pub(super) fn changed(all: &Settings, like: &Settings) -> Vec<(String, String)> 
     };
     changed.sort_by_key(|(path, _)| order(path));
     changed
+}
+
+/// The settings of a new stack that it has from its host, in the order in which they are written.
+pub(super) fn inherited(new: &Settings) -> Vec<(String, String)> {
+    let mut all = changed(new, &Settings::new());
+    let is_writable = |path: &str| {
+        let meta = fs::metadata(Path::new(PLACE).join(path));
+        meta.is_ok_and(|meta| meta.permissions().mode() & 0o200 != 0)
+    };
+    all.retain(|(path, _)| is_inherited(path) && is_writable(path));
+    all
+}
+
+/// Gives a new stack the settings that a new one had on another host. A setting that this kernel does not have is
+/// left out; the error names one that cannot be written.
+pub(super) fn adopt<'s>(
+    settings: impl Iterator<Item = &'s (String, String)>,
+) -> std::result::Result<(), String> {
+    for (path, value) in settings {
+        // ORDER: read just before: a setting may change others (ip-sysctl, ip_forward).
+        match proc::whole_text(Path::new(PLACE).join(path)) {
+            Ok(here) if here.trim_end() != value => {
+                make([&(path.clone(), value.clone())].into_iter())?
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Writes settings; the error names one that cannot be written.
