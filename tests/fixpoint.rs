@@ -207,6 +207,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("reaper", &[], true),
     ("reuse", &[], false),
     ("finished", &[], false),
+    ("full", &[], false),
     ("rights", &[], false),
     ("sandbox", &[], true),
     ("schedule", &[], true),

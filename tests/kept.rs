@@ -14,6 +14,7 @@ workloads! {
     vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
     vm_restrictions_by_the_process_itself_stay: "sandbox";
     vm_threads_with_a_directory_of_their_own_keep_it: "place";
+    vm_threads_wait_until_a_socket_has_room: "full";
 }
 
 /// Runs a workload that is restored each round, and one that continues each round.
@@ -242,7 +243,6 @@ fn vm_restore_ends_no_connection_of_other_containers() {
     wait_for_line(&host, "one", "ready 1");
 }
 
-/// The container has removed or renumbered its user since its start.
 /// A new network namespace has settings of its host. A restore on a host with other ones keeps them: here the records
 /// are those of such a host.
 #[test]
@@ -284,6 +284,7 @@ fn vm_network_namespace_keeps_the_settings_of_its_first_host() {
     assert_eq!(forwards(), after);
 }
 
+/// The container has removed or renumbered its user since its start.
 #[test]
 fn vm_container_without_its_user_is_restored() {
     let host = host();

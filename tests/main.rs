@@ -20,6 +20,7 @@ mod errors;
 mod fault;
 mod gatekeeper;
 mod guarantees;
+mod hang;
 mod host_users;
 mod hostile;
 mod images;

@@ -12,6 +12,7 @@ use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{host, start, wait_for_line};
+use crate::hang::Hanging;
 
 /// The record of the proven shapes of a container.
 fn record(host: &Host, name: &str) -> PathBuf {
@@ -170,6 +171,74 @@ fn vm_container_without_a_twin_sleeps_unproven_and_the_object_is_named() {
     assert_eq!(why.as_deref(), Some("fanotify inside"));
 }
 
+/// A twin in a call that does not end is left behind, and the container continues.
+#[test]
+fn vm_container_continues_when_its_twin_hangs_in_a_file_system() {
+    let host = Host::with_busybox();
+    let config = "[keeper]\nlinger = \"0s\"\n[wake]\nwithin = \"1s\"\n";
+    fs::write(host.root().join("etc/config.toml"), config).expect("written");
+    let hanging = Hanging::mount(&host);
+    let script = "exec 3</hanging/file; echo ready; while ! test -e /go; do sleep 0.1; done; cat <&3; exec sleep 1000";
+    let volume = format!("{}:/hanging", hanging.place.display());
+    let out = host.dm(&["run", "-d", "--name", "x", "-v", &volume, "busybox", "sh", "-c", script]);
+    // KERNEL(6.12): fuse with mapped ids.
+    if out.stderr.contains("cannot map the ids") {
+        host.sh(&format!("umount {}", hanging.place.display())).ok();
+        return eprintln!("SKIPPED: {out}");
+    }
+    out.ok();
+    wait_for_line(&host, "x", "ready");
+    hanging.set_hanging(true);
+    let out = host.dm_within(soon(), &["sleep", "x"]);
+    assert!(out.status != 0 && out.stderr.contains("has not ended within 1s"), "{out}");
+    assert!(hanging.hung() > 0, "{out}");
+    assert_eq!(host.state_of("x"), "running");
+    // No process of the container is stopped, and commands do not wait for the twin.
+    host.dm_within(soon(), &["exec", "x", "touch", "/go"]).ok();
+    wait_for_line(&host, "x", "text");
+    let out = host.dm_within(soon(), &["sleep", "x"]);
+    assert!(out.status != 0 && out.stderr.contains("earlier trial"), "{out}");
+    // Then it can sleep.
+    hanging.set_hanging(false);
+    let sleeps = || host.dm(&["sleep", "x"]).status == 0;
+    assert!(wait_until(soon(), sleeps), "{}", host.dm(&["sleep", "x"]));
+    host.dm(&["wake", "x"]).ok();
+    host.dm(&["rm", "--force", "x"]).ok();
+    host.sh(&format!("umount {}", hanging.place.display())).ok();
+}
+
+/// Where there is no room for a second copy, the container sleeps unproven, and the cause is on record.
+#[test]
+fn vm_container_sleeps_unproven_where_there_are_no_tasks_for_a_twin() {
+    let host = Host::with_busybox();
+    let run = |name: &str| {
+        let script = "sleep 1000 & sleep 1000 & echo ready; wait";
+        host.dm(&["run", "-d", "--name", name, "busybox", "sh", "-c", script]).ok();
+        wait_for_line(&host, name, "ready");
+    };
+    // The processes that a keeper has beside asleep containers are there.
+    run("other");
+    host.put_to_sleep("other");
+    run("x");
+    let groups = host.cgroups().into_iter().find(|dir| dir.join("pids.max").exists());
+    let Some(group) = groups else { return eprintln!("SKIPPED: no control group limits tasks") };
+    let current = fs::read_to_string(group.join("pids.current")).expect("a file of the kernel");
+    let most = current.trim().parse::<u32>().expect("a number") + 1;
+    fs::write(group.join("pids.max"), most.to_string()).expect("root may");
+    let out = host.dm(&["sleep", "x"]);
+    fs::write(group.join("pids.max"), "max").expect("root may");
+    out.ok();
+    assert_eq!(host.state_of("x"), "asleep");
+    let why = host.inspect("x")["unproven"].as_str().map(str::to_owned).unwrap_or_default();
+    assert!(why.contains("no room for a trial restore") && why.contains("clone"), "{why}");
+    let events = host.dm(&["events", "--no-stream"]).ok();
+    assert!(events.lines().any(|line| line.contains("trial_skipped")), "{events}");
+    // The next sleep is proven.
+    host.dm(&["wake", "x"]).ok();
+    host.put_to_sleep("x");
+    assert!(host.inspect("x")["unproven"].is_null());
+}
+
 /// Workloads of every kind that a twin covers: a kind that is not restored as it was fails here by its name.
 #[test]
 fn vm_twins_of_workloads_are_alike() {
@@ -183,6 +252,7 @@ fn vm_twins_of_workloads_are_alike() {
         ("fifo", &[]),
         ("file", &[]),
         ("filter", &[]),
+        ("full", &[]),
         ("guard", &[]),
         ("inotify", &[]),
         ("lock", &[]),

@@ -98,6 +98,8 @@ kinds! {
     WakeFailed = "wake_failed",
     /// A trial restore of its checkpoint failed or differed, and it continues.
     TrialFailed = "trial_failed",
+    /// There was no room for a trial restore of its checkpoint, which is used unproven.
+    TrialSkipped = "trial_skipped",
     /// It is idle and cannot fall asleep.
     Awake = "awake",
     /// A checkpoint of it was made.

@@ -65,11 +65,21 @@ pub(crate) enum Intent {
 pub(crate) struct Doing {
     path: PathBuf,
     lock: Lock,
+    stays: bool,
 }
 
 impl Drop for Doing {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path); // if it stays, the next command has nothing to do
+        if !self.stays {
+            let _ = fs::remove_file(&self.path); // if it stays, the next command has nothing to do
+        }
+    }
+}
+
+impl Doing {
+    /// Leaves the intent to the next command.
+    pub(crate) fn leave(mut self) {
+        self.stays = true;
     }
 }
 
@@ -79,7 +89,7 @@ pub(crate) fn intend(ground: &Ground, id: &ContainerId, intent: &Intent) -> Resu
     // neither may wait for the other's intent.
     let path = path(ground, "do", id).with_extension(ground::new_id()?.short());
     let _making = Lock::share(&ground.places.pending())?;
-    let doing = Doing { lock: Lock::take_new(&path)?, path };
+    let doing = Doing { lock: Lock::take_new(&path)?, path, stays: false };
     let text = serde_json::to_vec(intent).expect("names are written as text");
     doing.lock.write(&text, &doing.path)?;
     Ok(doing)

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::proof::{Proof, features};
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
-use crate::twin::{self, Original};
+use crate::twin::{self, Original, Unmade};
 
 /// Whether a checkpoint is proven before the processes end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,14 +64,10 @@ pub(crate) fn unproven(ground: &Ground, id: &ContainerId) -> Option<String> {
 ///
 /// Errors: [`Error::Unlike`] names the first difference, [`Error::NotRestored`] the failed step. The caller
 /// resumes the container.
-pub(crate) fn prove(
-    ground: &Ground,
-    original: Original<'_>,
-    checkpoint: &Path,
-) -> Result<Duration> {
+pub(crate) fn prove(ground: &Ground, original: Original, checkpoint: &Path) -> Result<Duration> {
     let began = Instant::now();
-    let config = original.config;
-    let id = &config.id;
+    let (id, name) = (original.config.id.clone(), original.config.name.clone());
+    let id = &id;
     let reader = Reader::open(checkpoint)?;
     let here = Proven {
         programs: programs()?,
@@ -88,11 +85,14 @@ pub(crate) fn prove(
     proven.unproven = match Proof::of(&reader)? {
         Err(object) => Some(object),
         Ok(proof) => {
-            compare(ground, original, &proof).inspect_err(|e| {
-                let cause = [("cause", e.with_causes())];
-                ground.record("trial_failed", id.as_str(), config.name.as_str(), &cause);
-            })?;
-            None
+            let record = |kind: &str, cause: String| {
+                ground.record(kind, id.as_str(), name.as_str(), &[("cause", cause)]);
+            };
+            let compared = compare(ground, original, &Arc::new(proof));
+            compared.inspect_err(|e| record("trial_failed", e.with_causes()))?.map(|cause| {
+                record("trial_skipped", cause.clone());
+                format!("no room for a trial restore ({cause})")
+            })
         }
     };
     if proven.unproven.is_none() {
@@ -103,14 +103,19 @@ pub(crate) fn prove(
     Ok(began.elapsed())
 }
 
-fn compare(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<()> {
-    let config = original.config;
-    let name = || config.name.to_string();
-    let read = twin::read_back(ground, original, proof)
-        .map_err(|source| Error::NotRestored { name: name(), source: Box::new(source) })?;
+/// Compares a twin; returns why there is none, if the host has no room for one.
+fn compare(ground: &Ground, original: Original, proof: &Arc<Proof>) -> Result<Option<String>> {
+    let name = original.config.name.to_string();
+    let read = match twin::read_back(ground, original, proof) {
+        Ok(read) => read,
+        Err(Unmade::NoRoom(cause)) => return Ok(Some(cause)),
+        Err(Unmade::Failed(source)) => {
+            return Err(Error::NotRestored { name, source: Box::new(source) });
+        }
+    };
     match proof.compare(read)? {
-        None => Ok(()),
-        Some(unlike) => Err(Error::Unlike { name: name(), what: unlike.to_string() }),
+        None => Ok(None),
+        Some(unlike) => Err(Error::Unlike { name, what: unlike.to_string() }),
     }
 }
 

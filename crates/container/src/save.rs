@@ -5,7 +5,7 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `log`, `saved`, `silence`, `usage`, `process`, `later`, `root`, `end`, `twin` and
+//! Uses `ground`, `state`, `log`, `io`, `saved`, `silence`, `usage`, `process`, `later`, `root`, `end`, `twin` and
 //! `proof`.
 
 use std::fs;
@@ -28,7 +28,7 @@ use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
 use crate::twin::Original;
 use crate::usage::TASKS_MAX;
-use crate::{disk, end, later, process, proof, root, saved};
+use crate::{disk, end, io, later, process, proof, root, saved};
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -134,8 +134,9 @@ fn save(
     let (mut stopped, mut figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
     saved::write_first(&path, &init)?;
     if let (false, Trial::Made, Some(user)) = (options.leave_running, options.trial, &init.user) {
-        let (config, process, subject) = (&config, process.as_fd(), &subject);
         let waits = stopped.as_mut().map(Stopped::take_waits).unwrap_or_default();
+        let process = io::clone_fd(process.as_fd())?;
+        let (config, user, subject) = (config.clone(), user.clone(), subject.clone());
         let original = Original { config, process, user, subject, waits };
         match proof::prove(ground, original, &path) {
             Ok(took) => figures.proof = took,

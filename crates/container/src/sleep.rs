@@ -33,7 +33,8 @@
 //! **Proven.** Before the processes are marked and killed, the checkpoint is restored as a twin and compared
 //! ([`crate::proof`]). After a difference the container continues.
 //!
-//! Uses `ground`, `state`, `saved`, `exit`, `hold`, `pending`, `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
+//! Uses `ground`, `state`, `saved`, `exit`, `hold`, `io`, `pending`,
+//! `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -49,7 +50,7 @@ use crate::policy::{self, Idle, Reason};
 use crate::proof::Trial;
 use crate::state;
 use crate::twin::Original;
-use crate::{drowsy, end, exit, hold, proof, save, saved};
+use crate::{drowsy, end, exit, hold, io, proof, save, saved};
 
 /// Puts a container to sleep; if `idle` is given, only if it is still idle.
 pub(crate) fn sleep(
@@ -86,13 +87,14 @@ pub(crate) fn sleep(
     saved::write_first(&ground.asleep_dir(id), &init)?;
     // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
     if let (Trial::Made, Some(user)) = (trial, &init.user) {
-        let (config, process, subject) = (&config, process.as_fd(), &subject);
         let waits = stopped.take_waits();
-        let original = Original { config, process, user, subject, waits };
+        let process = io::clone_fd(process.as_fd())?;
+        let original =
+            Original { config: config.clone(), process, user: user.clone(), subject, waits };
         match proof::prove(ground, original, &ground.asleep_dir(id)) {
             Ok(took) => written.figures.proof = took,
             Err(e) => {
-                end::forget_sleep(ground, config)?;
+                end::forget_sleep(ground, &config)?;
                 return Err(e);
             }
         }

@@ -15,17 +15,25 @@
 //! **Killed at any step.** A newborn ends without its engine, and a traced task without its tracer. An
 //! [`Intent`] names the container, and the next command removes the control groups.
 //!
+//! **Hung.** A task in a call to a file system that does not answer does not end when it is killed. The twin is
+//! made by a thread that is left behind then, with the twin, so that the container continues. The [`Intent`] stays.
+//!
+//! **No room.** The container may be able to wake although no twin can be made beside it: memory or tasks are
+//! short ([`Unmade::NoRoom`]).
+//!
 //! Uses `ground`, `state`, `account`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use dormouse_checkpoint::load::{self, Restore, Traced};
 use dormouse_checkpoint::proof::{self, Proof};
 use dormouse_checkpoint::save::{Blocks, Subject};
 use dormouse_kernel::call::{CloneFlags, Namespace};
-use dormouse_kernel::cgroup::Cgroup;
-use dormouse_kernel::{mount, pidfd, weakened};
+use dormouse_kernel::cgroup::{Cgroup, Stats};
+use dormouse_kernel::{CallError, Errno, mount, pidfd, scale, weakened};
 use dormouse_launch::{Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
 use dormouse_model::{Config, ContainerId, Limits};
 use dormouse_record::Records;
@@ -44,39 +52,115 @@ const FIRST_TO_BE_KILLED: i32 = 1000;
 /// LIMIT: how long a trial restore may take, while clients wait.
 const LIVES_WITHIN: Duration = Duration::from_secs(30);
 
-/// LIMIT: how long the killed tasks of a twin may take to end before its use is read.
-const ENDS_WITHIN: Duration = Duration::from_secs(30);
+/// LIMIT: how long the killed tasks of a twin may take to end while the container waits.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A stopped container with a checkpoint.
-pub(crate) struct Original<'o> {
-    pub(crate) config: &'o Config,
+pub(crate) struct Original {
+    pub(crate) config: Config,
     /// Its first process.
-    pub(crate) process: BorrowedFd<'o>,
+    pub(crate) process: OwnedFd,
     /// The user of its first process.
-    pub(crate) user: &'o PasswdUser,
+    pub(crate) user: PasswdUser,
     /// Its description for the save.
-    pub(crate) subject: &'o Subject,
+    pub(crate) subject: Subject,
     /// The program that has read its waits.
     pub(crate) waits: Blocks,
 }
 
+/// Why there are no records of a twin.
+#[derive(Debug)]
+pub(crate) enum Unmade {
+    /// A step failed.
+    Failed(Error),
+    /// Memory or tasks are short for a second copy, with the failed step.
+    NoRoom(String),
+}
+
+impl From<Error> for Unmade {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
+    }
+}
+
 /// Restores a twin, reads its records, and ends it. The caller holds the container's lock.
-pub(crate) fn read_back(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Records> {
-    let config = original.config;
-    let id = &config.id;
-    remove(ground, id)?; // left by a killed command
-    let _doing = pending::intend(ground, id, &Intent::Twin)?;
+pub(crate) fn read_back(
+    ground: &Ground,
+    original: Original,
+    proof: &Arc<Proof>,
+) -> std::result::Result<Records, Unmade> {
+    let id = original.config.id.clone();
+    if !remove(ground, &id)? {
+        let cause = "the twin of an earlier trial restore has not ended".into();
+        return Err(Unmade::Failed(Error::Invalid(cause)));
+    }
+    let doing = pending::intend(ground, &id, &Intent::Twin)?;
+    let limit = settings::restore_limit(&ground.settings(), 0).min(LIVES_WITHIN);
+    let (done, is_done) = mpsc::channel();
+    let (own, proof) = (Ground::new(ground.places.clone()), Arc::clone(proof));
     // The calling thread traces the container, and a tracer is a thread.
-    let read = std::thread::scope(|scope| {
-        let twin = std::thread::Builder::new().name("twin".into());
-        let twin = twin.spawn_scoped(scope, || live(ground, original, proof));
-        match twin.map_err(Error::file("cannot start", "a thread"))?.join() {
-            Ok(read) => read,
+    let twin = std::thread::Builder::new().name("twin".into());
+    let twin = twin.spawn(move || {
+        let _ = done.send(live(&own, original, &proof, limit)); // unless it was left behind
+    });
+    let twin = twin.map_err(|e| Unmade::NoRoom(format!("a thread: {e}")))?;
+    let read = match is_done.recv_timeout(limit + ENDS_WITHIN) {
+        Ok(read) => read,
+        Err(RecvTimeoutError::Timeout) => Err(Error::TooSlow(limit)),
+        Err(RecvTimeoutError::Disconnected) => match twin.join() {
             Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => Err(Error::Invalid("the trial restore has ended".into())),
+        },
+    };
+    let read = read.map_err(|e| {
+        let cgroup = ground.cgroups().ok().and_then(|all| all.find(&name(&id)).ok().flatten());
+        match is_short(&e, cgroup.and_then(|cgroup| cgroup.stats().ok()).unwrap_or_default()) {
+            true => Unmade::NoRoom(e.with_causes()),
+            false => Unmade::Failed(e),
         }
     });
-    let removed = remove(ground, id);
-    read.and_then(|records| removed.map(|()| records))
+    // ORDER: the first error is returned.
+    let removed = remove(ground, &id);
+    if !matches!(removed, Ok(true)) {
+        doing.leave(); // to the next command
+    }
+    let records = read?;
+    removed?;
+    Ok(records)
+}
+
+/// Whether a step failed because the host, or the control group of the twin, has no memory or no task left. ENOMEM
+/// alone does not mean that: it is also the answer for an address space that is too small, in a wake as well.
+fn is_short(e: &Error, used: Stats) -> bool {
+    const LITTLE_BYTES: u64 = 64 << 20;
+    let is_full = || {
+        let room = used.memory_max_bytes.map(|max| max.saturating_sub(used.memory_peak_bytes));
+        let is_strict = || {
+            let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+            mode.is_ok_and(|mode| mode.trim() == "2")
+        };
+        room.is_some_and(|room| room < 1 << 20)
+            || scale::available_bytes().is_some_and(|bytes| bytes < LITTLE_BYTES)
+            || is_strict()
+    };
+    if used.oom_kills > 0 {
+        return true;
+    }
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    let mut errno = None;
+    while let Some(one) = cause {
+        let of_call = || one.downcast_ref::<CallError>().map(CallError::errno);
+        let of_file = || one.downcast_ref::<std::io::Error>()?.raw_os_error();
+        let bare = || one.downcast_ref::<Errno>().map(|e| e.raw_os_error());
+        errno = bare().or_else(of_call).or_else(of_file).or(errno);
+        cause = one.source();
+    }
+    match errno.map(Errno::from_raw_os_error) {
+        Some(Errno::NOMEM) => is_full(),
+        Some(Errno::NFILE) => true,
+        Some(Errno::AGAIN) => e.with_causes().contains("clone"),
+        _ => false,
+    }
 }
 
 /// The name of the control groups of a twin.
@@ -84,26 +168,28 @@ fn name(id: &ContainerId) -> String {
     format!("{id}.twin")
 }
 
-/// Removes the control groups of a twin, whose tasks have ended or are about to.
-pub(crate) fn remove(ground: &Ground, id: &ContainerId) -> Result<()> {
-    let Some(cgroup) = ground.cgroups()?.find(&name(id))? else { return Ok(()) };
+/// Removes the control groups of a twin, whose tasks have ended or are about to. Returns false if some do not end.
+pub(crate) fn remove(ground: &Ground, id: &ContainerId) -> Result<bool> {
+    let Some(cgroup) = ground.cgroups()?.find(&name(id))? else { return Ok(true) };
     cgroup.kill()?;
-    cgroup.wait_empty(ENDS_WITHIN)?;
+    if !cgroup.wait_empty(ENDS_WITHIN)? {
+        return Ok(false);
+    }
     account::charge_trial(ground, id, &cgroup);
-    Ok(cgroup.remove()?)
+    cgroup.remove()?;
+    Ok(true)
 }
 
 /// The life of a twin, from its birth to its end.
-fn live(ground: &Ground, original: Original<'_>, proof: &Proof) -> Result<Records> {
-    let config = original.config;
-    let checked = load::check(proof, restore::allowed(config, original.user)?)?;
+fn live(ground: &Ground, original: Original, proof: &Proof, limit: Duration) -> Result<Records> {
+    let config = &original.config;
+    let checked = load::check(proof, restore::allowed(config, &original.user)?)?;
     let made = load::lay_out(proof, checked, load::Memory::Own)?;
-    let mounts = pidfd::namespace(original.process, Namespace::Mount)
+    let mounts = pidfd::namespace(original.process.as_fd(), Namespace::Mount)
         .and_then(|namespace| mount::clone_namespace(namespace.as_fd()))
         .map_err(Error::call("cannot copy the container's mounts"))?;
     let mut keeper = hold::keeper(ground)?;
     let (newborn, cgroup) = birth(ground, config, &mut keeper)?;
-    let limit = settings::restore_limit(&ground.settings(), 0).min(LIVES_WITHIN);
     let first = io::clone_fd(newborn.pidfd.as_fd())?;
     let watch = Watch::begin(io::clone_fd(newborn.pidfd.as_fd())?, limit);
     let pid = newborn.pid;
@@ -156,13 +242,13 @@ fn birth(ground: &Ground, config: &Config, keeper: &mut Keeper) -> Result<(Newbo
 
 /// Gives the newborn its plan, and seizes it where it begins to follow the restore.
 fn follow(
-    original: &Original<'_>,
+    original: &Original,
     mut newborn: Newborn,
     cgroup: &Cgroup,
     mounts: OwnedFd,
     restore: &Restore,
 ) -> Result<Traced> {
-    let config = original.config;
+    let config = &original.config;
     let plan = plan(original, &mut newborn, cgroup, mounts, restore)?;
     let failed = |e: LaunchError| process::exec_error(&config.spec.process, e);
     newborn.send(plan).map_err(failed)?;
@@ -185,13 +271,13 @@ fn follow(
 }
 
 fn plan(
-    original: &Original<'_>,
+    original: &Original,
     newborn: &mut Newborn,
     cgroup: &Cgroup,
     mounts: OwnedFd,
     restore: &Restore,
 ) -> Result<Plan> {
-    let config = original.config;
+    let config = &original.config;
     let security = &config.spec.security;
     let granted = process::granted(security)?;
     let mut plan = Plan::new();
@@ -229,7 +315,7 @@ fn plan(
     process::plan_namespace_limits(&mut plan, config)?;
     process::plan_confinement(&mut plan, config, security, granted);
     if let Some(program) = restore.records().of_init() {
-        let (ids, masks) = process::identity(original.user, granted);
+        let (ids, masks) = process::identity(&original.user, granted);
         plan.init_as(program, &ids, &masks);
     }
     plan.follow(restore.follow(|wanted| {
@@ -237,4 +323,36 @@ fn plan(
         Err(Error::Invalid(format!("a twin has no {wanted:?}")))
     })?);
     Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_means_a_shortage_only_with_a_reason_for_it() {
+        let failed = |call: &str, source| {
+            let (what, call) = ("process 2".to_owned(), call.to_owned());
+            Error::from(dormouse_checkpoint::Error::Restore { what, call, source })
+        };
+        let full = Stats {
+            memory_max_bytes: Some(8 << 20),
+            memory_peak_bytes: 8 << 20,
+            ..Stats::default()
+        };
+        let killed = Stats { oom_kills: 1, ..Stats::default() };
+        let ended = || Error::from(dormouse_checkpoint::Error::Ended("by signal 9".into()));
+        for (error, used, expected) in [
+            (failed("clone3", Errno::AGAIN), Stats::default(), true),
+            (failed("preadv", Errno::AGAIN), Stats::default(), false),
+            (failed("mmap", Errno::NOMEM), full.clone(), true),
+            (failed("openat", Errno::NOENT), full, false),
+            (failed("openat", Errno::NFILE), Stats::default(), true),
+            (failed("openat", Errno::MFILE), Stats::default(), false),
+            (ended(), killed, true),
+            (ended(), Stats::default(), false),
+        ] {
+            assert_eq!(is_short(&error, used), expected, "{}", error.with_causes());
+        }
+    }
 }

@@ -384,6 +384,24 @@ impl Host {
         })
     }
 
+    /// Runs a function in a thread in the host's mount namespace.
+    pub fn in_mounts<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> thread::JoinHandle<T> {
+        let namespace = fs::File::open(format!("/proc/{}/ns/mnt", self.host.id()));
+        let namespace = namespace.expect("the holder of the namespaces runs");
+        thread::spawn(move || {
+            // A thread that shares its working directory with others cannot enter one.
+            let own = dormouse_kernel::call::CloneFlags::FS;
+            dormouse_kernel::process::unshare(own).expect("a thread may");
+            let kind = Some(rustix::thread::LinkNameSpaceType::Mount);
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
+                .expect("root may enter a mount namespace");
+            function()
+        })
+    }
+
     /// The first address of a container.
     #[track_caller]
     pub fn address_of(&self, name: &str) -> String {

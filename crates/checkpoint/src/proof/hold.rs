@@ -16,11 +16,12 @@
 //! | the times of timers and of interrupted waits | none expires while the twin exists |
 //! | the score of the OOM killer | the twin is the first to be killed |
 //!
-//! An open file of these kinds becomes an eventfd, which keeps its number, its duplicates and its items in
-//! an epoll.
+//! An open file of these kinds becomes a timerfd, which keeps its number, its duplicates and its items in
+//! an epoll. A timerfd that is not armed is never ready, neither for reading nor for writing: a poll(2) for it goes on,
+//! and is compared.
 
 use dormouse_record::{
-    Area, Backing, Event, File, Memory, PAGE_BYTES, Process, Records, Run, Thing, Thread,
+    Area, Backing, File, Memory, PAGE_BYTES, Process, Records, Run, Thing, Thread, TimerFd,
 };
 
 /// A time that no twin exists for: a day.
@@ -134,7 +135,9 @@ fn placeholder(thing: &Thing) -> Thing {
         _ => 0,
     };
     let flags = flags & libc::O_NONBLOCK as u32 | libc::O_RDWR as u32;
-    Thing::Event(Event { count: 0, semaphore: false, flags })
+    let clock = libc::CLOCK_MONOTONIC;
+    let (ticks, value_ns, interval_ns, cancelled_at_set_ns) = (0, 0, 0, None);
+    Thing::Timer(TimerFd { flags, clock, ticks, value_ns, interval_ns, cancelled_at_set_ns })
 }
 
 /// Takes from an object what a twin does not have.
@@ -247,9 +250,7 @@ fn of_memory(memory: &mut Memory, wanted: &[u64]) {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_record::{
-        Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, TimerFd, Watch, sample,
-    };
+    use dormouse_record::{Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, Watch, sample};
 
     use super::*;
 
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn named_pipe_and_its_ends_become_eventfds() {
+    fn named_pipe_and_its_ends_become_timers() {
         let pipe = |path: Option<&str>| {
             let mut all = with(Thing::Pipe(Pipe {
                 capacity_bytes: 65_536,
@@ -294,9 +295,9 @@ mod tests {
         };
         assert!(matches!(pipe(None), [Thing::Pipe(_), Thing::PipeEnd(_)]));
         let [one, two] = pipe(Some("/f"));
-        assert!(matches!(one, Thing::Event(_)));
+        assert!(matches!(one, Thing::Timer(_)));
         let expected = (libc::O_RDWR | libc::O_NONBLOCK) as u32;
-        assert!(matches!(two, Thing::Event(Event { flags, .. }) if flags == expected));
+        assert!(matches!(two, Thing::Timer(TimerFd { flags, .. }) if flags == expected));
     }
 
     #[test]
