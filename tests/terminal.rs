@@ -78,6 +78,80 @@ fn killed_terminal_leaves_container_running() {
     terminal.wait();
 }
 
+/// A client stays attached to the terminal of an asleep container, and its input wakes the container.
+#[test]
+fn vm_terminal_stays_attached_over_sleep() {
+    let host = Host::with_busybox();
+    let run = ["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"];
+    let mut terminal = Terminal::spawn(&host.dormouse(&run));
+    terminal.send("x=40; echo $((x + 2))\n");
+    terminal.expect("42");
+    for round in 1..=3 {
+        host.dm(&["sleep", "a"]).ok();
+        assert_eq!(host.state_of("a"), "asleep");
+        terminal.resize(50 + round, 100);
+        terminal.send(&format!("echo $((x + 100 * {round})); stty size\n"));
+        terminal.expect(&format!("\n{}", 40 + 100 * round));
+        terminal.expect(&format!("{} 100", 50 + round));
+        assert_eq!(host.state_of("a"), "running");
+    }
+    // It is woken by another event, and its output appears.
+    terminal.send("while ! test -e /go; do sleep 0.01; done; echo again $((x + 3)); sleep 1000\n");
+    terminal.expect("sleep 1000");
+    host.wait_inside("a", "pidof sleep");
+    host.dm(&["sleep", "a"]).ok();
+    host.dm(&["exec", "a", "touch", "/go"]).ok();
+    terminal.expect("again 43");
+    terminal.send("\u{3}");
+    terminal.send("echo $((x + 4))\n");
+    terminal.expect("\n44");
+    // The keys that detach wake nothing.
+    host.dm(&["sleep", "a"]).ok();
+    terminal.send("\u{10}\u{11}");
+    assert_eq!(terminal.wait(), 0);
+    assert_eq!(host.state_of("a"), "asleep");
+    // A client that has attached later, and the exit status.
+    let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
+    terminal.send("echo $((x + 5))\n");
+    terminal.expect("\n45");
+    host.dm(&["sleep", "a"]).ok();
+    terminal.send("exit 7\n");
+    assert_eq!(terminal.wait(), 7);
+    host.wait_for_state("a", "stopped");
+}
+
+/// A client without a terminal waits for an exit, which a sleep would seem to be.
+#[test]
+fn vm_sleep_is_refused_while_a_command_waits_for_the_exit() {
+    let host = Host::with_busybox();
+    let run = ["run", "--name", "a", "--net", "none", "busybox", "sleep", "1000"];
+    let mut client =
+        host.dormouse(&run).stdout(std::process::Stdio::null()).spawn().expect("it starts");
+    host.wait_inside("a", "grep -q sleep /proc/1/cmdline");
+    let refused = host.dm(&["sleep", "a"]).fails();
+    assert!(refused.contains("'a' does not sleep while a command waits for its exit"), "{refused}");
+    assert_eq!(host.state_of("a"), "running");
+    client.kill().expect("our child");
+    client.wait().expect("our child");
+    host.put_to_sleep("a");
+}
+
+/// The end of an asleep container ends its attached client.
+#[test]
+fn vm_end_of_a_sleeper_ends_its_attached_client() {
+    let host = Host::with_busybox();
+    for (verb, code) in [(&["kill", "a"][..], 137), (&["rm", "--force", "a"], 125)] {
+        let run = ["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"];
+        let mut terminal = Terminal::spawn(&host.dormouse(&run));
+        terminal.send("echo $((30 + 3))\n");
+        terminal.expect("33");
+        host.dm(&["sleep", "a"]).ok();
+        host.dm(verb).ok();
+        assert_eq!(terminal.wait(), code, "{verb:?}");
+        host.dm(&["rm", "--force", "a"]);
+    }
+}
+
 #[test]
 fn vm_exec_with_terminal_has_size_and_exit_status() {
     let host = Host::with_busybox();

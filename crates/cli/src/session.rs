@@ -1,6 +1,7 @@
 //! Attachment to a process of a container: `run`, `start -a`, `exec`, `attach`.
 
 use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use dormouse_container::{Engine, Logs, Running, Stdio, Stream};
-use dormouse_model::{ContainerId, LogStream};
+use dormouse_model::{ContainerId, LogStream, State};
 use rustix::fs::{FileType, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -18,8 +19,8 @@ use crate::fail;
 use crate::log::{Follower, Growing, Sink};
 use crate::option::keys::Matcher;
 use crate::signal::{self, Signals};
-use crate::stream::{self, Ended, LogCopy, Streams, Watch};
-use crate::terminal;
+use crate::stream::{self, Ended, LogCopy, Rest, Streams, Watch};
+use crate::terminal::{self, Raw};
 
 /// Our ends of the pipes to a process.
 #[derive(Debug, Default)]
@@ -94,6 +95,7 @@ pub(crate) fn foreground(
             stdin: interactive,
             keys: Matcher::new(attach.detach_keys.clone()),
             log: out,
+            typed: Vec::new(),
         },
         None => Streams::Pipes {
             stdin: pipes.stdin,
@@ -149,38 +151,96 @@ pub(crate) enum Of {
     Exec,
 }
 
+/// Serves an attachment to its end. A terminal stays attached while its container is asleep: the caller's input wakes
+/// the container, and so does anything else.
+///
+/// LIMIT: input that arrives while the container is being saved is lost, as it is in the old terminal.
 fn serve(
     engine: &Engine,
     mut running: Running,
-    of: Of,
-    streams: Streams,
+    mut of: Of,
+    mut streams: Streams,
     attach: &AttachArgs,
     signals: &Signals,
-    watch: Option<&mut dyn Watch>,
+    mut watch: Option<&mut dyn Watch>,
 ) -> Result<Ending> {
-    let pidfd = running.pidfd.try_clone().context("cannot duplicate a descriptor")?;
-    let pass = |number| {
-        if attach.sig_proxy {
-            let _ = running.signal(number); // the process may just have exited
-            true
-        } else {
-            !matches!(number, signal::SIGHUP | signal::SIGINT | signal::SIGTERM)
+    let id = running.id.clone();
+    let is_terminal = of != Of::Exec && matches!(streams, Streams::Terminal { .. });
+    let mut stdin = matches!(streams, Streams::Terminal { stdin: true, .. });
+    // In between the caller's terminal remains raw.
+    let _raw = if stdin { Raw::enter()? } else { None };
+    loop {
+        let pidfd = running.pidfd.try_clone().context("cannot duplicate a descriptor")?;
+        let pass = |number| {
+            if attach.sig_proxy {
+                let _ = running.signal(number); // the process may just have exited
+                true
+            } else {
+                !matches!(number, signal::SIGHUP | signal::SIGINT | signal::SIGTERM)
+            }
+        };
+        match stream::attach(streams, pidfd.as_fd(), signals, watch.take(), pass)? {
+            Ended::Detached => {
+                running.detach();
+                return Ok(Ending::Detached);
+            }
+            Ended::Exited if is_terminal && engine.fell_asleep(&running)? => {}
+            Ended::Exited => {
+                let code = match of {
+                    Of::Container { .. } => Some(engine.finish(running)?.code),
+                    Of::Other => engine.wait(&id)?.code,
+                    Of::Exec => Some(running.wait()?.code),
+                };
+                return Ok(Ending::Exited(exit_code(code)));
+            }
         }
-    };
-    let ended = stream::attach(streams, pidfd.as_fd(), signals, watch, pass)?;
-    match ended {
-        Ended::Exited => {
-            let code = match of {
-                Of::Container { .. } => Some(engine.finish(running)?.code),
-                Of::Other => engine.wait(&running.id)?.code,
-                Of::Exec => Some(running.wait()?.code),
-            };
-            Ok(Ending::Exited(exit_code(code)))
+        // The keeper writes the output to the log until this program is attached again.
+        let shown = open_shown(engine, &id);
+        match of {
+            Of::Container { .. } => drop(engine.finish(running)?),
+            _ => running.detach(),
         }
-        Ended::Detached => {
-            running.detach();
-            Ok(Ending::Detached)
+        let mut keys = Matcher::new(attach.detach_keys.clone());
+        let is_over = || Ok(engine.state(&id)? != State::Asleep);
+        let typed = match stream::rest(&mut stdin, &mut keys, signals, is_over)? {
+            Rest::Typed(typed) => typed,
+            Rest::Over if engine.state(&id)? == State::Stopped => {
+                return Ok(Ending::Exited(exit_code(engine.wait(&id)?.code)));
+            }
+            Rest::Over => Vec::new(),
+            Rest::Detached => return Ok(Ending::Detached),
+        };
+        running = engine.attach(&id)?;
+        let master = running.console.take().context("the woken container has no terminal")?;
+        if let Some(mut shown) = shown {
+            shown.show_rest();
         }
+        let log = open_log(&engine.logs(&id)?, LogStream::Stdout);
+        streams = Streams::Terminal { master, stdin, keys, log, typed };
+        of = Of::Other;
+    }
+}
+
+/// The log of a terminal, at the end of the output that this program has shown.
+struct Shown(File);
+
+/// Opens the log of a terminal at its end. A container without a log shows no output of the time in between.
+fn open_shown(engine: &Engine, id: &ContainerId) -> Option<Shown> {
+    let logs = engine.logs(id).ok()?;
+    if logs.is_off || logs.entries.is_some() {
+        return None;
+    }
+    let mut log = File::open(&logs.stdout).ok()?;
+    log.seek(SeekFrom::End(0)).ok()?;
+    Some(Shown(log))
+}
+
+impl Shown {
+    /// Shows what was appended since.
+    fn show_rest(&mut self) {
+        // The caller may read no more, which the next output shows.
+        let _ = std::io::copy(&mut self.0, &mut std::io::stdout().lock());
+        let _ = std::io::stdout().flush();
     }
 }
 
@@ -202,7 +262,7 @@ pub(crate) fn attach(
     if let Some(master) = running.console.take() {
         let keys = Matcher::new(args.detach_keys.clone());
         let log = open_log(&engine.logs(id)?, LogStream::Stdout);
-        let streams = Streams::Terminal { master, stdin, keys, log };
+        let streams = Streams::Terminal { master, stdin, keys, log, typed: Vec::new() };
         return serve(engine, running, Of::Other, streams, args, &signals, None);
     }
     let mut follower = follow(engine, id, &Selection { tail: Some(0), ..Selection::default() })?;

@@ -211,7 +211,74 @@ pub(crate) enum Streams {
         keys: Matcher,
         /// Receives a copy of the output.
         log: Option<LogCopy>,
+        /// Input that is there already.
+        typed: Vec<u8>,
     },
+}
+
+/// End of a wait beside an asleep container.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// The caller typed.
+    Typed(Vec<u8>),
+    /// The container is not asleep any more.
+    Over,
+    /// The caller detached.
+    Detached,
+}
+
+/// How often an attachment looks whether its container is still asleep.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Waits beside a container without processes until `is_over`, or until the caller types or detaches. `stdin` is
+/// taken back at the end of the input.
+pub(crate) fn rest(
+    stdin: &mut bool,
+    keys: &mut Matcher,
+    signals: &Signals,
+    mut is_over: impl FnMut() -> Result<bool>,
+) -> Result<Rest> {
+    let raw = if *stdin { Raw::enter()? } else { None };
+    let mut buffer = [0; PAGE];
+    loop {
+        while let Some(number) = signals.next() {
+            match number {
+                signal::SIGCONT => raw.as_ref().map_or(Ok(()), Raw::again)?,
+                signal::SIGHUP | signal::SIGINT | signal::SIGTERM => return Ok(Rest::Detached),
+                _ => {} // no process could receive it; the size is set at the wake
+            }
+        }
+        if is_over()? {
+            return Ok(Rest::Over);
+        }
+        let input = rustix::stdio::stdin();
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        if *stdin {
+            fds.push(PollFd::new(&input, PollFlags::IN));
+        }
+        match poll(&mut fds, Some(&LOOK)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot wait for the container"),
+        }
+        if fds.get(1).is_none_or(|fd| fd.revents().is_empty()) {
+            continue;
+        }
+        let n = match rustix::io::read(input, &mut buffer) {
+            Ok(0) | Err(Errno::IO) => {
+                *stdin = false;
+                continue;
+            }
+            Err(Errno::AGAIN | Errno::INTR) => continue,
+            other => other.context("cannot read the input")?,
+        };
+        let mut typed = Vec::new();
+        if keys.feed(&buffer[..n], &mut typed) {
+            return Ok(Rest::Detached);
+        }
+        if !typed.is_empty() {
+            return Ok(Rest::Typed(typed));
+        }
+    }
 }
 
 /// A further source of work during an attachment.
@@ -248,14 +315,15 @@ pub(crate) fn attach(
                 }
             }
         }
-        Streams::Terminal { master, stdin, keys: matcher, log } => {
+        Streams::Terminal { master, stdin, keys: matcher, log, typed } => {
             nonblocking(&master)?;
             terminal::resize(&master);
             let again = || master.try_clone().context("cannot duplicate the terminal");
             if stdin {
                 raw = Raw::enter()?;
                 keys = Some(matcher);
-                flows.push(Flow::new(End::Stdin, End::Own(again()?), None));
+                let input = Flow::new(End::Stdin, End::Own(again()?), None);
+                flows.push(Flow { waiting: typed, ..input });
             }
             flows.push(Flow::new(End::Own(again()?), End::Stdout, log));
             terminal = Some(master);

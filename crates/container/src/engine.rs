@@ -18,7 +18,7 @@ use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
 use dormouse_kernel::cgroup::Stats;
 use dormouse_launch::ExitStatus;
-use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource};
+use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
 use crate::account::{
     AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
@@ -186,6 +186,16 @@ impl Engine {
     /// woken. Without a terminal, its output is in its logs.
     pub fn attach(&self, id: &ContainerId) -> Result<Running> {
         verb::start::attach(&self.ground, id)
+    }
+
+    /// Returns whether a first process that has exited continues: its container is asleep, or was woken since.
+    pub fn fell_asleep(&self, running: &Running) -> Result<bool> {
+        verb::start::fell_asleep(&self.ground, running)
+    }
+
+    /// Returns the state of a container.
+    pub fn state(&self, id: &ContainerId) -> Result<State> {
+        Ok(state::observe(&self.ground, &self.ground.config(id)?)?.state)
     }
 
     /// Runs another process in a running container. With a terminal the caller gets the master

@@ -90,6 +90,12 @@ pub enum Error {
     /// A process has been in transit into the container for too long.
     #[error("a process that `exec` starts in container {0} does not run yet: try again later")]
     Entered(String),
+    /// A command waits for the exit of the first process, which would seem to have ended.
+    #[error(
+        "container '{0}' does not sleep while a command waits for its exit: `wait`, or `run` and `start --attach` \
+         without a terminal; end that command (`run --detach` leaves none)"
+    )]
+    Awaited(String),
     /// A killed process has not ended in time.
     #[error(
         "process {pid} of container '{name}' was killed and has not ended within {waited:?}: it waits in the \
@@ -334,6 +340,7 @@ impl Error {
             | Self::AccountInUse { .. }
             | Self::NotIdle(_)
             | Self::Entered(_)
+            | Self::Awaited(_)
             | Self::NotAdmitted(_)
             | Self::Undying { .. }
             | Self::Held { .. }

@@ -40,6 +40,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use dormouse_checkpoint::save::{Figures, Subject, stop};
+use dormouse_kernel::ErrorKind;
 use dormouse_model::{ContainerId, State};
 use dormouse_parcel::DirSink;
 
@@ -100,6 +101,10 @@ pub(crate) fn sleep(
         }
     }
     let held = hold::hold_files(ground, &config, written.held, written.is_busy);
+    let held = held.map_err(|e| match e.kind() {
+        ErrorKind::Busy => Error::Awaited(config.name.to_string()),
+        _ => e,
+    });
     if let Err(e) = held.and_then(|()| policy::set_alarm(ground, &config, written.next_ring, idle))
     {
         end::forget_sleep(ground, &config)?;

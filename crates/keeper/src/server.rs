@@ -928,9 +928,14 @@ impl Server {
 
     fn hold(&mut self, serial: u64, id: Id, key: u32, watch: u8, fds: Vec<OwnedFd>) -> Answer {
         let first = self.firsts.get(&id);
+        // A client of its terminal stays with the container.
+        let has_terminal = |connection| {
+            self.consoles.values().any(|c| c.id == id && c.attached == Some(connection))
+        };
         let awaited = first.and_then(|pid| self.children.get(pid)).is_some_and(|child| {
             let spawner =
                 child.connection != serial && self.connections.contains_key(&child.connection);
+            let spawner = spawner && !has_terminal(child.connection);
             spawner || self.waiters.iter().any(|(waited, _)| Some(waited) == first)
         });
         if awaited && watch & watch::STAYS == 0 {

@@ -308,7 +308,7 @@ pub enum Request {
     },
     /// Descriptor: one that a container which falls asleep will have again when it wakes. When it
     /// is ready as in `watch` the keeper has the container woken. `Refused(EBUSY)` while a client
-    /// waits for the exit of the container's first process.
+    /// waits for the exit of the container's first process, unless it is attached to the terminal.
     Hold {
         /// The container.
         id: Id,

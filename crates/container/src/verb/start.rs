@@ -11,7 +11,7 @@ use crate::ground::Ground;
 use crate::policy::Reason;
 use crate::spec::Stdio;
 use crate::start::{self, Running};
-use crate::state::{self, Past};
+use crate::state::{self, InitRecord, Past};
 use crate::{end, io, wake};
 
 /// Starts a container that is not running.
@@ -29,6 +29,19 @@ pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Runn
     }
     end::settle_found(ground, &config, observed, false)?;
     start::start_locked(ground, &config, io, Past::default())
+}
+
+/// Returns whether an exited first process of a container continues as another one: the container is asleep, or was
+/// woken since.
+pub(crate) fn fell_asleep(ground: &Ground, running: &Running) -> Result<bool> {
+    let config = match ground.config(&running.id) {
+        Err(Error::NoContainer(_)) => return Ok(false), // removed
+        other => other?,
+    };
+    let observed = state::observe(ground, &config)?;
+    let was_woken = |init: &InitRecord| init.pid != running.pid && init.wakes > 0;
+    let is_awake = observed.is_alive() && observed.init.as_ref().is_some_and(was_woken);
+    Ok(observed.state == State::Asleep || is_awake)
 }
 
 /// Attaches to the terminal or the standard input of a running container; a sleeping one is
