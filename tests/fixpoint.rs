@@ -35,6 +35,12 @@ pub(super) const OF_PROCFS: &[Expected] = &[
     row("process/*/fd/1/info/pos", Rule::Any, "output is appended to a log of the new start"),
     row("process/*/fd/2/info/pos", Rule::Any, "output is appended to a log of the new start"),
     row("process/*/fd/*/info/settime flags", Rule::Any, "absolute times are set as relative ones"),
+    row(
+        "process/*/fd/*/info/epoll/*/events",
+        // EPOLLERR and EPOLLHUP; EPOLLEXCLUSIVE, EPOLLWAKEUP, EPOLLONESHOT and EPOLLET.
+        Rule::Gains { bits: 0x18, beside: 0xf << 28 },
+        "a spent item of EPOLLONESHOT whose file is not ready is armed for errors",
+    ),
     row("process/*/task/*/syscall", Rule::To("219 "), "an interrupted wait is restart_syscall(2)"),
     row("process/*/task/*/status/SigQ", Rule::Any, "a count over all processes of a user"),
 ];

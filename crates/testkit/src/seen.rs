@@ -512,10 +512,13 @@ impl Reader {
                 }
                 // A descriptor, its events and data; then the position and the inode.
                 "tfd" => {
-                    let item = words.iter().take_while(|word| !word.starts_with("ino:"));
-                    let item: Vec<&str> = item.copied().collect();
                     let number = words.get(1).copied().unwrap_or_default();
-                    self.add(format!("{place}/epoll/{number}"), item.join(" "));
+                    let after = |name| words.iter().skip_while(move |word| **word != name).nth(1);
+                    let events = after("events:").map(|text| u32::from_str_radix(text, 16));
+                    let item = format!("{place}/epoll/{number}");
+                    let events = events.and_then(Result::ok).unwrap_or_else(|| panic!("{line}"));
+                    self.add(format!("{item}/events"), events);
+                    self.add(format!("{item}/data"), after("data:").unwrap_or_else(|| panic!("{line}")));
                 }
                 // A mark, with the inode and a handle of it.
                 _ if line.starts_with("inotify") || line.starts_with("fanotify ino") => {
