@@ -14,6 +14,8 @@
 //! - `request` is loaded for a checkpoint with a listener that defers connections (`read`), and ends
 //!   with the call.
 //! - `reuseport` is loaded once a checkpoint finds a socket with SO_REUSEPORT (`load`, `has_program`).
+//! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
+//!   (`load`, `find`, `unload`), which keeps them.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -26,6 +28,7 @@ pub mod aio;
 pub mod call;
 pub mod embryo;
 mod error;
+pub mod gates;
 pub mod group;
 pub mod handshake;
 pub mod identity;

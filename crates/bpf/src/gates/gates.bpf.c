@@ -1,0 +1,662 @@
+/* Gates: places in the kernel where a task of one container begins to work for the account of another.
+ *
+ * A task has a *label*, the account that it works for: its *home*, the account of its container, until a
+ * gate changes it. Rows of a table decide (`struct dm_rule`). The CPU time of a task with another label
+ * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
+ * not: it is the rest of what the cgroup counts.
+ *
+ * Hooks, all tracepoints with BTF, without trampolines:
+ *
+ * - dm_gate_switch (sched_switch) adds up. It runs with the lock of the run queue held.
+ * - dm_gate_fork (sched_process_fork) copies the label to the child, before the child runs.
+ * - dm_gate_exit (sched_process_exit) ends the label, so the exit itself is work of the home.
+ * - dm_gate_exec (sched_process_exec).
+ * - dm_gate_receive (sock_recv_length) and dm_gate_send (sock_send_length) run in the calling task, after
+ *   the data was taken or given.
+ * - dm_gate_state (inet_sock_set_state) notes with a TCP connection which side opened it, and which
+ *   account the other side has. It runs in softirq.
+ *
+ * All run for every task and socket of the host, with preemption off, and do nothing outside of the
+ * containers of this instance.
+ *
+ * Time. The scheduler adds up the time of a task (`se.sum_exec_runtime`) together with that of its cgroup,
+ * before sched_switch. So the differences from switch to switch are exactly the cgroup's. A label that
+ * changes in between ends at an estimate, the time of the last switch and the clock since. `counted` is up
+ * to where a task was charged, and never moves back: an estimate that was too large is made up for by the
+ * next charges.
+ *
+ * The other side. A container alone sends from its addresses (address.bpf.c), and a socket that is in the
+ * stack of its domain has no others as its peer. So the address names the container. A connection keeps
+ * the account that it found when it was established: the address may have another container later, while
+ * data of the first is unread. Of a unix socket the peer's cgroup names the container, which is that of
+ * the task which made the socket; connect(2) makes the sockets of both ends. A reply is no request: on
+ * connections that the container has opened itself, a receive changes nothing.
+ *
+ * Trust: a container controls its calls, the bytes and the ports of its packets, and network namespaces of
+ * its own, where it has any address. It controls neither its cgroup nor the stack of its domain nor the
+ * storages.
+ *
+ * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate. An unconnected UDP socket
+ * has no peer.
+ *
+ * KERNEL(6.3): sock_recv_length, sock_send_length. */
+#include <linux/types.h>
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_core_read.h>
+#define DM_IDENTITY_OF_CGROUPS
+#include "../identity/identity.h"
+#include "record.h"
+
+#define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
+#define SOCK_STREAM 1
+#define SOCK_SEQPACKET 5
+#define STATE_ESTABLISHED 1
+#define STATE_SYN_SENT 2
+#define STATE_SYN_RECV 3
+
+const volatile struct dm_gate_config config SEC(".rodata.config") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_HOMES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct dm_gate_home);
+} dm_gate_homes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_PEERS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_gate_peer);
+} dm_gate_peers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_USES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_work);
+	__type(value, struct dm_gate_use);
+} dm_gate_uses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct dm_gate_table);
+} dm_gate_tables SEC(".maps");
+
+/* The index of the table in force. A program reads it once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} dm_gate_active SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_LINES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_place);
+	__type(value, struct dm_line);
+} dm_gate_lines SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DM_GATE_COUNT);
+	__type(key, __u32);
+	__type(value, struct dm_gate_count);
+} dm_gate_counts SEC(".maps");
+
+/* The label of a task. A task without one has that of its home. */
+struct label {
+	struct dm_gate_work work;
+	__u64 counted; /* up to where the task's time was charged */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct label);
+} dm_gate_labels SEC(".maps");
+
+/* What is known of a connection. */
+struct connection {
+	__u64 owner; /* of the other side */
+	__u32 account; /* of the other side, or DM_NOBODY */
+	__u32 is_opened; /* this side has opened it */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct connection);
+} dm_gate_sockets SEC(".maps");
+
+/* The last switch of a processor. */
+struct turn {
+	__u64 at_ns;
+	__u64 counted_ns; /* time of the task that was switched to, up to then */
+	__u64 pid;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct turn);
+} dm_gate_turns SEC(".maps");
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct sched_entity {
+	__u64 sum_exec_runtime;
+};
+struct task_struct {
+	int pid;
+	struct sched_entity se;
+};
+struct in6_addr {
+	__u32 word[4];
+};
+struct net {
+	__u64 net_cookie;
+};
+typedef struct {
+	struct net *net;
+} possible_net_t;
+struct sock_common {
+	__be32 skc_daddr;
+	__u16 skc_num;
+	unsigned short skc_family;
+	struct in6_addr skc_v6_daddr;
+	possible_net_t skc_net;
+};
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+};
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_type;
+	struct sock_cgroup_data sk_cgrp_data;
+};
+struct unix_address;
+struct unix_sock {
+	struct unix_address *addr;
+	struct sock *peer;
+};
+struct tcp_sock {
+	__u8 repair : 1;
+};
+#pragma clang attribute pop
+
+/* An account with its owner, on its way to a decision. */
+struct party {
+	__u64 owner;
+	__u32 account;
+};
+
+/* A passage through a gate. */
+struct passage {
+	__u32 gate;
+	__u32 port; /* of the socket, 0 where there is none */
+	struct party home;
+	struct party label;
+	struct party peer;
+	/* What follows is of the search. */
+	__u32 table;
+	__u32 becomes;
+	__u32 account;
+	struct dm_line lines[3]; /* of home, label and peer, filled if a row asks for those below */
+};
+
+static __always_inline struct dm_gate_count *counts(__u32 gate)
+{
+	return bpf_map_lookup_elem(&dm_gate_counts, &gate);
+}
+
+/* ---- time ---- */
+
+/* The time of the calling task up to now. */
+static __always_inline __u64 estimate(struct task_struct *task)
+{
+	__u64 counted = task->se.sum_exec_runtime, now;
+	__u32 zero = 0;
+	struct turn *turn = bpf_map_lookup_elem(&dm_gate_turns, &zero);
+
+	if (!turn || !turn->at_ns || turn->pid != (__u64)task->pid)
+		return counted;
+	now = turn->counted_ns + (bpf_ktime_get_ns() - turn->at_ns);
+	return now > counted ? now : counted;
+}
+
+/* Charges the time of a task up to `until` to its label. */
+static __always_inline void settle(struct label *label, __u64 until, __u64 switches)
+{
+	__s64 more = until - label->counted;
+	struct dm_gate_use *use;
+
+	if (more <= 0)
+		more = 0;
+	else
+		label->counted = until;
+	if (!label->work.cgroup)
+		return;
+	use = bpf_map_lookup_elem(&dm_gate_uses, &label->work);
+	if (!use)
+		return;
+	__sync_fetch_and_add(&use->cpu_ns, more);
+	if (switches)
+		__sync_fetch_and_add(&use->switches, switches);
+}
+
+SEC("tp_btf/sched_switch")
+int dm_gate_switch(__u64 *ctx)
+{
+	struct task_struct *prev = (void *)ctx[1], *next = (void *)ctx[2];
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, prev, 0, 0);
+	__u32 zero = 0;
+	struct turn *turn;
+
+	if (label)
+		settle(label, prev->se.sum_exec_runtime, 1);
+	turn = bpf_map_lookup_elem(&dm_gate_turns, &zero);
+	if (!turn)
+		return 0;
+	turn->at_ns = bpf_ktime_get_ns();
+	turn->counted_ns = next->se.sum_exec_runtime;
+	turn->pid = next->pid;
+	return 0;
+}
+
+/* ---- labels ---- */
+
+/* Makes sure that work can be counted. */
+static __always_inline int can_count(const struct dm_gate_work *work)
+{
+	struct dm_gate_use none = {};
+
+	if (bpf_map_lookup_elem(&dm_gate_uses, work))
+		return 1;
+	bpf_map_update_elem(&dm_gate_uses, work, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&dm_gate_uses, work) != 0;
+}
+
+/* Gives a task a label: the calling one, or a child that has not run yet, which `until` tells. */
+static __always_inline void give(struct task_struct *task, __u64 until, __u64 cgroup,
+				 const struct passage *at, const struct party *to)
+{
+	struct dm_gate_work work = { .cgroup = cgroup, .owner = to->owner, .account = to->account };
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+	struct dm_gate_count *count;
+
+	if (work.account == at->home.account && work.owner == at->home.owner) {
+		if (!label)
+			return;
+		__builtin_memset(&work, 0, sizeof(work));
+	}
+	if (label && label->work.cgroup == work.cgroup && label->work.account == work.account &&
+	    label->work.owner == work.owner)
+		return;
+	count = counts(at->gate);
+	if (work.cgroup) {
+		if (!can_count(&work)) {
+			if (count)
+				count->full++;
+			if (!label)
+				return;
+			__builtin_memset(&work, 0, sizeof(work));
+		} else if (!label) {
+			struct label fresh = { .counted = until };
+
+			label = bpf_task_storage_get(&dm_gate_labels, task, &fresh,
+						     BPF_LOCAL_STORAGE_GET_F_CREATE);
+			if (!label) {
+				if (count)
+					count->full++;
+				return;
+			}
+		}
+	}
+	if (!label)
+		return;
+	settle(label, until, 0);
+	label->work = work;
+	if (count)
+		count->changed++;
+}
+
+/* The account that a task works for. */
+static __always_inline struct party label_of(struct task_struct *task, __u64 cgroup,
+					     const struct party *home)
+{
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+	struct party party = *home;
+
+	/* A task that an operator has moved into another container has the label of that one. */
+	if (label && label->work.cgroup == cgroup) {
+		party.owner = label->work.owner;
+		party.account = label->work.account;
+	}
+	return party;
+}
+
+/* ---- rules ---- */
+
+static __always_inline int is_below(const struct dm_line *line, __u32 account)
+{
+	int i;
+
+	if (!account) /* root is above all */
+		return 1;
+#pragma unroll
+	for (i = 0; i < DM_GATE_DEPTH; i++)
+		if (line->accounts[i] == account)
+			return 1;
+	return 0;
+}
+
+static __always_inline int matches(__u32 asked, __u32 below, __u32 account,
+				   const struct dm_line *line)
+{
+	if (asked == DM_ANY || asked == account)
+		return 1;
+	return below && account != DM_NOBODY && is_below(line, asked);
+}
+
+/* Called by bpf_loop() for each row. */
+static long match_row(__u64 index, void *context)
+{
+	struct passage *at = context;
+	struct dm_gate_table *table = bpf_map_lookup_elem(&dm_gate_tables, &at->table);
+	struct dm_rule *row;
+
+	if (!table || index >= DM_GATE_ROWS_MAX)
+		return 1;
+	row = &table->rows[index];
+	if (row->gate != at->gate || (row->port && row->port != at->port))
+		return 0;
+	if (!matches(row->home, row->below & 1, at->home.account, &at->lines[0]) ||
+	    !matches(row->label, row->below & 2, at->label.account, &at->lines[1]) ||
+	    !matches(row->peer, row->below & 4, at->peer.account, &at->lines[2]))
+		return 0;
+	at->becomes = row->becomes;
+	at->account = row->account;
+	return 1;
+}
+
+static __always_inline void read_line(struct dm_line *to, __u32 table, __u32 account)
+{
+	struct dm_gate_place place = { .table = table, .account = account };
+	struct dm_line *line = bpf_map_lookup_elem(&dm_gate_lines, &place);
+
+	if (line)
+		*to = *line;
+}
+
+/* The table in force, if a row is for this gate. */
+static __always_inline struct dm_gate_table *table_for(__u32 gate, __u32 *index)
+{
+	__u32 zero = 0, *active = bpf_map_lookup_elem(&dm_gate_active, &zero);
+	struct dm_gate_table *table;
+
+	if (!active)
+		return 0;
+	*index = *active;
+	table = bpf_map_lookup_elem(&dm_gate_tables, index);
+	return table && table->gates & (1 << gate) ? table : 0;
+}
+
+/* The label after a passage. */
+static __always_inline struct party decide(struct passage *at, struct dm_gate_table *table)
+{
+	struct dm_gate_count *count = counts(at->gate);
+	struct party party = at->label;
+	__u32 rows = table->count;
+
+	if (count) {
+		count->passages++;
+		if (at->peer.account == DM_NOBODY && at->gate <= DM_GATE_SEND)
+			count->unknown++;
+	}
+	if (table->below) {
+		read_line(&at->lines[0], at->table, at->home.account);
+		read_line(&at->lines[1], at->table, at->label.account);
+		read_line(&at->lines[2], at->table, at->peer.account);
+	}
+	bpf_loop(rows < DM_GATE_ROWS_MAX ? rows : DM_GATE_ROWS_MAX, match_row, at, 0);
+	switch (at->becomes) {
+	case DM_BECOMES_HOME:
+		return at->home;
+	case DM_BECOMES_PEER:
+		/* Work for the outside is work of the home. */
+		return at->peer.account == DM_NOBODY ? at->home : at->peer;
+	case DM_BECOMES_ACCOUNT:
+		party.account = at->account;
+		party.owner = 0;
+		return party;
+	}
+	return party;
+}
+
+/* ---- processes ---- */
+
+SEC("tp_btf/sched_process_fork")
+int dm_gate_fork(__u64 *ctx)
+{
+	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct passage at = { .gate = DM_GATE_FORK, .peer.account = DM_NOBODY };
+	struct dm_gate_table *table;
+	struct party to;
+
+	if (!home)
+		return 0;
+	at.home.owner = home->owner;
+	at.home.account = home->account;
+	at.label = label_of(parent, cgroup, &at.home);
+	to = at.label;
+	table = table_for(DM_GATE_FORK, &at.table);
+	if (table)
+		to = decide(&at, table);
+	give(child, child->se.sum_exec_runtime, cgroup, &at, &to);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int dm_gate_exit(__u64 *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+
+	if (!label)
+		return 0;
+	settle(label, estimate(task), 0);
+	label->work.cgroup = 0;
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int dm_gate_exec(__u64 *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct passage at = { .gate = DM_GATE_EXEC, .peer.account = DM_NOBODY };
+	struct dm_gate_table *table;
+	struct party to;
+
+	if (!home)
+		return 0;
+	table = table_for(DM_GATE_EXEC, &at.table);
+	if (!table)
+		return 0;
+	at.home.owner = home->owner;
+	at.home.account = home->account;
+	at.label = label_of(task, cgroup, &at.home);
+	to = decide(&at, table);
+	give(task, estimate(task), cgroup, &at, &to);
+	return 0;
+}
+
+/* ---- sockets ---- */
+
+/* The account with this address of the pool as its peer. */
+static __always_inline struct dm_gate_peer *peer_by_address(struct sock *sk)
+{
+	__u32 index = DM_ANY, a[4];
+
+	if (sk->__sk_common.skc_family == AF_INET) {
+		index = bpf_ntohl(sk->__sk_common.skc_daddr) - config.pool4;
+	} else if (sk->__sk_common.skc_family == AF_INET6) {
+		if (bpf_core_read(a, sizeof(a), &sk->__sk_common.skc_v6_daddr))
+			return 0;
+		if (a[0] == 0 && a[1] == 0 && a[2] == bpf_htonl(0xffff))
+			index = bpf_ntohl(a[3]) - config.pool4;
+		else if (a[0] == config.public6[0] && a[1] == config.public6[1] &&
+			 a[2] == config.public6[2])
+			index = bpf_ntohl(a[3]);
+	}
+	if (index >= config.pool_count)
+		return 0;
+	return bpf_map_lookup_elem(&dm_gate_peers, &index);
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int dm_gate_state(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	int old = ctx[1], new = ctx[2];
+	struct connection found = {};
+	struct dm_gate_peer *peer;
+
+	if (new != STATE_ESTABLISHED || (old != STATE_SYN_RECV && old != STATE_SYN_SENT))
+		return 0;
+	peer = peer_by_address(sk);
+	if (!peer)
+		return 0;
+	/* A connection that a restore makes: its side is not known. */
+	if (old == STATE_SYN_SENT && BPF_CORE_READ_BITFIELD_PROBED((struct tcp_sock *)sk, repair))
+		return 0;
+	found.owner = peer->owner;
+	found.account = peer->account;
+	found.is_opened = old == STATE_SYN_SENT;
+	bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
+}
+
+/* Finds the other side of a connection of this container. Returns whether this side has opened it. */
+static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home *home,
+				     struct passage *at)
+{
+	struct connection *known;
+	struct dm_gate_peer *peer;
+
+	/* In another stack, such as one that the container has made itself, any side has any address. */
+	if (!home->netns || sk->__sk_common.skc_net.net->net_cookie != home->netns)
+		return 0;
+	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+	if (known) {
+		at->peer.owner = known->owner;
+		at->peer.account = known->account;
+		return known->is_opened;
+	}
+	/* From before the gates were loaded, restored, or connected UDP. */
+	peer = peer_by_address(sk);
+	if (peer) {
+		at->peer.owner = peer->owner;
+		at->peer.account = peer->account;
+	}
+	return 0;
+}
+
+static __always_inline int look_unix(struct sock *sk, struct passage *at)
+{
+	struct unix_sock *of = bpf_skc_to_unix_sock(sk);
+	struct connection *known, found = {};
+	struct dm_gate_home *home;
+	struct sock *peer;
+	__u64 cgroup;
+
+	if (!of)
+		return 0;
+	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+	if (known) {
+		at->peer.owner = known->owner;
+		at->peer.account = known->account;
+		return known->is_opened;
+	}
+	/* accept(2) returns a socket with the name of the listener; connect(2) gives none. */
+	found.is_opened = !of->addr;
+	found.account = DM_NOBODY;
+	peer = of->peer;
+	if (peer) {
+		cgroup = dm_container_of(BPF_CORE_READ(peer, sk_cgrp_data.cgroup), config.level);
+		home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+		if (home) {
+			found.owner = home->owner;
+			found.account = home->account;
+		}
+	}
+	at->peer.owner = found.owner;
+	at->peer.account = found.account;
+	/* The peer of a connection stays. */
+	if (peer && (sk->sk_type == SOCK_STREAM || sk->sk_type == SOCK_SEQPACKET))
+		bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return found.is_opened;
+}
+
+static __always_inline int pass(struct sock *sk, __u32 gate)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct passage at = { .gate = gate, .peer.account = DM_NOBODY };
+	struct dm_gate_table *table;
+	struct party to;
+	__u16 family;
+	int is_opened = 0;
+
+	if (!home)
+		return 0;
+	table = table_for(gate, &at.table);
+	if (!table)
+		return 0;
+	at.home.owner = home->owner;
+	at.home.account = home->account;
+	family = sk->__sk_common.skc_family;
+	if (family == AF_INET || family == AF_INET6) {
+		at.port = sk->__sk_common.skc_num;
+		is_opened = look_inet(sk, home, &at);
+	} else if (family == AF_UNIX) {
+		is_opened = look_unix(sk, &at);
+	} else {
+		return 0;
+	}
+	if (is_opened && gate == DM_GATE_RECEIVE)
+		return 0;
+	at.label = label_of(task, cgroup, &at.home);
+	to = decide(&at, table);
+	give(task, estimate(task), cgroup, &at, &to);
+	return 0;
+}
+
+SEC("tp_btf/sock_recv_length")
+int dm_gate_receive(__u64 *ctx)
+{
+	return (int)ctx[1] > 0 ? pass((struct sock *)ctx[0], DM_GATE_RECEIVE) : 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int dm_gate_send(__u64 *ctx)
+{
+	return (int)ctx[1] > 0 ? pass((struct sock *)ctx[0], DM_GATE_SEND) : 0;
+}
+
+char _license[] SEC("license") = "GPL";

@@ -1,0 +1,541 @@
+//! Gates: labels of tasks, and the time that tasks of one container work for another account; see
+//! `gates.bpf.c`.
+//!
+//! Maps and links have names in a directory of a bpffs, which the caller mounts, and which keeps them while no
+//! process has a descriptor. Callers hold a lock for [`Gates::load`], [`Gates::apply`] and [`Gates::unload`].
+//!
+//! ORDER: a load names the map of homes after all others, and an unload removes that name first of the maps.
+//! [`Gates::find`] looks for it: whoever finds it, finds the rest or gates that are being unloaded.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::address::Constants;
+use crate::call::{self, Map, Program, Runs};
+use crate::error::BpfError;
+use crate::group::{Description, is_named};
+use crate::record::{Record, record};
+
+type Result<T, E = BpfError> = std::result::Result<T, E>;
+
+/// The programs. They are attached to tracepoints, which are a part of each.
+pub static GROUP: Description = Description {
+    name: "gates",
+    object: include_bytes!(concat!(env!("OUT_DIR"), "/gates.o")),
+    programs: &[],
+    anchor: "",
+    maps: &[HOMES, PEERS, USES, TABLES, ACTIVE, LINES, COUNTS],
+    about: "",
+};
+
+const HOMES: &str = "dm_gate_homes";
+const PEERS: &str = "dm_gate_peers";
+const USES: &str = "dm_gate_uses";
+const TABLES: &str = "dm_gate_tables";
+const ACTIVE: &str = "dm_gate_active";
+const LINES: &str = "dm_gate_lines";
+const COUNTS: &str = "dm_gate_counts";
+
+/// LIMIT: containers with a home, and addresses with a peer.
+pub const HOMES_MAX: u32 = 1 << 18;
+/// LIMIT: pairs of a container and an account that it has worked for.
+pub const USES_MAX: u32 = 1 << 18;
+/// LIMIT: rows of a table.
+pub const ROWS_MAX: usize = 256;
+/// LIMIT: an account and those above it.
+pub const DEPTH: usize = 9;
+
+/// A gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Gate {
+    /// A task has received data from a socket.
+    Receive = 1,
+    /// A task has given data to a socket.
+    Send = 2,
+    /// A task has made another one.
+    Fork = 3,
+    /// A task has begun another program.
+    Exec = 4,
+}
+
+impl Gate {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Fork, Self::Exec];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Receive => "receive",
+            Self::Send => "send",
+            Self::Fork => "fork",
+            Self::Exec => "exec",
+        }
+    }
+}
+
+/// Programs that every gate needs: they add up, inherit and end labels.
+const ALWAYS: [&str; 3] = ["dm_gate_switch", "dm_gate_fork", "dm_gate_exit"];
+const STATE: &str = "dm_gate_state";
+
+/// The program of a gate. That of forks inherits labels in any case, and has rows only if the gate is loaded.
+fn program(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Receive => "dm_gate_receive",
+        Gate::Send => "dm_gate_send",
+        Gate::Fork => "dm_gate_fork",
+        Gate::Exec => "dm_gate_exec",
+    }
+}
+
+/// Names of all programs in the order in which they are attached, those that count first.
+fn programs(gates: &[Gate]) -> Vec<&'static str> {
+    let sockets = gates.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send));
+    let state = sockets.then_some(STATE);
+    let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
+    ALWAYS.into_iter().chain(state).chain(own).collect()
+}
+
+record! {
+    struct Config = "dm_gate_config" {
+        level: u32,
+        pool4: u32,
+        pool_count: u32,
+        public6: [u32; 3],
+    }
+}
+
+record! {
+    struct HomeRecord = "dm_gate_home" {
+        owner: u64,
+        netns: u64,
+        account: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    struct PeerRecord = "dm_gate_peer" {
+        owner: u64,
+        account: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    struct Work = "dm_gate_work" {
+        cgroup: u64,
+        owner: u64,
+        account: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    struct UseRecord = "dm_gate_use" {
+        cpu_ns: u64,
+        switches: u64,
+    }
+}
+
+record! {
+    /// A row of a table: the first that matches a passage decides.
+    pub struct Rule = "dm_rule" {
+        /// The number of the gate.
+        pub gate: u32,
+        /// What the label becomes: 0 the same, 1 the home, 2 the peer, 3 `account`.
+        pub becomes: u32,
+        /// An account.
+        pub account: u32,
+        /// The home, or `u32::MAX` for any.
+        pub home: u32,
+        /// The label before.
+        pub label: u32,
+        /// The other side.
+        pub peer: u32,
+        /// Bit 0 home, 1 label, 2 peer: accounts below it match as well.
+        pub below: u32,
+        /// Local port of the socket, 0 any.
+        pub port: u32,
+    }
+}
+
+record! {
+    struct Header = "none" {
+        count: u32,
+        gates: u32,
+        below: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    struct Place = "dm_gate_place" {
+        table: u32,
+        account: u32,
+    }
+}
+
+record! {
+    struct Line = "dm_line" {
+        accounts: [u32; DEPTH],
+    }
+}
+
+record! {
+    struct Count = "dm_gate_count" {
+        passages: u64,
+        changed: u64,
+        unknown: u64,
+        full: u64,
+    }
+}
+
+/// An account with its owner: the number of a container's own account is given again after the container was removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Party {
+    /// The account.
+    pub account: u32,
+    /// The first eight bytes of the container's id if it is its own account, else 0.
+    pub owner: u64,
+}
+
+/// The work of a container for another account, since the gates were loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// The container's cgroup (its id in the v2 hierarchy).
+    pub service_cgroup: u64,
+    /// The account that it worked for.
+    pub party: Party,
+    /// CPU time, as the scheduler counts it.
+    pub cpu_ns: u64,
+    /// Context switches away from a task that worked for the account.
+    pub switches: u64,
+}
+
+/// Counters of a gate or of a program that all gates need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// The gate; `None` for a program that all need.
+    pub gate: Option<Gate>,
+    /// Its program, and the program's id.
+    pub program: (String, u32),
+    /// Its runs while they were counted.
+    pub runs: Runs,
+    /// Passages of tasks of containers for which a row might have matched.
+    pub passages: u64,
+    /// Labels that they changed.
+    pub changed: u64,
+    /// Passages with the other side outside of all containers.
+    pub unknown: u64,
+    /// Labels that could not be kept.
+    pub full: u64,
+}
+
+fn config(constants: Constants) -> Vec<u8> {
+    let [a, b, c, d, e, f] = constants.prefix6;
+    let config = Config {
+        level: constants.level,
+        pool4: u32::from(constants.pool),
+        pool_count: constants.pool_count,
+        public6: [u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, 0, 0]), 0],
+    };
+    config.to_bytes()
+}
+
+/// Tests whether this kernel loads and attaches the programs. They see every task of the host for a moment, and
+/// know no container.
+pub fn supported() -> Result<()> {
+    let (_maps, programs) = GROUP.load_alone_with(&config(some_constants()))?;
+    programs.iter().try_for_each(|program| attach(program).map(drop))
+}
+
+fn some_constants() -> Constants {
+    let pool = Ipv4Addr::new(10, 136, 0, 0);
+    Constants { level: 2, pool, pool_count: 1, chunk: 1, prefix6: [0; 6] }
+}
+
+fn attach(program: &Program) -> Result<std::os::fd::OwnedFd> {
+    let all = || programs(&Gate::ALL).into_iter();
+    let name = all().find(|name| is_named(&program.name, name)).unwrap_or("dm_gate");
+    let attached = call::attach_to_tracepoint(program.as_fd());
+    attached.map_err(|source| BpfError::Attach { program: name, source })
+}
+
+/// The gates of an instance.
+#[derive(Debug)]
+pub struct Gates {
+    dir: PathBuf,
+    homes: Map,
+    which: Vec<Gate>,
+}
+
+/// Gates that are loaded, and not attached yet.
+#[derive(Debug)]
+pub struct Loaded {
+    gates: Gates,
+    programs: Vec<Program>,
+}
+
+impl Gates {
+    /// Loads the programs of these gates, and names their maps in this directory of a bpffs. No program runs before
+    /// [`Loaded::attach`].
+    pub fn load(dir: &Path, constants: Constants, which: &[Gate]) -> Result<Loaded> {
+        let (maps, programs) = GROUP.load_alone_with(&config(constants))?;
+        let (homes, others): (Vec<Map>, Vec<Map>) =
+            maps.into_iter().partition(|map| is_named(&map.name, HOMES));
+        let homes = homes.into_iter().next().ok_or_else(|| missing(HOMES))?;
+        for map in &others {
+            call::pin(map.as_fd(), &dir.join(&map.name))?;
+        }
+        call::pin(homes.as_fd(), &dir.join(HOMES))?;
+        Ok(Loaded { gates: Self { dir: dir.into(), homes, which: which.into() }, programs })
+    }
+
+    /// The gates with names in this directory, attached or not; `None` if there are none.
+    pub fn find(dir: &Path) -> Result<Option<Self>> {
+        let Some(homes) = call::pinned(&dir.join(HOMES))? else { return Ok(None) };
+        let is_attached = |gate: &Gate| dir.join(gate.name()).exists();
+        let which = Gate::ALL.into_iter().filter(is_attached).collect();
+        Ok(Some(Self { dir: dir.into(), homes: Map::new(homes)?, which }))
+    }
+
+    /// One of the maps; `None` if the gates are being unloaded.
+    fn map(&self, name: &str) -> Result<Option<Map>> {
+        Ok(call::pinned(&self.dir.join(name))?.map(Map::new).transpose()?)
+    }
+
+    /// The gates that are loaded.
+    pub fn which(&self) -> &[Gate] {
+        &self.which
+    }
+
+    /// Makes `party` the home of processes below this cgroup. `netns` is the cookie of the stack of their domain.
+    /// E2BIG if the map is full.
+    pub fn enter(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
+        let (owner, netns) = (party.owner, netns.unwrap_or(0));
+        let home = HomeRecord { owner, netns, account: party.account, reserved: 0 };
+        Ok(self.homes.set(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes())?)
+    }
+
+    /// Ends the home of a cgroup that has no processes any more, and forgets what it has worked.
+    pub fn leave(&self, cgroup_v2_id: u64) -> Result<()> {
+        self.homes.remove(&cgroup_v2_id.to_ne_bytes())?;
+        self.forget(|cgroup| cgroup == cgroup_v2_id)
+    }
+
+    /// Makes `party` the account behind an address of the pool. E2BIG if the map is full.
+    pub fn announce(&self, index: u32, party: Party) -> Result<()> {
+        let Some(peers) = self.map(PEERS)? else { return Ok(()) };
+        let peer = PeerRecord { owner: party.owner, account: party.account, reserved: 0 };
+        Ok(peers.set(&index.to_ne_bytes(), &peer.to_bytes())?)
+    }
+
+    /// No container has this address any more.
+    pub fn withdraw(&self, index: u32) -> Result<()> {
+        let Some(peers) = self.map(PEERS)? else { return Ok(()) };
+        peers.remove(&index.to_ne_bytes())?;
+        Ok(())
+    }
+
+    /// What containers have worked for other accounts, with the id of the map: it is another one after each load.
+    pub fn uses(&self) -> Result<(u32, Vec<Use>)> {
+        let Some(uses) = self.map(USES)? else { return Ok((0, Vec::new())) };
+        let read = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let (work, used) = (Work::from_bytes(&key), UseRecord::from_bytes(&value));
+            Use {
+                service_cgroup: work.cgroup,
+                party: Party { account: work.account, owner: work.owner },
+                cpu_ns: used.cpu_ns,
+                switches: used.switches,
+            }
+        };
+        Ok((uses.id, uses.entries()?.into_iter().map(read).collect()))
+    }
+
+    /// Forgets what some cgroups have worked.
+    pub fn forget(&self, is_gone: impl Fn(u64) -> bool) -> Result<()> {
+        let Some(uses) = self.map(USES)? else { return Ok(()) };
+        for (key, _) in uses.entries()? {
+            if is_gone(Work::from_bytes(&key).cgroup) {
+                uses.remove(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the table: a passage is decided by the old one or by the new one as a whole. Rows of gates that are
+    /// not loaded have no effect. Each line is an account and those above it.
+    ///
+    /// ORDER: the table that is not in force is written, and then put in force. The next call writes the other one
+    /// only after every program that may have begun with it has ended.
+    pub fn apply(&self, rows: &[Rule], lines: &[(u32, [u32; DEPTH])]) -> Result<()> {
+        let map = |name| self.map(name)?.ok_or_else(|| missing(name));
+        let (tables, active, all_lines) = (map(TABLES)?, map(ACTIVE)?, map(LINES)?);
+        let zero = 0u32.to_ne_bytes();
+        let in_force = active.get(&zero)?.and_then(|n| n.first_chunk().copied());
+        let next = 1 - in_force.map_or(0, u32::from_ne_bytes).min(1);
+        for (key, _) in all_lines.entries()? {
+            if Place::from_bytes(&key).table == next {
+                all_lines.remove(&key)?;
+            }
+        }
+        for (account, accounts) in lines {
+            let place = Place { table: next, account: *account };
+            all_lines.set(&place.to_bytes(), &Line { accounts: *accounts }.to_bytes())?;
+        }
+        let is_loaded = |row: &&Rule| self.which.iter().any(|gate| *gate as u32 == row.gate);
+        let rows: Vec<&Rule> = rows.iter().filter(is_loaded).take(ROWS_MAX).collect();
+        let header = Header {
+            count: rows.len() as u32,
+            gates: rows.iter().fold(0, |gates, row| gates | 1 << row.gate.min(31)),
+            below: rows.iter().fold(0, |below, row| below | row.below),
+            reserved: 0,
+        };
+        let mut table = header.to_bytes();
+        rows.iter().for_each(|row| table.extend(row.to_bytes()));
+        table.resize(tables.value_bytes(), 0);
+        tables.set(&next.to_ne_bytes(), &table)?;
+        active.set(&zero, &next.to_ne_bytes())?;
+        call::wait_for_programs();
+        Ok(())
+    }
+
+    /// Reads the counters of the gates.
+    pub fn stats(&self) -> Result<Vec<Stat>> {
+        let counts = self.map(COUNTS)?;
+        let mut stats = Vec::new();
+        let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
+        let always = ALWAYS.into_iter().chain([STATE]).map(|name| (None, name, name));
+        for (gate, file, name) in always.chain(gates) {
+            let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
+            let id = call::program_of_link(link.as_fd())?;
+            let mut stat = Stat {
+                gate,
+                program: (name.into(), id),
+                runs: Program::by_id(id)?.runs()?,
+                passages: 0,
+                changed: 0,
+                unknown: 0,
+                full: 0,
+            };
+            if let (Some(gate), Some(counts)) = (gate, &counts) {
+                for value in counts.get_per_cpu(&(gate as u32).to_ne_bytes())? {
+                    let count = Count::from_bytes(&value);
+                    stat.passages += count.passages;
+                    stat.changed += count.changed;
+                    stat.unknown += count.unknown;
+                    stat.full += count.full;
+                }
+            }
+            stats.push(stat);
+        }
+        Ok(stats)
+    }
+
+    /// Ends all gates in a directory, complete or not. Labels end, and the figures stay until [`remove`](Self::remove).
+    pub fn detach(dir: &Path) -> Result<()> {
+        let gates = Gate::ALL.into_iter().map(Gate::name);
+        let state = [STATE].into_iter();
+        // ORDER: those that change labels first.
+        for file in gates.chain(state).chain(ALWAYS.into_iter().rev()) {
+            unname(&dir.join(file))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the maps.
+    pub fn remove(dir: &Path) -> Result<()> {
+        for file in [HOMES, PEERS, USES, TABLES, ACTIVE, LINES, COUNTS] {
+            unname(&dir.join(file))?;
+        }
+        Ok(())
+    }
+}
+
+fn unname(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            Err(dormouse_kernel::CallError::new("unlink", format!("{path:?}"), errno).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn missing(name: &str) -> BpfError {
+    BpfError::Missing { object: GROUP.name, name: name.into() }
+}
+
+impl Loaded {
+    /// The maps.
+    pub fn gates(&self) -> &Gates {
+        &self.gates
+    }
+
+    /// Attaches the programs, and names them in the directory.
+    ///
+    /// ORDER: the programs that count and inherit before those that change labels.
+    pub fn attach(self) -> Result<Gates> {
+        for name in programs(&self.gates.which) {
+            let program = self.programs.iter().find(|program| is_named(&program.name, name));
+            let program = program.ok_or_else(|| missing(name))?;
+            let link = attach(program)?;
+            let of = Gate::ALL.into_iter().find(|gate| self::program(*gate) == name);
+            let file = of.filter(|gate| *gate != Gate::Fork).map_or(name, Gate::name);
+            call::pin(link.as_fd(), &self.gates.dir.join(file))?;
+            if of == Some(Gate::Fork) && self.gates.which.contains(&Gate::Fork) {
+                call::pin(link.as_fd(), &self.gates.dir.join(Gate::Fork.name()))?;
+            }
+        }
+        Ok(self.gates)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::group::tests::assert_full;
+    use crate::record::tests::assert_same;
+
+    use super::*;
+
+    #[test]
+    fn records_have_the_layout_of_the_header() {
+        assert_same::<Config>(GROUP.object);
+        assert_same::<HomeRecord>(GROUP.object);
+        assert_same::<PeerRecord>(GROUP.object);
+        assert_same::<Work>(GROUP.object);
+        assert_same::<UseRecord>(GROUP.object);
+        assert_same::<Rule>(GROUP.object);
+        assert_same::<Place>(GROUP.object);
+        assert_same::<Line>(GROUP.object);
+        assert_same::<Count>(GROUP.object);
+        assert_eq!(size_of::<Rule>(), 32);
+    }
+
+    #[test]
+    fn names_of_programs_fit_into_those_of_the_kernel() {
+        for name in programs(&Gate::ALL).into_iter().chain(GROUP.maps.iter().copied()) {
+            assert!(name.len() <= 15, "{name}");
+        }
+        assert_eq!(programs(&[]), ALWAYS);
+        assert_eq!(programs(&[Gate::Fork]), ALWAYS);
+        assert_eq!(programs(&[Gate::Send])[3..], [STATE, "dm_gate_send"]);
+    }
+
+    #[test]
+    fn root_kernel_takes_the_programs() {
+        supported().unwrap();
+    }
+
+    #[test]
+    fn root_full_maps_refuse_one_more_entry_and_take_it_after_a_removal() {
+        let maps = GROUP.load_alone_with(&config(some_constants())).unwrap().0;
+        let map = |name: &str| maps.iter().find(|map| map.name == name).unwrap();
+        assert_full(map(HOMES), HOMES_MAX);
+        assert_full(map(PEERS), HOMES_MAX);
+        assert_full(map(USES), USES_MAX);
+        assert_eq!(map(USES).entries().unwrap().len(), USES_MAX as usize);
+    }
+}

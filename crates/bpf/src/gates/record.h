@@ -1,0 +1,115 @@
+/* The record shared by the gates and their loader (mod.rs). Only add at the end. */
+#ifndef DORMOUSE_GATES_RECORD_H
+#define DORMOUSE_GATES_RECORD_H
+
+/* Capacities of the maps. When dm_gate_homes or dm_gate_peers is full, an insertion by the loader fails
+ * with E2BIG, and the container does not start. When dm_gate_uses is full, or there is no memory for a
+ * label, work stays with the account of the container that does it, and the gate counts it as `full`. */
+/* LIMIT: containers, as in identity.h. */
+#define DM_GATE_HOMES_MAX 262144
+/* LIMIT: addresses of containers: the largest pool. */
+#define DM_GATE_PEERS_MAX 262144
+/* LIMIT: pairs of a container and an account that it has worked for. */
+#define DM_GATE_USES_MAX 262144
+/* LIMIT: accounts with a place in the hierarchy, of two tables. */
+#define DM_GATE_LINES_MAX 262144
+/* LIMIT: rows of a table. */
+#define DM_GATE_ROWS_MAX 256
+/* LIMIT: an account and those above it. */
+#define DM_GATE_DEPTH 9
+
+/* Gates: `gate` of a row, and the index of dm_gate_counts. */
+#define DM_GATE_RECEIVE 1
+#define DM_GATE_SEND 2
+#define DM_GATE_FORK 3
+#define DM_GATE_EXEC 4
+#define DM_GATE_COUNT 8
+
+/* What a label becomes: `becomes` of a row. */
+#define DM_BECOMES_KEEP 0
+#define DM_BECOMES_HOME 1
+#define DM_BECOMES_PEER 2
+#define DM_BECOMES_ACCOUNT 3
+
+/* Matches every account, and the other side that is in no container. */
+#define DM_ANY 0xffffffffu
+/* The other side is in no container. No account has this number. */
+#define DM_NOBODY 0xfffffffeu
+
+/* Known before the programs are loaded. */
+struct dm_gate_config {
+	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
+	__u32 pool4; /* first IPv4 address of the pool, host byte order */
+	__u32 pool_count; /* how many addresses the pool has */
+	__u32 public6[3]; /* first 96 bits of the IPv6 addresses, network byte order */
+};
+
+/* An account with its owner. The number of a container's own account is given again after the container
+ * was removed. `owner` tells the two apart: the first eight bytes of the container's id, 0 for others. */
+
+/* dm_gate_homes, by the cgroup id of a container. */
+struct dm_gate_home {
+	__u64 owner;
+	__u64 netns; /* cookie of its domain's stack; 0 if it has no address */
+	__u32 account;
+	__u32 reserved;
+};
+
+/* dm_gate_peers, by the index of an address in the pool. */
+struct dm_gate_peer {
+	__u64 owner;
+	__u32 account;
+	__u32 reserved;
+};
+
+/* dm_gate_uses: the work of a container for another account. */
+struct dm_gate_work {
+	__u64 cgroup; /* of the container; 0 in a label: works for its own account */
+	__u64 owner;
+	__u32 account;
+	__u32 reserved;
+};
+struct dm_gate_use {
+	__u64 cpu_ns; /* as the scheduler counts it */
+	__u64 switches; /* context switches away from a task with this label */
+};
+
+/* A row of a table: the first that matches decides. */
+struct dm_rule {
+	__u32 gate;
+	__u32 becomes;
+	__u32 account; /* of DM_BECOMES_ACCOUNT */
+	__u32 home; /* numbers of accounts, or DM_ANY */
+	__u32 label;
+	__u32 peer;
+	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well */
+	__u32 port; /* local port of the socket; 0 matches all */
+};
+
+/* dm_gate_tables: two of them, of which dm_gate_active names one. */
+struct dm_gate_table {
+	__u32 count; /* of rows */
+	__u32 gates; /* bit N: a row is for gate N */
+	__u32 below; /* the `below` of all rows */
+	__u32 reserved;
+	struct dm_rule rows[DM_GATE_ROWS_MAX];
+};
+
+/* dm_gate_lines: an account and those above it; root, which is 0, and what follows may be absent. */
+struct dm_gate_place {
+	__u32 table;
+	__u32 account;
+};
+struct dm_line {
+	__u32 accounts[DM_GATE_DEPTH];
+};
+
+/* dm_gate_counts, by gate and processor. */
+struct dm_gate_count {
+	__u64 passages; /* of tasks of containers, where a row may match */
+	__u64 changed; /* labels */
+	__u64 unknown; /* the other side is in no container */
+	__u64 full; /* labels that could not be kept */
+};
+
+#endif
