@@ -244,7 +244,7 @@ fn made_account_takes_its_containers_and_keeps_their_balance() {
     };
     let lives = charged(&host, "shop", "Lives");
     let of = |line: &str| {
-        line.split(',').rev().nth(1).expect("a cell").parse::<u64>().expect("a number")
+        line.split(',').rev().nth(3).expect("a cell").parse::<u64>().expect("a number")
     };
     assert_eq!(of(report(&["shop"]).trim()), lives);
     assert_eq!(of(report(&["c"]).trim()), 0);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dormouse_model::ContainerId;
 use serde::{Deserialize, Serialize};
 
-use crate::charge::{Charge, Life};
+use crate::charge::{Charge, Client, Life, Work};
 use crate::day::Day;
 use crate::usage::Usage;
 
@@ -27,9 +27,26 @@ pub struct Balance {
     /// The last reading of each life that may be read again.
     #[serde(default)]
     lives: BTreeMap<Life, Usage>,
+    /// The last readings of the work of these lives for other accounts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    given: Parts,
+    /// The last readings of the work of other lives for this account.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    taken: Parts,
     /// Keys of the balances that have moved into this one and may be found again.
     #[serde(default)]
     absorbed: BTreeSet<String>,
+}
+
+/// Work by life and client, in nanoseconds.
+type Parts = BTreeMap<Life, BTreeMap<Client, u64>>;
+
+/// Returns what a reading of work has beyond the last one.
+fn beyond(parts: &mut Parts, life: &Life, work: &Work) -> u64 {
+    let counted = parts.entry(life.clone()).or_default().entry(work.client).or_default();
+    let new = work.cpu_ns.saturating_sub(*counted);
+    *counted += new;
+    new
 }
 
 impl Default for Balance {
@@ -40,6 +57,8 @@ impl Default for Balance {
             older: Usage::default(),
             days: BTreeMap::new(),
             lives: BTreeMap::new(),
+            given: Parts::new(),
+            taken: Parts::new(),
             absorbed: BTreeSet::new(),
         }
     }
@@ -50,18 +69,39 @@ impl Balance {
     pub fn apply(&mut self, charge: &Charge) {
         let counted = self.lives.entry(charge.life.clone()).or_default();
         let latest = counted.latest(charge.usage);
-        if latest == *counted {
-            return;
-        }
-        let new = latest.beyond(*counted);
+        let mut new = latest.beyond(*counted);
+        let is_newer = latest != *counted;
         *counted = latest;
+        for work in &charge.work {
+            new.cpu_given_ns += beyond(&mut self.given, &charge.life, work);
+        }
+        if is_newer || new.cpu_given_ns > 0 {
+            self.add(charge, new);
+        }
+    }
+
+    /// Adds the part of a reading of work for this account, of a life that is charged to another one, that was not
+    /// added yet.
+    pub fn take(&mut self, charge: &Charge, work: &Work) {
+        let new = beyond(&mut self.taken, &charge.life, work);
+        if new > 0 {
+            self.add(charge, Usage { cpu_taken_ns: new, ..Usage::default() });
+        }
+    }
+
+    /// Returns whether work of a life for this account, under this name, was added before.
+    pub fn has_taken(&self, life: &Life, client: &Client) -> bool {
+        self.taken.get(life).is_some_and(|parts| parts.contains_key(client))
+    }
+
+    fn add(&mut self, charge: &Charge, new: Usage) {
         self.total = self.total.plus(new);
         let day = self.days.entry(Day::of_unix_ms(charge.unix_ms)).or_default();
         *day = day.plus(new);
     }
 
-    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are charges from the file,
-    /// and `running` those of containers that run. `has_life` is whether a container may have had a life when the
+    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are all charges from the file,
+    /// and `running` those of all containers that run. `has_life` is whether a container may have had a life when the
     /// file was taken.
     ///
     /// A charge is in the file before its life ends. So all charges of a container without a life were in the file,
@@ -69,8 +109,8 @@ impl Balance {
     /// may be in the next file. A file may be added again, so lives in it are kept.
     pub fn forget_ended(
         &mut self,
-        filed: &[&Charge],
-        running: &[&Charge],
+        filed: &[Charge],
+        running: &[Charge],
         has_life: impl Fn(&ContainerId) -> bool,
     ) {
         let read: BTreeSet<&Life> = filed.iter().chain(running).map(|c| &c.life).collect();
@@ -79,7 +119,10 @@ impl Balance {
         let followed: BTreeSet<_> = whole.map(|charge| &charge.life.container).collect();
         let can_arrive =
             |life: &Life| has_life(&life.container) && !followed.contains(&life.container);
-        self.lives.retain(|life, _| read.contains(life) || can_arrive(life));
+        let is_kept = |life: &Life| read.contains(life) || can_arrive(life);
+        self.lives.retain(|life, _| is_kept(life));
+        self.given.retain(|life, _| is_kept(life));
+        self.taken.retain(|life, _| is_kept(life));
     }
 
     /// Returns the lives that may be read again.
@@ -94,7 +137,7 @@ impl Balance {
         self.older = dropped.into_values().fold(self.older, Usage::plus);
     }
 
-    /// Moves another balance into this one, once for each key.
+    /// Moves another balance into this one, once for each key. Work of lives that go on continues here.
     pub fn absorb(&mut self, key: &str, other: &Self) {
         if !self.absorbed.insert(key.to_owned()) {
             return;
@@ -104,6 +147,13 @@ impl Balance {
         for (day, usage) in &other.days {
             let sum = self.days.entry(*day).or_default();
             *sum = sum.plus(*usage);
+        }
+        for (life, parts) in &other.taken {
+            let counted = self.taken.entry(life.clone()).or_default();
+            for (client, cpu_ns) in parts {
+                let counted = counted.entry(*client).or_default();
+                *counted = (*counted).max(*cpu_ns);
+            }
         }
     }
 
@@ -127,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::charge::Holder;
+    use crate::number::Number;
 
     const DAY_MS: i64 = 86_400_000;
 
@@ -136,7 +187,7 @@ mod tests {
 
     fn charge(of: u8, day: i64, cpu_ns: u64) -> Charge {
         let usage = Usage { cpu_ns, memory_peak_bytes: cpu_ns, ..Usage::default() };
-        Charge { to: Holder::Root, life: life(of), unix_ms: day * DAY_MS, usage }
+        Charge { to: Holder::Root, life: life(of), unix_ms: day * DAY_MS, usage, work: Vec::new() }
     }
 
     fn is_whole(balance: &Balance) -> bool {
@@ -170,12 +221,12 @@ mod tests {
         for (filed, running, has_life, kept) in [
             (&[][..], &[][..], true, true),
             (&[], &[], false, false),
-            (&[&first], &[], false, true),
-            (&[&second], &[], true, false),
-            (&[&first, &second], &[], false, true),
-            (&[&beside], &[], true, true),
+            (&[first.clone()], &[], false, true),
+            (&[second.clone()], &[], true, false),
+            (&[first.clone(), second.clone()], &[], false, true),
+            (&[beside.clone()], &[], true, true),
             // The last charge of the first life may have missed the file.
-            (&[], &[&second], true, true),
+            (&[], &[second.clone()], true, true),
         ] {
             let mut balance = Balance::default();
             balance.apply(&first);
@@ -232,7 +283,78 @@ mod tests {
         assert_eq!(serde_json::from_str::<Balance>(&text).unwrap(), balance);
     }
 
+    fn client(number: u32) -> Client {
+        Client { number: Number(number), owner: 0, load: 1 }
+    }
+
+    #[test]
+    fn work_moves_from_the_life_to_its_client() {
+        let (mut service, mut one, mut two) =
+            (Balance::default(), Balance::default(), Balance::default());
+        let mut last = charge(1, 1, 100);
+        for parts in [[10, 20], [10, 20], [30, 20], [15, 60]] {
+            last.work = vec![
+                Work { client: client(1), cpu_ns: parts[0] },
+                Work { client: client(2), cpu_ns: parts[1] },
+            ];
+            service.apply(&last);
+            one.take(&last, &last.work[0]);
+            two.take(&last, &last.work[1]);
+            let sum: u64 = [&service, &one, &two].iter().map(|b| b.total.charged_ns()).sum();
+            assert_eq!(sum, 100);
+            assert!([&service, &one, &two].into_iter().all(is_whole));
+        }
+        assert_eq!((one.total.charged_ns(), two.total.charged_ns()), (30, 60));
+        assert_eq!(service.total.charged_ns(), 10);
+        // The client's balance moves, and the work goes on.
+        let mut heir = Balance::default();
+        assert!(one.has_taken(&last.life, &client(1)) && !one.has_taken(&last.life, &client(2)));
+        heir.absorb("one", &one);
+        heir.absorb("one", &one);
+        last.work.truncate(1);
+        last.work[0].cpu_ns = 35;
+        heir.take(&last, &last.work[0]);
+        assert_eq!(heir.total.charged_ns(), 35);
+        for balance in [&mut heir, &mut service] {
+            balance.forget_ended(&[], &[], |_| false);
+        }
+        assert!(!heir.has_taken(&last.life, &client(1)));
+        assert!(service.given.is_empty());
+    }
+
     proptest! {
+        /// Readings of one life with its work for three clients, in any order and again: the balances have the
+        /// time of the life together, and none is negative.
+        #[test]
+        fn work_is_neither_lost_nor_made(
+            steps in proptest::collection::vec((0_u64..50, 0_u64..50, 0_u64..50, 0_u64..50, 0_usize..9), 1..30),
+        ) {
+            let mut balances: [Balance; 4] = std::array::from_fn(|_| Balance::default());
+            let (mut all, mut cpu_ns, mut parts) = (Vec::new(), 0, [0; 3]);
+            for (own, a, b, c, again) in steps {
+                for (part, more) in parts.iter_mut().zip([a, b, c]) {
+                    *part += more;
+                }
+                cpu_ns += own + a + b + c;
+                let mut reading = charge(1, 1, cpu_ns);
+                let work = |(number, cpu_ns): (usize, &u64)| Work { client: client(number as u32 + 1), cpu_ns: *cpu_ns };
+                reading.work = parts.iter().enumerate().map(work).collect();
+                all.push(reading);
+                for charge in all.iter().rev().take(again + 1).rev().chain(all.first()) {
+                    balances[0].apply(charge);
+                    for (balance, work) in balances[1..].iter_mut().zip(&charge.work) {
+                        balance.take(charge, work);
+                    }
+                }
+                let sum: u64 = balances.iter().map(|balance| balance.total.charged_ns()).sum();
+                prop_assert_eq!(sum, cpu_ns);
+                prop_assert!(balances.iter().all(is_whole));
+                for (balance, part) in balances[1..].iter().zip(parts) {
+                    prop_assert_eq!(balance.total.charged_ns(), part);
+                }
+            }
+        }
+
         /// Readings that arrive in any order, several times, with days dropped and lives forgotten as soon as
         /// their last reading was applied: the total is the sum of the last readings.
         #[test]

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use dormouse_model::{ContainerId, Invalid, Name};
 use serde::{Deserialize, Serialize};
 
+use crate::number::Number;
 use crate::usage::Usage;
 
 /// The account that a charge belongs to.
@@ -64,6 +65,87 @@ impl From<Life> for String {
     }
 }
 
+/// An account that a container has worked for, as the gates in the kernel know it, written
+/// `NUMBER/OWNER/LOAD`.
+///
+/// A client is known by one key as long as a life that worked for it lasts, whatever happens to its container, its name
+/// or its balance meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Client {
+    /// Its number.
+    pub number: Number,
+    /// Of a container's own account, the first eight bytes of the container's id; else 0. The number alone has another
+    /// owner after the container was removed.
+    pub owner: u64,
+    /// The load of the gates that have counted, as a number that this boot uses once.
+    pub load: u32,
+}
+
+impl Client {
+    /// Returns the owner of the own account of a container.
+    pub fn owner(container: &ContainerId) -> u64 {
+        container.as_str().get(..16).and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:016x}/{}", self.number, self.owner, self.load)
+    }
+}
+
+impl FromStr for Client {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let read = || {
+            let mut parts = text.split('/');
+            let number = Number(parts.next()?.parse().ok()?);
+            let owner = parts.next().filter(|hex| hex.len() == 16)?;
+            let owner = u64::from_str_radix(owner, 16).ok()?;
+            let load = parts.next()?.parse().ok()?;
+            parts.next().is_none().then_some(Self { number, owner, load })
+        };
+        read().ok_or_else(|| Invalid::new("client", text, "NUMBER/OWNER/LOAD"))
+    }
+}
+
+impl TryFrom<String> for Client {
+    type Error = Invalid;
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        text.parse()
+    }
+}
+
+impl From<Client> for String {
+    fn from(client: Client) -> String {
+        client.to_string()
+    }
+}
+
+/// The work of a life for another account, a part of the time of the life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The account.
+    #[serde(rename = "for")]
+    pub client: Client,
+    /// CPU time.
+    pub cpu_ns: u64,
+}
+
+/// Reduces work to the CPU time of the life, each part in proportion. The cgroup's counter lags behind that of the gates
+/// by up to a tick while processes run.
+pub fn fit(work: &mut [Work], cpu_ns: u64) {
+    let sum: u128 = work.iter().map(|one| u128::from(one.cpu_ns)).sum();
+    if sum > u128::from(cpu_ns) {
+        for one in work {
+            // At most what it was.
+            one.cpu_ns = (u128::from(one.cpu_ns) * u128::from(cpu_ns) / sum) as u64;
+        }
+    }
+}
+
 /// A reading of the counters of one life, since its beginning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
@@ -75,6 +157,9 @@ pub struct Charge {
     pub unix_ms: i64,
     /// The counters.
     pub usage: Usage,
+    /// What of their CPU time was work for other accounts, each of them once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub work: Vec<Work>,
 }
 
 impl Charge {
@@ -107,7 +192,38 @@ mod tests {
         let container = ContainerId::from_bytes([7; 16]);
         let life = Life { container: container.clone(), boot: "b-1".into(), cgroup };
         let usage = Usage { cpu_ns: 5, lives: 1, ..Usage::default() };
-        Charge { to: Holder::Own(container), life, unix_ms: 12, usage }
+        Charge { to: Holder::Own(container), life, unix_ms: 12, usage, work: Vec::new() }
+    }
+
+    fn work(number: u32, cpu_ns: u64) -> Work {
+        Work { client: Client { number: Number(number), owner: 7, load: 9 }, cpu_ns }
+    }
+
+    #[test]
+    fn work_fits_into_the_time_of_its_life() {
+        let mut all = [work(1, 30), work(2, 10)];
+        fit(&mut all, 40);
+        assert_eq!(all, [work(1, 30), work(2, 10)]);
+        fit(&mut all, 21);
+        assert_eq!(all, [work(1, 15), work(2, 5)]);
+        fit(&mut all, 0);
+        assert_eq!(all, [work(1, 0), work(2, 0)]);
+        let mut all = [work(1, u64::MAX), work(2, u64::MAX)];
+        fit(&mut all, u64::MAX);
+        assert_eq!(all[0].cpu_ns, u64::MAX / 2);
+        fit(&mut [], 0);
+    }
+
+    #[test]
+    fn client_is_read_or_refused() {
+        let client = Client { number: Number(65_540), owner: 0xab, load: 3 };
+        assert_eq!(client.to_string(), "65540/00000000000000ab/3");
+        assert_eq!(client.to_string().parse(), Ok(client));
+        for bad in ["", "1", "1/0000000000000000", "1/0/3", "1/0000000000000000/3/4", "x/y/z"] {
+            assert!(bad.parse::<Client>().is_err(), "{bad}");
+        }
+        let id = "0123456789abcdef0123456789abcdef".parse().unwrap();
+        assert_eq!(Client::owner(&id), 0x0123_4567_89ab_cdef);
     }
 
     #[test]
@@ -134,6 +250,9 @@ mod tests {
              \"usage\":{{\"cpu_ns\":5,\"lives\":1}}}}"
         );
         assert_eq!(one.line().trim(), line);
+        one.work = vec![work(1, 2)];
+        let parts = "\"work\":[{\"for\":\"1/0000000000000007/9\",\"cpu_ns\":2}]}";
+        assert!(one.line().trim().ends_with(parts), "{}", one.line());
         one.to = Holder::Root;
         assert!(one.line().contains("\"to\":\"root\""));
         one.to = Holder::Made("web".parse().unwrap());

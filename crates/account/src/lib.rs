@@ -16,8 +16,11 @@
 //!
 //! **Numbers** name accounts in the kernel, and are listed in [`Number`].
 //!
-//! **Not here**: files and locks (`container`, module `account`), and work that one container does for another
-//! one, which is charged to the container that does it.
+//! **Work for others.** The gates in the kernel count what a life has worked for other accounts ([`Work`]). A charge has
+//! these readings beside the counters of the life, and the balances of both sides add them in the same way: what one
+//! gives, the other takes.
+//!
+//! **Not here**: files and locks (`container`, module `account`), and the gates (`bpf`, module `gates`).
 #![forbid(unsafe_code)]
 
 mod balance;
@@ -30,7 +33,7 @@ mod usage;
 
 pub use balance::Balance;
 pub use book::{Account, Book, BookError, DEPTH_MAX, KEEP_DAYS_DEFAULT, ROOT};
-pub use charge::{Charge, Holder, Life};
+pub use charge::{Charge, Client, Holder, Life, Work, fit};
 pub use day::Day;
 pub use number::Number;
 pub use usage::Usage;

@@ -4,13 +4,20 @@ use serde::{Deserialize, Serialize};
 
 /// Resource use, of one life as far as it was read, or added up in a balance.
 ///
-/// Only counters that the kernel keeps for a cgroup, or the engine for a life, are here. Fields are only added.
+/// Only counters that the kernel keeps for a cgroup, or the engine for a life, are here, and work for other accounts.
+/// Fields are only added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// CPU time.
+    /// CPU time of its containers, whatever it was used for: see [`Usage::charged_ns`].
     #[serde(skip_serializing_if = "is_zero")]
     pub cpu_ns: u64,
+    /// Of it, work for other accounts.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_given_ns: u64,
+    /// CPU time of containers of other accounts that worked for this one.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_taken_ns: u64,
     /// Of it, in user mode, as the kernel divides it.
     #[serde(skip_serializing_if = "is_zero")]
     pub cpu_user_ns: u64,
@@ -47,6 +54,8 @@ impl Usage {
     fn with(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             cpu_ns: combine(self.cpu_ns, other.cpu_ns),
+            cpu_given_ns: combine(self.cpu_given_ns, other.cpu_given_ns),
+            cpu_taken_ns: combine(self.cpu_taken_ns, other.cpu_taken_ns),
             cpu_user_ns: combine(self.cpu_user_ns, other.cpu_user_ns),
             page_faults: combine(self.page_faults, other.page_faults),
             major_faults: combine(self.major_faults, other.major_faults),
@@ -56,6 +65,13 @@ impl Usage {
             lives: combine(self.lives, other.lives),
             memory_peak_bytes: self.memory_peak_bytes.max(other.memory_peak_bytes),
         }
+    }
+
+    /// Returns the CPU time that is charged: that of its containers, without their work for other accounts, and with
+    /// the work of others for it.
+    pub fn charged_ns(&self) -> u64 {
+        // What was given is a part of the time of the same readings.
+        self.cpu_ns.saturating_add(self.cpu_taken_ns).saturating_sub(self.cpu_given_ns)
     }
 
     /// Returns the sum.
@@ -95,7 +111,7 @@ mod tests {
     use super::*;
 
     pub(crate) fn usage() -> impl Strategy<Value = Usage> {
-        proptest::array::uniform9(0_u64..1 << 40).prop_map(|n| Usage {
+        proptest::array::uniform11(0_u64..1 << 40).prop_map(|n| Usage {
             cpu_ns: n[0],
             cpu_user_ns: n[1],
             page_faults: n[2],
@@ -105,6 +121,8 @@ mod tests {
             wakes: n[6],
             lives: n[7],
             memory_peak_bytes: n[8],
+            cpu_given_ns: n[9],
+            cpu_taken_ns: n[10],
         })
     }
 

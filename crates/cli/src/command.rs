@@ -131,6 +131,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Host, "volume", volume),
     verb!(Host, "account", account),
     verb!(Host, "rules", rules),
+    verb!(Host, "gate", gate),
     verb!(Host, "daemon", daemon),
     verb!(Host, "check", check),
     verb!(Host, "info", info),

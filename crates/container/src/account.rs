@@ -31,7 +31,7 @@
 //! LIMIT: charges are not synchronized to the disk one by one. A power cut loses those of some seconds, and what
 //! running containers have used since they were read last.
 //!
-//! Uses `ground` and `state`.
+//! Uses `ground`, `state` and `gates`.
 
 mod rules;
 mod show;
@@ -44,8 +44,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use dormouse_account::{
-    Account, Balance, Book, BookError, Charge, Day, Holder, Life, Number, ROOT, Usage,
+    Account, Balance, Book, BookError, Charge, Client, Day, Holder, Life, Number, ROOT, Usage,
+    Work, fit,
 };
+use dormouse_bpf::gates::Party;
 use dormouse_kernel::cgroup::{Cgroup, Counters};
 use dormouse_kernel::proc;
 use dormouse_model::{Config, ContainerId, Name, Spec};
@@ -58,9 +60,10 @@ use self::store::{Place, holder};
 use crate::disk::{self, FILE_MODE, Lock};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
+use crate::gates::{self, Works};
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-pub(crate) use rules::{apply, check, explain, installed, rules_text, table};
+pub(crate) use rules::{apply, check, depends_on, explain, installed, rules_text, table};
 pub(crate) use show::all;
 
 /// LIMIT: a file with more charges is added to the balances by the end of the next life: some 4,000.
@@ -106,6 +109,24 @@ pub(crate) fn label(config: &Config) -> String {
     }
 }
 
+/// Returns the number of a container's account. One whose record is gone is charged to root.
+pub(crate) fn number(ground: &Ground, config: &Config) -> Result<Number> {
+    Ok(match holder(&config.spec, &config.id) {
+        Holder::Root => Number::ROOT,
+        Holder::Own(_) => Number::own(config.ids),
+        Holder::Made(name) => store::made(ground, &name)?.map_or(Number::ROOT, |made| made.number),
+    })
+}
+
+/// Returns a container's account as gates know it.
+pub(crate) fn party(ground: &Ground, config: &Config) -> Result<Party> {
+    let owner = match holder(&config.spec, &config.id) {
+        Holder::Own(id) => Client::owner(&id),
+        Holder::Root | Holder::Made(_) => 0,
+    };
+    Ok(Party { account: number(ground, config)?.0, owner })
+}
+
 /// Keeps the account of a new container from being removed; `None` where it is not an operator's.
 ///
 /// Errors: there is no such account.
@@ -132,7 +153,13 @@ pub(crate) fn charge_end(
     cgroup: &Cgroup,
     init: Option<&InitRecord>,
 ) {
-    charge_cgroup(ground, id, config, cgroup, |counters| {
+    // Without these figures the work is charged to the container's own account.
+    let works = Works::read(ground).unwrap_or_else(|e| {
+        let name = config.map_or("", |config| config.name.as_str());
+        ground.record("charge_lost", id.as_str(), name, &[("error", e.with_causes())]);
+        Works::default()
+    });
+    charge_cgroup(ground, id, config, cgroup, &works, |counters| {
         let found = match init {
             Some(_) => None,
             None => state::read_init(ground, id)?,
@@ -145,7 +172,8 @@ pub(crate) fn charge_end(
 /// a container goes on beside it, so it adds none.
 pub(crate) fn charge_trial(ground: &Ground, id: &ContainerId, cgroup: &Cgroup) {
     let config = ground.config(id).ok(); // a damaged one: to root
-    charge_cgroup(ground, id, config.as_ref(), cgroup, |counters| Ok(usage_of(counters, None)));
+    let usage = |counters: &Counters| Ok(usage_of(counters, None));
+    charge_cgroup(ground, id, config.as_ref(), cgroup, &Works::default(), usage);
 }
 
 fn charge_cgroup(
@@ -153,6 +181,7 @@ fn charge_cgroup(
     id: &ContainerId,
     config: Option<&Config>,
     cgroup: &Cgroup,
+    works: &Works,
     usage: impl Fn(&Counters) -> Result<Usage>,
 ) {
     let read = || -> Result<Option<Charge>> {
@@ -161,7 +190,7 @@ fn charge_cgroup(
         // Without its configuration: to its own account, which moves to root when it is removed.
         let own = || Holder::Own(id.clone());
         let to = config.map_or_else(own, |config| holder(&config.spec, id));
-        Ok(Some(charge(id, to, &counters, usage)?))
+        Ok(Some(charge(id, to, &counters, usage, works)?))
     };
     let name = config.map_or("", |config| config.name.as_str());
     let lost = |e: &Error, charge: Option<&Charge>| {
@@ -183,16 +212,27 @@ fn charge_cgroup(
     }
 }
 
-fn charge(id: &ContainerId, to: Holder, counters: &Counters, usage: Usage) -> Result<Charge> {
+fn charge(
+    id: &ContainerId,
+    to: Holder,
+    counters: &Counters,
+    usage: Usage,
+    works: &Works,
+) -> Result<Charge> {
     let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?.to_owned();
     let life = Life { container: id.clone(), boot, cgroup: counters.cgroup };
-    Ok(Charge { to, life, unix_ms: now_unix_ms(), usage })
+    let mut work = works.of(counters.cgroup);
+    fit(&mut work, usage.cpu_ns);
+    Ok(Charge { to, life, unix_ms: now_unix_ms(), usage, work })
 }
 
 /// Returns the use of a life. A start that was interrupted, and has no record, is none.
 fn usage_of(counters: &Counters, init: Option<&InitRecord>) -> Usage {
     Usage {
         cpu_ns: counters.cpu_ns,
+        // These come with the work of the charge.
+        cpu_given_ns: 0,
+        cpu_taken_ns: 0,
         cpu_user_ns: counters.cpu_user_ns,
         page_faults: counters.page_faults,
         major_faults: counters.major_faults,
@@ -287,10 +327,10 @@ pub(crate) fn fold(ground: &Ground, running: bool) -> Result<bool> {
     let running = if running { read_running(ground)? } else { Vec::new() };
     // ORDER: after the charges: an account exists before its containers do.
     let book = store::book(ground)?;
-    add(ground, &book, &before, (&lines, &running), true)?;
+    let changed = add(ground, &book, &before, (&lines, &running), true)?;
     disk::remove(&taken)?;
-    Ok(lines.iter().chain(&running).any(|line| match &line.to {
-        Holder::Own(id) => !before.balances.contains(&line.to) && !ground.dir(id).exists(),
+    Ok(changed.iter().any(|holder| match holder {
+        Holder::Own(id) => !before.balances.contains(holder) && !ground.dir(id).exists(),
         Holder::Root | Holder::Made(_) => false,
     }))
 }
@@ -318,13 +358,15 @@ fn take_charges(ground: &Ground, path: &Path) -> Result<Option<(File, Vec<Charge
 /// Reads the counters of running containers.
 fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     let mut all = Vec::new();
+    // ORDER: the parts before the whole: what was worked meanwhile is in the next reading.
+    let works = Works::read(ground)?;
     for id in ground.started()? {
         let config = match ground.config(&id) {
             // The end of a container with a damaged configuration is charged all the same.
             Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
             other => other?,
         };
-        if let Some(charge) = read_one(ground, &config)? {
+        if let Some(charge) = read_one(ground, &config, &works)? {
             all.push(charge);
         }
     }
@@ -388,7 +430,7 @@ pub(crate) fn parents(ground: &Ground) -> Result<BTreeMap<String, String>> {
 }
 
 /// Reads the counters of one container, which may end meanwhile; then `None`, and its end is charged.
-fn read_one(ground: &Ground, config: &Config) -> Result<Option<Charge>> {
+fn read_one(ground: &Ground, config: &Config, works: &Works) -> Result<Option<Charge>> {
     let counters = || -> Result<Option<Counters>> {
         match ground.cgroups()?.find(config.id.as_str())? {
             Some(cgroup) => Ok(cgroup.counters()?),
@@ -403,36 +445,40 @@ fn read_one(ground: &Ground, config: &Config) -> Result<Option<Charge>> {
         return Ok(None);
     }
     let to = holder(&config.spec, &config.id);
-    Ok(Some(charge(&config.id, to, &read, usage_of(&read, init.as_ref()))?))
+    let usage = usage_of(&read, init.as_ref());
+    Ok(Some(charge(&config.id, to, &read, usage, works)?))
 }
 
 /// Adds charges of the file, and of running containers, to the balances, and then with `last` moves those of
-/// accounts that are gone.
+/// accounts that are gone. Returns the accounts of the charges, and those that their lives have worked for.
 fn add(
     ground: &Ground,
     book: &Book,
     before: &Before,
     (filed, running): (&[Charge], &[Charge]),
     last: bool,
-) -> Result<()> {
+) -> Result<BTreeSet<Holder>> {
     let today = Day::of_unix_ms(now_unix_ms());
     let to = |charge: &Charge| match &charge.to {
         // A record that was removed by hand. Verbs remove one only after its last charge.
         Holder::Made(name) if book.find(name).is_err() => Holder::Root,
         to => to.clone(),
     };
-    let mut by_holder: BTreeMap<Holder, (Vec<&Charge>, Vec<&Charge>)> = BTreeMap::new();
-    for charge in filed {
-        by_holder.entry(to(charge)).or_default().0.push(charge);
-    }
-    for charge in running {
-        by_holder.entry(to(charge)).or_default().1.push(charge);
-    }
     let mut changed = Changed { ground, balances: BTreeMap::new() };
-    for (holder, (filed, running)) in &by_holder {
+    let mut clients = Clients { ground, book, before, own: None };
+    let mut by_holder: BTreeMap<Holder, (Vec<&Charge>, Vec<(&Charge, &Work)>)> = BTreeMap::new();
+    for charge in filed.iter().chain(running) {
+        by_holder.entry(to(charge)).or_default().0.push(charge);
+        for work in &charge.work {
+            let client = clients.find(&mut changed, charge, &work.client)?;
+            by_holder.entry(client).or_default().1.push((charge, work));
+        }
+    }
+    for (holder, (charges, works)) in &by_holder {
         let days = store::keep_days(book, holder);
         changed.change(holder, |balance| {
-            filed.iter().chain(running).for_each(|charge| balance.apply(charge));
+            charges.iter().for_each(|charge| balance.apply(charge));
+            works.iter().for_each(|(charge, work)| balance.take(charge, work));
             if last {
                 balance.forget_ended(filed, running, |id| before.started.contains(id));
             }
@@ -460,7 +506,58 @@ fn add(
     if last {
         store::remove_closed(ground, book)?;
     }
-    Ok(())
+    Ok(by_holder.into_keys().collect())
+}
+
+/// The accounts behind the clients that gates know.
+struct Clients<'f> {
+    ground: &'f Ground,
+    book: &'f Book,
+    before: &'f Before,
+    /// Containers by the owner of their own account, once one is looked for.
+    own: Option<BTreeMap<u64, ContainerId>>,
+}
+
+impl Clients<'_> {
+    /// Returns the account that work is charged to. Of an account that is gone it is the one that has its balance, and
+    /// so continues it.
+    fn find(
+        &mut self,
+        changed: &mut Changed<'_>,
+        charge: &Charge,
+        client: &Client,
+    ) -> Result<Holder> {
+        if client.number == Number::ROOT {
+            return Ok(Holder::Root);
+        }
+        if let Some(made) = self.book.iter().find(|account| account.number == client.number) {
+            return Ok(Holder::Made(made.name.clone()));
+        }
+        if client.owner != 0
+            && let Some(id) = self.own()?.get(&client.owner)
+        {
+            return Ok(Holder::Own(id.clone()));
+        }
+        for holder in &self.before.balances {
+            if changed.read(holder)?.has_taken(&charge.life, client) {
+                return Ok(holder.clone());
+            }
+        }
+        Ok(Holder::Root)
+    }
+
+    /// Containers that exist, and those whose balance has not moved yet.
+    fn own(&mut self) -> Result<&BTreeMap<u64, ContainerId>> {
+        if self.own.is_none() {
+            let left = self.before.balances.iter().filter_map(|holder| match holder {
+                Holder::Own(id) => Some(id.clone()),
+                Holder::Root | Holder::Made(_) => None,
+            });
+            let all = self.ground.ids()?.into_iter().chain(left);
+            self.own = Some(all.map(|id| (Client::owner(&id), id)).collect());
+        }
+        Ok(self.own.as_ref().expect("it was made above"))
+    }
 }
 
 /// Balances that are being changed.
@@ -606,5 +703,5 @@ pub(crate) fn update(ground: &Ground) -> Result<()> {
     if fold(ground, true)? {
         fold(ground, false)?;
     }
-    Ok(())
+    gates::forget_gone(ground)
 }

@@ -2,7 +2,7 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `account`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later` and `unwoken`.
+//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later` and `unwoken`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,7 +19,9 @@ use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
 use crate::ground::Ground;
 use crate::state::{self, Exit, InitRecord, Observed};
-use crate::{account, contract, disk, event, hold, later, net, pending, shared, unwoken};
+use crate::{
+    account, contract, disk, event, gates, gating, hold, later, net, pending, shared, unwoken,
+};
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
 /// and may be called twice.
@@ -73,7 +75,8 @@ fn end_life(
         cgroup.wait_empty(KILLED_WITHIN)?; // the removal reports processes that are left
     }
     account::charge_end(ground, id, config, cgroup, init);
-    Ok(cgroup.remove()?)
+    cgroup.remove()?;
+    gates::leave(ground, cgroup)
 }
 
 /// Settles a container in an observed state.
@@ -363,6 +366,7 @@ impl Removal {
         let dir = pending::withdraw(ground, &config.id)?;
         // The next command may want the same name and addresses.
         ground.names.release(&config.name, &config.id)?;
+        gating::withdraw(ground, &config)?;
         if !config.addresses.is_empty() {
             ground.network()?.release(&config.id)?;
         }

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_account::Number;
-use dormouse_account::rule::{Compiled, Table};
+use dormouse_account::rule::{Compiled, Gate, Table};
 use dormouse_api::EventKind;
+use dormouse_bpf::gates::Stat as GateStat;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
@@ -27,6 +28,7 @@ use crate::create::Created;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
+use crate::gating::GateState;
 use crate::ground::{self, Ground};
 use crate::idle::Outcome;
 use crate::inspect::Details;
@@ -47,8 +49,8 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    account, archive, contract, create, drowsy, exec, hold, idle, inspect, later, layer, list,
-    listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state,
+    account, archive, contract, create, drowsy, exec, gating, hold, idle, inspect, later, layer,
+    list, listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state,
     template, tidy, unborn, usage, verb, volume, wake,
 };
 
@@ -155,7 +157,8 @@ impl Engine {
 
     /// Renames a container.
     pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
-        create::rename(&self.ground, id, name)
+        create::rename(&self.ground, id, name)?;
+        gating::refresh(&self.ground)
     }
 
     /// Removes a new container that is not to be started after all.
@@ -609,7 +612,8 @@ impl Engine {
 
     /// Changes an account.
     pub fn set_account(&self, name: &Name, update: AccountUpdate) -> Result<()> {
-        account::set(&self.ground, name, update)
+        account::set(&self.ground, name, update)?;
+        gating::refresh(&self.ground)
     }
 
     /// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.
@@ -651,7 +655,9 @@ impl Engine {
 
     /// Installs rules in place of all others, or none of them.
     pub fn apply_rules(&self, file: &str, text: &str) -> Result<Compiled> {
-        account::apply(&self.ground, file, text)
+        let compiled = account::apply(&self.ground, file, text)?;
+        gating::refresh(&self.ground)?;
+        Ok(compiled)
     }
 
     /// Returns the installed rules, with those of shared containers.
@@ -672,6 +678,21 @@ impl Engine {
     /// Returns which rule decides a passage, and why.
     pub fn explain_rules(&self, question: &RuleQuestion) -> Result<RuleAnswer> {
         account::explain(&self.ground, question)
+    }
+
+    /// Loads these gates and no others, with the table of the rules. Containers may run meanwhile.
+    pub fn load_gates(&self, which: &[Gate]) -> Result<()> {
+        gating::load(&self.ground, which)
+    }
+
+    /// Unloads all gates, after what they have counted was charged. Returns whether some were loaded.
+    pub fn unload_gates(&self) -> Result<bool> {
+        gating::unload(&self.ground)
+    }
+
+    /// Returns all gates, and the programs that loaded ones share. With `during`, counters are those of this time.
+    pub fn gates(&self, during: Option<Duration>) -> Result<(Vec<GateState>, Vec<GateStat>)> {
+        gating::list(&self.ground, during)
     }
 
     /// Returns the name of a container's account.

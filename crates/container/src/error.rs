@@ -259,6 +259,9 @@ pub enum Error {
     /// The image store failed.
     #[error("image")]
     Image(#[from] dormouse_image::ImageError),
+    /// The gates failed.
+    #[error("gates")]
+    Gates(#[from] dormouse_bpf::BpfError),
     /// The network failed.
     #[error("network")]
     Network(#[from] dormouse_network::Error),
@@ -360,6 +363,7 @@ impl Error {
             Self::Launch(e) => e.kind(),
             Self::Cgroup(e) => e.kind(),
             Self::Image(e) => e.kind(),
+            Self::Gates(e) => e.kind(),
             Self::Network(e) => e.kind(),
             Self::Checkpoint(e) => e.kind(),
             Self::Unlike { .. } => ErrorKind::Corrupt,

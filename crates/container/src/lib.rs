@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state account exit hold log io saved silence shared volume usage contract    records and facts of one container
+//! state gates account gating exit hold log io saved silence shared volume usage contract    records and facts of one container
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -50,6 +50,7 @@
 //! # Places
 //!
 //! ```text
+//! RUN/gates/                        a bpffs with the gates, while they are loaded (`gates`, `gating`)
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
@@ -105,7 +106,7 @@
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
 //! 8. `LIB/accounts/made`: held while accounts are changed, shared by creates; `LIB/accounts/lock`, below it: held
-//!    while charges are added to balances; a file with charges, below both: held for one line (`account`);
+//!    while charges are added to balances, and below `RUN/gates.lock`, held while gates are loaded and unloaded (`gates`); a file with charges, below both: held for one line (`account`);
 //! 9. the locks inside image, network and keeper, which take none of these;
 //! 10. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
 //!
@@ -136,6 +137,8 @@ mod event;
 mod exec;
 mod exit;
 mod freeze;
+mod gates;
+mod gating;
 mod ground;
 mod hold;
 mod holder;
@@ -186,10 +189,12 @@ pub use account::{
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
+pub use dormouse_bpf::gates::Stat as GateStat;
 pub use drowsy::PushOut;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use event::Follow;
+pub use gating::GateState;
 pub use idle::Outcome;
 pub use inspect::Details;
 pub use layer::Root;

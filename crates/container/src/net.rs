@@ -1,6 +1,6 @@
 //! Network of a container: its stack, its addresses, names and ports, and drop rules in force.
 //!
-//! Uses `ground`, `state` and `silence`.
+//! Uses `ground`, `state`, `account`, `gating` and `silence`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::spec::Update;
-use crate::{silence, state};
+use crate::{account, gating, silence, state};
 
 /// The network stack a container starts in.
 pub(crate) enum Net {
@@ -36,6 +36,14 @@ impl Net {
             Self::Host { netns, .. } => Some(netns.as_fd()),
             Self::None { .. } => None,
             Self::Domain(domain) => Some(domain.netns.as_fd()),
+        }
+    }
+
+    /// The cookie of the domain's stack.
+    pub(crate) fn netns_cookie(&self) -> Option<u64> {
+        match self {
+            Self::Domain(domain) => Some(domain.netns_cookie()),
+            Self::Host { .. } | Self::None { .. } => None,
         }
     }
 
@@ -84,7 +92,8 @@ pub(crate) fn enter(
                 .into(),
         )
     })?;
-    network.enter(domain, &config.id, v2, &config.addresses)?;
+    let account = account::number(ground, config)?;
+    network.enter(domain, &config.id, v2, &config.addresses, account.0)?;
     add_names(ground, config, domain)
 }
 
@@ -101,6 +110,7 @@ pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
     let network = ground.network()?;
     let domain = make_domain(ground, domain)?;
     network.announce(&domain, &config.id, &config.addresses)?;
+    gating::announce(ground, config)?;
     add_names(ground, config, &domain)
 }
 
@@ -144,6 +154,7 @@ pub(crate) fn update_addresses(
     config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
     if alive && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;
+        gating::announce(ground, config)?;
     }
     Ok(())
 }

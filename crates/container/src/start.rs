@@ -40,7 +40,7 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
-use crate::{contract, end, event, exit, hold, io, later, layer, process, remove, usage};
+use crate::{contract, end, event, exit, gating, hold, io, later, layer, process, remove, usage};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]
@@ -224,6 +224,7 @@ fn start_clean(
         let ports = from.map(RestorePlan::ports);
         net::forget_ended(ground, config, domain, ports.as_deref())?;
     }
+    gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     let shared = dir::make(ground, config)?;
     let mounts = root::host_mounts(ground, config, &net, &shared)?;
     // The keeper clones meanwhile.

@@ -1,6 +1,6 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `hold`, `net`, `shared` and `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `shared` and `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{disk, end, hold, net, shared, state};
+use crate::{disk, end, gating, hold, net, shared, state};
 
 /// How long the last output of containers that have ended is waited for.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -49,6 +49,7 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
     // The keeper may be tidying up already.
     let _alone = disk::Lock::take_new(&ground.places.run.join("use.lock"))?;
     tidy_alone(ground)?;
+    gating::unload(ground)?;
     // The effect of a boot does not depend on it.
     let _ = ground.slots.leave();
     disk::remove(&ground.places.run.join("boot"))

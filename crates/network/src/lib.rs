@@ -40,7 +40,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Constants, Programs};
-use dormouse_bpf::identity::Identities;
+use dormouse_bpf::identity::{Identities, Identity};
 use dormouse_bpf::{BpfError, abstract_unix};
 use dormouse_model::{ContainerId, Name, Publish};
 
@@ -234,7 +234,7 @@ impl Network {
     }
 
     /// Makes processes in the container's cgroup (its id in the v2 hierarchy) the owner of these
-    /// addresses in this domain. Called again with other addresses for a running container, after
+    /// addresses in this domain. `account` is the number of the container's account. Called again with other addresses for a running container, after
     /// [`update`](Self::update).
     pub fn enter(
         &self,
@@ -242,6 +242,7 @@ impl Network {
         id: &ContainerId,
         cgroup_v2_id: u64,
         addresses: &[IpAddr],
+        account: u32,
     ) -> Result<()> {
         let led = self.route(domain, id, addresses)?;
         let first = led.first;
@@ -257,8 +258,34 @@ impl Network {
         }
         self.add_further(&led)?;
         // ORDER: last: from then on the container may create sockets.
-        members.enter(cgroup_v2_id, &domain.identity(first))?;
+        members.enter(cgroup_v2_id, &domain.identity(first, account))?;
         Ok(())
+    }
+
+    /// Writes the number of its account into the identity of a running container, as a start by another build may
+    /// not have done. Returns the cookie of its stack; `None` if it has no identity.
+    pub fn set_account(&self, cgroup_v2_id: u64, account: u32) -> Result<Option<u64>> {
+        let Some(store) = self.existing_store()? else { return Ok(None) };
+        let Some(programs) = self.find_programs(&store.plan)? else { return Ok(None) };
+        let members = programs.identities()?;
+        let Some(identity) = members.of(cgroup_v2_id)? else { return Ok(None) };
+        if identity.account != account {
+            members.enter(cgroup_v2_id, &Identity { account, ..identity.clone() })?;
+        }
+        Ok(Some(identity.netns))
+    }
+
+    /// Returns the constants of BPF programs that know containers by their addresses.
+    pub fn program_constants(&self) -> Result<Constants> {
+        Ok(self.constants(&self.store()?.plan))
+    }
+
+    /// Returns the indices of addresses in the pool, each once.
+    pub fn indices(&self, addresses: &[IpAddr]) -> Result<Vec<u32>> {
+        match addresses {
+            [] => Ok(Vec::new()),
+            _ => numbers(&self.store()?.plan, addresses),
+        }
     }
 
     /// Routes addresses to the domain of a container that has no processes.
@@ -284,7 +311,7 @@ impl Network {
         let first = numbers(&plan, addresses)?.first().copied();
         let first = first.ok_or_else(|| Error::NoAddress("one that sleeps".into()))?;
         let members = self.members(domain, &plan)?;
-        Ok(members.enter(cgroup_v2_id, &domain.identity(first))?)
+        Ok(members.enter(cgroup_v2_id, &domain.identity(first, 0))?)
     }
 
     /// Ends the effect of [`lend`](Self::lend). The sockets keep their identity.

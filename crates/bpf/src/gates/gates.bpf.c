@@ -437,6 +437,13 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 		/* Work for the outside is work of the home. */
 		return at->peer.account == DM_NOBODY ? at->home : at->peer;
 	case DM_BECOMES_ACCOUNT:
+		/* A row has no owner. */
+		if (at->account == at->home.account)
+			return at->home;
+		if (at->account == at->peer.account)
+			return at->peer;
+		if (at->account == at->label.account)
+			return at->label;
 		party.account = at->account;
 		party.owner = 0;
 		return party;

@@ -325,6 +325,14 @@ impl Gates {
         self.forget(|cgroup| cgroup == cgroup_v2_id)
     }
 
+    /// The cgroups that have a home.
+    pub fn homes(&self) -> Result<Vec<u64>> {
+        let id = |(key, _): (Vec<u8>, Vec<u8>)| {
+            key.first_chunk().map_or(0, |id| u64::from_ne_bytes(*id))
+        };
+        Ok(self.homes.entries()?.into_iter().map(id).collect())
+    }
+
     /// Makes `party` the account behind an address of the pool. E2BIG if the map is full.
     pub fn announce(&self, index: u32, party: Party) -> Result<()> {
         let Some(peers) = self.map(PEERS)? else { return Ok(()) };

@@ -230,7 +230,10 @@ fn find<'a>(all: &'a [AccountDetails], name: &str) -> Result<&'a AccountDetails>
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Figures {
+    /// With the work of other accounts' containers for this one, and without its containers' work for others.
     cpu_ns: u64,
+    cpu_given_ns: u64,
+    cpu_taken_ns: u64,
     cpu_user_ns: u64,
     page_faults: u64,
     major_faults: u64,
@@ -244,7 +247,9 @@ struct Figures {
 impl From<Usage> for Figures {
     fn from(usage: Usage) -> Self {
         Self {
-            cpu_ns: usage.cpu_ns,
+            cpu_ns: usage.charged_ns(),
+            cpu_given_ns: usage.cpu_given_ns,
+            cpu_taken_ns: usage.cpu_taken_ns,
             cpu_user_ns: usage.cpu_user_ns,
             page_faults: usage.page_faults,
             major_faults: usage.major_faults,
@@ -293,6 +298,8 @@ const HEADINGS: &Headings = &[
     ("Since", "SINCE"),
     ("Until", "UNTIL"),
     ("CpuNs", "CPU NS"),
+    ("CpuGivenNs", "CPU GIVEN NS"),
+    ("CpuTakenNs", "CPU TAKEN NS"),
     ("CpuUserNs", "CPU USER NS"),
     ("PageFaults", "FAULTS"),
     ("MajorFaults", "MAJOR FAULTS"),
@@ -519,7 +526,7 @@ impl Report {
 }
 
 const CSV: &str = "number,name,since,until,cpu_ns,cpu_user_ns,page_faults,major_faults,read_bytes,\
-                   written_bytes,memory_peak_bytes,lives,wakes\n";
+                   written_bytes,memory_peak_bytes,lives,wakes,cpu_given_ns,cpu_taken_ns\n";
 
 fn report(rows: &[Line<'_>], days: bool, noheading: bool, format: &Report) -> Result<()> {
     match format {
@@ -573,6 +580,8 @@ fn csv(row: &Line<'_>) -> String {
         f.memory_peak_bytes,
         f.lives,
         f.wakes,
+        f.cpu_given_ns,
+        f.cpu_taken_ns,
     ];
     let numbers = numbers.map(|n| n.to_string()).join(",");
     format!("{},{},{},{},{numbers}\n", row.number, row.name, row.since, row.until)
@@ -599,7 +608,13 @@ mod tests {
             let container = ContainerId::from_bytes([7; 16]);
             let life = Life { container, boot: String::new(), cgroup: n as u64 };
             let usage = Usage { cpu_ns: *cpu_ns, ..Usage::default() };
-            balance.apply(&Charge { to: Holder::Root, life, unix_ms: day * DAY_MS, usage });
+            balance.apply(&Charge {
+                to: Holder::Root,
+                life,
+                unix_ms: day * DAY_MS,
+                usage,
+                work: Vec::new(),
+            });
         }
         AccountDetails {
             number: Number(number),
@@ -667,7 +682,7 @@ mod tests {
         let all = all();
         let period = Period { since: day(0), until: None, days: false, recursive: false };
         let rows = period.rows(&all, &["customer".to_owned()]).unwrap();
-        assert_eq!(csv(&rows[0]), "1,customer,1970-01-01,,30,0,0,0,0,0,0,0,0\n");
+        assert_eq!(csv(&rows[0]), "1,customer,1970-01-01,,30,0,0,0,0,0,0,0,0,0,0\n");
         assert_eq!(CSV.split(',').count(), csv(&rows[0]).split(',').count());
         let figures = serde_json::to_value(&rows[0].figures).unwrap();
         assert_eq!(figures.as_object().unwrap().len() + 4, CSV.split(',').count());

@@ -17,6 +17,7 @@ pub(crate) mod exec;
 pub(crate) mod exists;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod gate;
 pub(crate) mod history;
 pub(crate) mod images;
 pub(crate) mod import;

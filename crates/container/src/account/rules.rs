@@ -8,7 +8,9 @@
 //!
 //! Uses `ground` and `account::store`.
 
-use dormouse_account::rule::{Compiled, Gate, Own, Passage, Rule, RuleError, Rules, Table, Then};
+use dormouse_account::rule::{
+    Compiled, Gate, Own, Passage, Rule, RuleError, Rules, Table, Then, Who,
+};
 use dormouse_account::{Book, Holder, Number, ROOT};
 use dormouse_model::{Config, Name};
 
@@ -142,6 +144,14 @@ pub(crate) fn installed(ground: &Ground) -> Result<Compiled> {
 /// shared, make another table. The caller does not hold the lock of accounts.
 pub(crate) fn table(ground: &Ground) -> Result<Table> {
     Ok(installed(ground)?.table)
+}
+
+/// Returns whether the table depends on the existence of a container with this name and these choices.
+pub(crate) fn depends_on(ground: &Ground, config: &Config) -> Result<bool> {
+    let names = |rule: &Rule| {
+        rule.conditions().iter().any(|who| matches!(who, Who::Own(name) if *name == config.name))
+    };
+    Ok(config.spec.shared || parsed(ground)?.all().iter().any(names))
 }
 
 fn parsed(ground: &Ground) -> Result<Rules> {

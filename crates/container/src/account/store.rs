@@ -120,6 +120,11 @@ pub(super) fn book(ground: &Ground) -> Result<Book> {
     Ok(Book::new(accounts))
 }
 
+/// Reads one account that an operator has made; `None` without a record.
+pub(super) fn made(ground: &Ground, name: &Name) -> Result<Option<Account>> {
+    disk::read_with_checksum(&Place::of(ground).account(name)).map_err(account_damaged)
+}
+
 fn account_damaged(e: Error) -> Error {
     match e {
         Error::Corrupt { path, what } => Error::AccountDamaged { path, what },

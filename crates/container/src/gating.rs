@@ -1,0 +1,251 @@
+//! Gates are loaded and unloaded, and containers are made known to them.
+//!
+//! A container is known by its cgroup and by its addresses. A start makes it known if gates are loaded, and a load
+//! does so for all containers.
+//!
+//! ORDER: a load names the maps, and then looks for containers. A start makes the cgroup, and then looks for the maps.
+//! So one of the two makes the container known, before a program of it runs or a gate does.
+//!
+//! A load that is killed leaves a part, which the next load or unload removes. Labels begin again after a load. What was
+//! counted before is charged by the unload, before the figures are removed.
+//!
+//! Uses `ground`, `gates`, `account` and `disk`.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use dormouse_account::rule::{Gate, Table};
+use dormouse_bpf::call::{count_runs, wait_for_programs};
+use dormouse_bpf::gates::{self as programs, Gates, Party, Rule, Stat};
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_model::Config;
+use rustix::fs::CWD;
+
+use crate::disk::{self, Lock};
+use crate::error::{Error, Result};
+use crate::ground::Ground;
+use crate::{account, gates};
+
+/// BPF_FS_MAGIC
+const BPF_FS: u32 = 0xcafe_4a11;
+
+/// Makes a container with a new cgroup known. `netns` is the cookie of the stack of its domain.
+pub(crate) fn enter(
+    ground: &Ground,
+    config: &Config,
+    cgroup: &Cgroup,
+    netns: Option<u64>,
+) -> Result<()> {
+    let (Some(gates), Some(id)) = (gates::find(ground)?, cgroup.v2_id()) else { return Ok(()) };
+    let party = account::party(ground, config)?;
+    announce_at(ground, &gates, config, party)?;
+    gates.enter(id, party, netns)?;
+    refresh_for(ground, config);
+    Ok(())
+}
+
+/// Makes the addresses of a container known.
+pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
+    let Some(gates) = gates::find(ground)? else { return Ok(()) };
+    announce_at(ground, &gates, config, account::party(ground, config)?)
+}
+
+fn announce_at(ground: &Ground, gates: &Gates, config: &Config, party: Party) -> Result<()> {
+    let indices = ground.network()?.indices(&config.addresses)?;
+    Ok(indices.into_iter().try_for_each(|index| gates.announce(index, party))?)
+}
+
+/// A container was removed, and its name is free: its addresses and its rules are forgotten.
+pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
+    gates::withdraw(ground, config)?;
+    refresh_for(ground, config);
+    Ok(())
+}
+
+fn lock(ground: &Ground) -> Result<Lock> {
+    Lock::take_new(&ground.places.run.join("gates.lock"))
+}
+
+fn is_mounted(place: &Path) -> bool {
+    rustix::fs::statfs(place).is_ok_and(|stat| stat.f_type as u32 == BPF_FS)
+}
+
+fn of(gate: Gate) -> programs::Gate {
+    match gate {
+        Gate::Receive => programs::Gate::Receive,
+        Gate::Send => programs::Gate::Send,
+        Gate::Fork => programs::Gate::Fork,
+        Gate::Exec => programs::Gate::Exec,
+    }
+}
+
+/// Loads these gates and no others, with the table of the rules. Containers may run meanwhile.
+pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
+    let _alone = lock(ground)?;
+    if ground.cgroups()?.v2_parent()?.is_none() {
+        return Err(Error::Invalid(
+            "gates need a cgroup v2 hierarchy: mount one with `mount -t cgroup2 none /sys/fs/cgroup/unified`".into(),
+        ));
+    }
+    unload_alone(ground)?;
+    let place = gates::place(ground);
+    disk::make_dir(&place, 0o700)?;
+    let make = || {
+        let fs = mount::FsContext::open("bpf")?;
+        fs.set_string("mode", "0700")?;
+        let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::NODEV)?;
+        mount::attach(tree.as_fd(), CWD, &place)
+    };
+    make().map_err(Error::call("cannot mount a bpffs"))?;
+    load_at(ground, &place, which).inspect_err(|_| {
+        let _ = unload_alone(ground); // the first error is the one to return
+    })
+}
+
+fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
+    let which: Vec<_> = which.iter().map(|gate| of(*gate)).collect();
+    let loaded = Gates::load(place, ground.network()?.program_constants()?, &which)?;
+    let gates = loaded.gates();
+    apply_at(gates, &account::table(ground)?)?;
+    for id in ground.ids()? {
+        let config = match ground.config(&id) {
+            Err(Error::NoContainer(_)) => continue,
+            other => other?,
+        };
+        let party = account::party(ground, &config)?;
+        announce_at(ground, gates, &config, party)?;
+        let cgroup = ground.cgroups()?.find(id.as_str())?;
+        if let Some(id) = cgroup.and_then(|cgroup| cgroup.v2_id()) {
+            let netns = ground.network()?.set_account(id, party.account)?;
+            gates.enter(id, party, netns)?;
+        }
+    }
+    loaded.attach()?;
+    Ok(())
+}
+
+fn apply_at(gates: &Gates, table: &Table) -> Result<()> {
+    let rule = |row: &dormouse_account::rule::Row| Rule {
+        gate: row.gate,
+        becomes: row.becomes,
+        account: row.account,
+        home: row.home,
+        label: row.label,
+        peer: row.peer,
+        below: row.below,
+        port: row.port,
+    };
+    let rows: Vec<Rule> = table.rows.iter().map(rule).collect();
+    Ok(gates.apply(&rows, &table.lines)?)
+}
+
+/// Puts the table of the rules, which have changed, in force, if gates are loaded.
+///
+/// ORDER: read under the lock: of two changes the later one has the last word.
+pub(crate) fn refresh(ground: &Ground) -> Result<()> {
+    if gates::find(ground)?.is_none() {
+        return Ok(());
+    }
+    let _alone = lock(ground)?;
+    match gates::find(ground)? {
+        Some(gates) => apply_at(&gates, &account::table(ground)?),
+        None => Ok(()),
+    }
+}
+
+/// The same after a container has its name, or has it no more. Rules that cannot be read stop no container: the old
+/// table stays in force, and an event tells.
+pub(crate) fn refresh_for(ground: &Ground, config: &Config) {
+    let step = || match gates::find(ground)? {
+        Some(_) if account::depends_on(ground, config)? => refresh(ground),
+        _ => Ok(()),
+    };
+    if let Err(e) = step() {
+        let (id, name) = (config.id.as_str(), config.name.as_str());
+        ground.record("rules_unapplied", id, name, &[("error", e.with_causes())]);
+    }
+}
+
+/// Unloads all gates. Returns whether some were loaded.
+pub(crate) fn unload(ground: &Ground) -> Result<bool> {
+    if !is_mounted(&gates::place(ground)) {
+        return Ok(false);
+    }
+    let _alone = lock(ground)?;
+    unload_alone(ground)
+}
+
+/// ORDER: the programs end, the last figures are charged, the figures are removed.
+fn unload_alone(ground: &Ground) -> Result<bool> {
+    let place = gates::place(ground);
+    let mut was_there = false;
+    while is_mounted(&place) {
+        was_there = true;
+        Gates::detach(&place)?;
+        wait_for_programs();
+        if gates::find(ground)?.is_some() {
+            account::update(ground)?;
+        }
+        Gates::remove(&place)?;
+        mount::detach(&place).map_err(Error::call("cannot unmount the bpffs of gates"))?;
+    }
+    match fs::remove_dir(&place) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove", &place)(e))
+        }
+        _ => Ok(was_there),
+    }
+}
+
+/// A gate as verbs show it.
+#[derive(Debug, Clone)]
+pub struct GateState {
+    /// The gate.
+    pub gate: Gate,
+    /// Its counters; `None` if it is not loaded.
+    pub stat: Option<Stat>,
+}
+
+/// Returns all gates, and the programs that they share, if one is loaded. With `during`, runs are counted for this time,
+/// and the counters are those of it.
+pub(crate) fn list(
+    ground: &Ground,
+    during: Option<Duration>,
+) -> Result<(Vec<GateState>, Vec<Stat>)> {
+    let read =
+        || gates::find(ground)?.map_or(Ok(Vec::new()), |gates| Ok::<_, Error>(gates.stats()?));
+    let stats = match during {
+        None => read()?,
+        Some(time) => {
+            let counting = count_runs().map_err(dormouse_bpf::BpfError::from)?;
+            let before = read()?;
+            std::thread::sleep(time);
+            let after = read()?;
+            drop(counting);
+            after.into_iter().map(|stat| since(&before, stat)).collect()
+        }
+    };
+    let state = |gate| GateState {
+        gate,
+        stat: stats.iter().find(|stat| stat.gate == Some(of(gate))).cloned(),
+    };
+    let gates = Gate::ALL.map(state).to_vec();
+    Ok((gates, stats.into_iter().filter(|stat| stat.gate.is_none()).collect()))
+}
+
+/// Returns what the counters of a program have beyond earlier ones.
+fn since(before: &[Stat], mut stat: Stat) -> Stat {
+    let is_same = |old: &&Stat| old.program == stat.program && old.gate == stat.gate;
+    if let Some(old) = before.iter().find(is_same) {
+        stat.runs.count -= old.runs.count.min(stat.runs.count);
+        stat.runs.ns -= old.runs.ns.min(stat.runs.ns);
+        stat.passages -= old.passages.min(stat.passages);
+        stat.changed -= old.changed.min(stat.changed);
+        stat.unknown -= old.unknown.min(stat.unknown);
+        stat.full -= old.full.min(stat.full);
+    }
+    stat
+}
