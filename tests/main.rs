@@ -19,6 +19,7 @@ mod drowsy;
 mod errors;
 mod fault;
 mod gatekeeper;
+mod gates;
 mod guarantees;
 mod hang;
 mod host_users;

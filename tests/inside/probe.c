@@ -28,6 +28,13 @@
  * lines COUNT STREAMS       prints the numbers from 1 on, each by one write to the stream of the next
  *                           letter of STREAMS: o is standard output, e is standard error
  * ring COUNT                so many processes pass a byte round through pipes, without end
+ * burn ADDRESS PORT         one thread serves all connections: it burns "N\n" microseconds of its CPU time and
+ *                           answers "done\n". An ADDRESS with a slash is a unix socket
+ * burn-each ADDRESS PORT    the same by a process for each connection
+ * burn-forks ADDRESS PORT   the same, each request by as many processes as it has microseconds, which are
+ *                           made one by the other
+ * work NAME PORT TIMES US   has so many requests of so many microseconds served on one connection
+ * swap NAME PORT TIMES US   the same on two connections in turn; the second has requests of three times as much
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * except those of the servers and of waits. */
@@ -52,6 +59,7 @@
 #include <sys/sem.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/timerfd.h>
@@ -647,6 +655,156 @@ static int lines(char **args)
 	return 0;
 }
 
+static long cpu_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static void burn_for(long us)
+{
+	long end = cpu_us() + us;
+
+	while (cpu_us() < end)
+		;
+}
+
+/* Processes of which each makes the next; the last ones go on when the first has answered. */
+static void fork_for(long depth)
+{
+	if (depth > 0 && !fork()) {
+		burn_for(1000);
+		fork_for(depth - 1);
+		_exit(0);
+	}
+}
+
+static void (*served)(long) = burn_for;
+
+/* Serves one request; 0 at the end of the connection. */
+static int serve_burn(int fd)
+{
+	char text[64];
+	ssize_t got = read(fd, text, sizeof(text) - 1);
+
+	if (got <= 0)
+		return 0;
+	text[got] = 0;
+	served(atol(text));
+	return write(fd, "done\n", 5) == 5;
+}
+
+/* A socket at an address, which it is bound to or connected with. */
+static int burn_socket(const char *name, const char *port, int (*use)(int, const struct sockaddr *, socklen_t))
+{
+	struct sockaddr_un path = { .sun_family = AF_UNIX };
+	struct addrinfo *found;
+	int fd, one = 1;
+
+	if (name[0] == '/') {
+		fd = socket(AF_UNIX, SOCK_STREAM, 0);
+		strncpy(path.sun_path, name, sizeof(path.sun_path) - 1);
+		if (use == bind)
+			unlink(name);
+		if (use(fd, (void *)&path, sizeof(path)))
+			exit(fail(name));
+		chmod(name, 0777);
+		return fd;
+	}
+	fd = open_socket(name, port, SOCK_STREAM, &found);
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (use(fd, found->ai_addr, found->ai_addrlen))
+		exit(fail(name));
+	return fd;
+}
+
+static int burn(char **args)
+{
+	int listener = burn_socket(args[0], args[1], bind), all = epoll_create1(0);
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = listener };
+
+	if (listen(listener, 64) || epoll_ctl(all, EPOLL_CTL_ADD, listener, &event))
+		return fail("listen");
+	for (;;) {
+		if (epoll_wait(all, &event, 1, -1) != 1)
+			continue;
+		if (event.data.fd != listener) {
+			if (!serve_burn(event.data.fd))
+				close(event.data.fd);
+			continue;
+		}
+		event.events = EPOLLIN;
+		event.data.fd = accept(listener, 0, 0);
+		epoll_ctl(all, EPOLL_CTL_ADD, event.data.fd, &event);
+	}
+}
+
+static int burn_each(char **args)
+{
+	int listener = burn_socket(args[0], args[1], bind);
+
+	signal(SIGCHLD, SIG_IGN);
+	if (listen(listener, 64))
+		return fail("listen");
+	for (;;) {
+		int fd = accept(listener, 0, 0);
+
+		if (fork()) {
+			close(fd);
+			continue;
+		}
+		while (serve_burn(fd))
+			;
+		_exit(0);
+	}
+}
+
+static int burn_forks(char **args)
+{
+	served = fork_for;
+	signal(SIGCHLD, SIG_IGN);
+	return burn(args);
+}
+
+static int ask_for(int fd, long us)
+{
+	char text[64];
+	int length = snprintf(text, sizeof(text), "%ld\n", us), got = 0;
+
+	if (write(fd, text, length) != length)
+		return fail("write");
+	while (got < 5) {
+		ssize_t more = read(fd, text + got, sizeof(text) - got);
+
+		if (more <= 0)
+			return fail("read");
+		got += more;
+	}
+	return 0;
+}
+
+static int work(char **args)
+{
+	int fd = burn_socket(args[0], args[1], connect);
+
+	for (int i = 0; i < atoi(args[2]); i++)
+		if (ask_for(fd, atol(args[3])))
+			return 1;
+	return 0;
+}
+
+static int swap(char **args)
+{
+	int one = burn_socket(args[0], args[1], connect), two = burn_socket(args[0], args[1], connect);
+
+	for (int i = 0; i < atoi(args[2]); i++)
+		if (ask_for(one, atol(args[3])) || ask_for(two, 3 * atol(args[3])))
+			return 1;
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -660,7 +818,9 @@ int main(int argc, char **argv)
 		      { "send", 3, send_again },
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
-		      { "crowd", 2, crowd }, { "lines", 2, lines } };
+		      { "crowd", 2, crowd }, { "lines", 2, lines },
+		      { "burn", 2, burn }, { "burn-each", 2, burn_each },
+		      { "burn-forks", 2, burn_forks }, { "work", 4, work }, { "swap", 4, swap } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

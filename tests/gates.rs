@@ -1,0 +1,461 @@
+//! Gates: the work of a shared service is charged to the client that it was done for, and to no other account,
+//! whatever clients do.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Child, Stdio};
+use std::thread;
+
+use dormouse_bpf::call::Program;
+use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
+use serde_json::Value;
+
+/// One figure of one account.
+fn figure(all: &[Value], account: &str, name: &str) -> u64 {
+    let found = all.iter().find(|a| a["Name"] == account);
+    let found = found.unwrap_or_else(|| panic!("no account '{account}': {all:?}"));
+    found[name].as_u64().unwrap_or_else(|| panic!("{name} of {found}"))
+}
+
+/// All accounts, with all that was charged until now. What one account has given, others have taken.
+#[track_caller]
+fn accounts(host: &Host) -> Vec<Value> {
+    let text = host.dm(&["account", "ls", "--format", "json"]).ok();
+    let all: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(sum(&all, "CpuGivenNs"), sum(&all, "CpuTakenNs"), "{all:?}");
+    all
+}
+
+fn sum(all: &[Value], name: &str) -> u64 {
+    all.iter().map(|a| a[name].as_u64().expect("a number")).sum()
+}
+
+/// CPU time of a cgroup below the one of all containers (""), as the kernel counts it, in nanoseconds.
+#[track_caller]
+fn counted_ns(host: &Host, below: &str) -> u64 {
+    let read = |dir: std::path::PathBuf| fs::read_to_string(dir.join(below).join("cpu.stat")).ok();
+    let stat = host.cgroups().into_iter().find_map(read).expect("a cpu.stat");
+    let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec ")).expect("a figure");
+    us.trim().parse::<u64>().expect("a number") * 1000
+}
+
+/// CPU time of all containers.
+#[track_caller]
+fn kernel_ns(host: &Host) -> u64 {
+    counted_ns(host, "") - counted_ns(host, "keeper")
+}
+
+/// A service that works for its clients.
+#[track_caller]
+fn serve(host: &Host, name: &str, probe: &[&str]) {
+    let run = ["run", "-d", "--name", name, "--shared", "busybox", "probe"];
+    host.dm(&[&run[..], probe].concat()).ok();
+}
+
+/// Containers that wait for `exec`.
+#[track_caller]
+fn clients(host: &Host, names: &[&str]) {
+    for name in names {
+        host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "100000"]).ok();
+    }
+}
+
+/// Has so many requests served, each of so many microseconds. A service may begin to listen only now.
+#[track_caller]
+fn work(host: &Host, client: &str, service: &str, times: u32, us: u32) {
+    let (times, us) = (times.to_string(), us.to_string());
+    let ask = |times: &str| host.dm(&["exec", client, "probe", "work", service, "80", times, &us]);
+    assert!(wait_until(soon(), || ask("0").status == 0), "{service} does not listen");
+    ask(&times).ok();
+}
+
+/// Begins one request, and returns when the service works for it.
+#[track_caller]
+fn begin(host: &Host, client: &str, service: &str, ms: u32) -> Child {
+    work(host, client, service, 1, 1);
+    let id = host.inspect(service)["id"].as_str().expect("an id").to_owned();
+    let before = counted_ns(host, &id);
+    let us = (ms * 1000).to_string();
+    let mut command = host.dormouse(&["exec", client, "probe", "work", service, "80", "1", &us]);
+    let asking = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started");
+    let works = || counted_ns(host, &id) > before + 30_000_000;
+    assert!(wait_until(soon(), works), "{service} does not work");
+    asking
+}
+
+/// Waits until a service has used so much CPU time.
+#[track_caller]
+fn await_counted(host: &Host, service: &str, ms: u64) {
+    let id = host.inspect(service)["id"].as_str().expect("an id").to_owned();
+    let is_done = || counted_ns(host, &id) >= ms * 1_000_000;
+    assert!(wait_until(soon(), is_done), "{service} does not work");
+}
+
+#[track_caller]
+fn load(host: &Host) {
+    host.dm(&["gate", "load"]).ok();
+}
+
+/// Asserts that the work for an account is what the service has burnt for it, and at most a twentieth more.
+#[track_caller]
+fn assert_taken(all: &[Value], account: &str, ms: u64) {
+    let taken = figure(all, account, "CpuTakenNs");
+    let range = ms * 1_000_000..=ms * 1_050_000;
+    assert!(range.contains(&taken), "{account}: {taken} ns, not {ms} ms: {all:?}");
+}
+
+/// Programs of this instance that are loaded.
+#[track_caller]
+fn programs(host: &Host) -> BTreeSet<u64> {
+    let text = host.dm(&["gate", "stats", "--format", "json"]).ok();
+    let all: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    all.iter().map(|row| row["ProgramId"].as_u64().expect("an id")).collect()
+}
+
+#[test]
+fn clients_of_one_thread_are_charged_in_the_proportion_of_their_work() {
+    let host = Host::with_busybox();
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    work(&host, "a", "db", 10, 1000);
+    assert_eq!(sum(&accounts(&host), "CpuTakenNs"), 0, "no gate is loaded");
+    // While they run.
+    load(&host);
+    let before = accounts(&host);
+    thread::scope(|scope| {
+        scope.spawn(|| work(&host, "a", "db", 100, 2000));
+        scope.spawn(|| work(&host, "b", "db", 300, 2000));
+    });
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 200);
+    assert_taken(&all, "@b", 600);
+    assert_eq!(figure(&all, "@db", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
+    let own = figure(&all, "@db", "CpuNs") - figure(&before, "@db", "CpuNs");
+    assert!(own < 40_000_000, "the service pays {own} ns for its clients");
+    host.dm(&["kill", "db", "a", "b"]).ok();
+    for name in ["a", "b", "db"] {
+        host.wait_for_state(name, "stopped");
+    }
+    let ended = accounts(&host);
+    assert_taken(&ended, "@a", 200);
+    assert_taken(&ended, "@b", 600);
+    let (charged, counted) = (sum(&ended, "CpuNs"), kernel_ns(&host));
+    assert!(charged.abs_diff(counted) * 100 <= counted, "{charged} and {counted}");
+    host.dm(&["gate", "unload"]).ok();
+    assert_eq!(accounts(&host), ended, "unloading charges nothing again");
+}
+
+#[test]
+fn work_of_processes_that_a_service_makes_is_charged_to_the_client() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "each", &["burn-each", "0.0.0.0", "80"]);
+    serve(&host, "forks", &["burn-forks", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    thread::scope(|scope| {
+        scope.spawn(|| work(&host, "a", "each", 50, 2000));
+        scope.spawn(|| work(&host, "b", "each", 150, 2000));
+    });
+    // Processes of one millisecond each that go on after the answer, each made by the one before.
+    work(&host, "b", "forks", 1, 40);
+    await_counted(&host, "forks", 40);
+    host.dm(&["rm", "--force", "forks", "each"]).ok();
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 100);
+    let taken = figure(&all, "@b", "CpuTakenNs");
+    assert!((335_000_000..400_000_000).contains(&taken), "{taken}: {all:?}");
+}
+
+/// A client makes a service fork without end: its own account pays, and the service's limit holds.
+#[test]
+fn fork_bomb_behind_a_gate_is_charged_to_its_client_and_bounded() {
+    let host = Host::with_busybox();
+    load(&host);
+    let run = ["run", "-d", "--name", "db", "--shared", "--pids", "20", "busybox", "probe"];
+    host.dm(&[&run[..], &["burn-forks", "0.0.0.0", "80"]].concat()).ok();
+    clients(&host, &["a", "b"]);
+    for _ in 0..10 {
+        work(&host, "a", "db", 1, 1_000_000);
+    }
+    work(&host, "b", "db", 10, 1);
+    let all = accounts(&host);
+    assert!(figure(&all, "@a", "CpuTakenNs") > 10_000_000, "{all:?}");
+    let text = host.dm(&["gate", "stats", "--format", "json"]).ok();
+    let rows: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    assert!(rows.iter().all(|row| row["Full"] == 0), "{text}");
+}
+
+/// The request of a client that is gone is read when another container has its address, its number and its port: the
+/// work is charged to root, which takes the balances of removed containers.
+#[test]
+fn client_that_is_gone_is_not_confused_with_the_next_at_its_address() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["b", "a"]);
+    let address = host.address_of("a");
+    let number = figure(&accounts(&host), "@a", "Number");
+    let mut first = begin(&host, "b", "db", 1500);
+    // It waits behind that of b.
+    let mut second = host.dormouse(&["exec", "a", "probe", "work", "db", "80", "1", "200000"]);
+    let mut second = second.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started");
+    let sent = "netstat -tn | grep -q ':80 .*ESTABLISHED'";
+    host.wait_inside("a", sent);
+    let root = figure(&accounts(&host), "root", "CpuTakenNs");
+    host.dm(&["rm", "--force", "a"]).ok();
+    host.dm(&["run", "-d", "--name", "c", "--ip", &address, "busybox", "sleep", "100000"]).ok();
+    assert_eq!(host.address_of("c"), address);
+    first.wait().expect("a child");
+    second.wait().expect("a child");
+    await_counted(&host, "db", 1700);
+    work(&host, "c", "db", 10, 1000);
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@c", "Number"), number, "the number is given again");
+    assert_taken(&all, "@c", 10);
+    let root = figure(&all, "root", "CpuTakenNs") - root;
+    assert!((195_000_000..210_000_000).contains(&root), "{root}: {all:?}");
+}
+
+/// A process that still works for a client that is gone does not work for the next owner of its number.
+#[test]
+fn client_that_dies_in_the_middle_is_charged_to_its_end() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn-each", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    let number = figure(&accounts(&host), "@b", "Number");
+    let (mut first, mut second) = (begin(&host, "a", "db", 500), begin(&host, "b", "db", 500));
+    host.dm(&["kill", "a"]).ok();
+    host.dm(&["rm", "--force", "b"]).ok();
+    clients(&host, &["c"]);
+    work(&host, "c", "db", 1, 10_000);
+    first.wait().expect("a child");
+    second.wait().expect("a child");
+    await_counted(&host, "db", 1010);
+    let taken = || {
+        let all = accounts(&host);
+        (figure(&all, "@a", "CpuTakenNs"), figure(&all, "root", "CpuTakenNs"))
+    };
+    // The last processes may be about to end.
+    let is_all = || taken().0.min(taken().1) >= 500_000_000;
+    assert!(wait_until(soon(), is_all), "{:?}", accounts(&host));
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 500);
+    assert_eq!(figure(&all, "@c", "Number"), number, "the number is given again");
+    let taken = figure(&all, "@c", "CpuTakenNs");
+    assert!(taken < 12_000_000, "{taken}: {all:?}");
+    let root = figure(&all, "root", "CpuTakenNs");
+    assert!((500_000_000..525_000_000).contains(&root), "{root}: {all:?}");
+}
+
+/// A container has no way to be taken for another one: neither a client, nor a service that would have others pay for
+/// its own work.
+#[test]
+fn no_container_charges_another_one() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    work(&host, "a", "db", 1, 1);
+    let victim = host.address_of("b");
+    let refused = host.dm(&["exec", "a", "probe", "bind", &victim, "0"]);
+    assert_ne!(refused.status, 0, "{refused}");
+    let caps = ["--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
+    let run =
+        [&["run", "-d", "--name", "s", "--shared"][..], &caps, &["busybox", "sleep", "100000"]];
+    host.dm(&run.concat()).ok();
+    // A stack of its own, where it has the address of the victim as a client.
+    let own_stack = format!(
+        "unshare -n sh -ec 'ip link set lo up; ip addr add {victim}/32 dev lo; \
+         ip addr add 198.51.100.1/32 dev lo; \
+         ip route replace local 198.51.100.1 dev lo src {victim} table local; \
+         probe who 198.51.100.1 81 & probe burn 198.51.100.1 80 & \
+         until probe ask 198.51.100.1 81; do sleep 0.1; done; \
+         until probe work 198.51.100.1 80 100 1000; do sleep 0.1; done; kill %1 %2'"
+    );
+    let seen = host.dm(&["exec", "s", "sh", "-c", &own_stack]).ok();
+    assert!(seen.contains(&victim), "the service sees another client: {seen}");
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@b", "CpuTakenNs"), 0, "{all:?}");
+    assert_eq!(figure(&all, "@s", "CpuGivenNs"), 0, "{all:?}");
+    assert!(figure(&all, "@s", "CpuNs") >= 100_000_000, "{all:?}");
+    // The same program in the common stack works for its client.
+    host.dm(&["exec", "-d", "s", "probe", "burn", "0.0.0.0", "80"]).ok();
+    work(&host, "b", "s", 10, 1000);
+    assert_taken(&accounts(&host), "@b", 10);
+}
+
+#[test]
+fn work_over_unix_sockets_is_charged_to_the_client() {
+    let host = Host::with_busybox();
+    serve(&host, "tcp", &["burn", "0.0.0.0", "80"]);
+    host.dm(&["volume", "create", "v"]).ok();
+    let run = ["run", "-d", "--name", "db", "--shared", "-v", "v:/v", "busybox", "probe"];
+    host.dm(&[&run[..], &["burn", "/v/socket", "-"]].concat()).ok();
+    for name in ["a", "b"] {
+        host.dm(&["run", "-d", "--name", name, "-v", "v:/v", "busybox", "sleep", "100000"]).ok();
+    }
+    load(&host);
+    let ask = |client: &str, times: &str| {
+        host.dm(&["exec", client, "probe", "work", "/v/socket", "-", times, "1000"])
+    };
+    assert!(wait_until(soon(), || ask("a", "0").status == 0), "{}", ask("a", "0"));
+    thread::scope(|scope| {
+        scope.spawn(|| ask("a", "50").ok());
+        scope.spawn(|| ask("b", "150").ok());
+    });
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 50);
+    assert_taken(&all, "@b", 150);
+}
+
+/// A connection stays open while the service sleeps, wakes, is saved and restored.
+#[test]
+fn service_that_sleeps_and_wakes_works_for_its_clients() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    let mut expected = 0;
+    for step in [&[][..], &["sleep"], &["sleep"], &["checkpoint", "restore"], &["restart"]] {
+        for verb in step {
+            match *verb {
+                "sleep" => host.put_to_sleep("db"),
+                verb => drop(host.dm(&[verb, "db"]).ok()),
+            }
+        }
+        work(&host, "a", "db", 20, 1000);
+        work(&host, "b", "db", 60, 1000);
+        expected += 20;
+        let all = accounts(&host);
+        assert_taken(&all, "@a", expected);
+        assert_taken(&all, "@b", 3 * expected);
+    }
+    host.dm(&["rm", "--force", "a", "db"]).ok();
+    let all = accounts(&host);
+    let root = figure(&all, "root", "CpuTakenNs");
+    assert!((expected * 1_000_000..expected * 1_050_000).contains(&root), "{root}: {all:?}");
+    assert_eq!(figure(&all, "root", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
+}
+
+#[test]
+fn rules_decide_for_whom_a_service_works() {
+    let host = Host::with_busybox();
+    for (name, parent) in [("customers", "root"), ("shop", "customers"), ("staff", "root")] {
+        host.dm(&["account", "create", "--parent", parent, name]).ok();
+    }
+    host.dm(&["run", "-d", "--name", "db", "busybox", "probe", "burn", "0.0.0.0", "80"]).ok();
+    for (name, account) in [("a", "shop"), ("b", "staff")] {
+        let run = ["run", "-d", "--name", name, "--account", account, "busybox", "sleep", "100000"];
+        host.dm(&run).ok();
+    }
+    load(&host);
+    let taken = |ms_a: u64, ms_b: u64| {
+        work(&host, "a", "db", 20, 1000);
+        work(&host, "b", "db", 20, 1000);
+        let all = accounts(&host);
+        assert_taken(&all, "shop", ms_a);
+        assert_taken(&all, "staff", ms_b);
+    };
+    taken(0, 0);
+    let apply = |rules: &str| {
+        let file = host.dir().join("rules");
+        fs::write(&file, rules).expect("written");
+        host.dm(&["rules", "apply", file.to_str().expect("plain text")]).ok();
+    };
+    // Customers and those below them; for all others it works for itself.
+    let customers =
+        "[[rule]]\ngate = \"receive\"\nhome = \"@db\"\npeer = \"customers\"\naccount = \"peer\"\n";
+    let others = "[[rule]]\ngate = \"receive\"\nhome = \"@db\"\naccount = \"home\"\n";
+    apply(&format!("{customers}{others}"));
+    taken(20, 0);
+    apply(&format!("{}{others}", customers.replace("\"peer\"\n", "\"peer\"\nport = 81\n")));
+    taken(20, 0);
+    apply(&customers.replace("\"customers\"", "\"staff\""));
+    host.dm(&["restart", "--time", "0", "db"]).ok();
+    taken(20, 20);
+    // The account of the answer, at the gate of sending.
+    apply(&format!(
+        "{}{}",
+        others,
+        others.replace("receive", "send").replace("home\"\n", "shop\"\n")
+    ));
+    host.dm(&["restart", "--time", "0", "db"]).ok();
+    work(&host, "b", "db", 20, 1000);
+    assert_taken(&accounts(&host), "staff", 20);
+    // A renamed container is another one to the rules.
+    apply(&customers.replace("\"customers\"", "\"staff\""));
+    host.dm(&["rename", "db", "database"]).ok();
+    host.dm(&["restart", "--time", "0", "database"]).ok();
+    work(&host, "b", "database", 20, 1000);
+    assert_taken(&accounts(&host), "staff", 20);
+    host.dm(&["rename", "database", "db"]).ok();
+    work(&host, "b", "db", 20, 1000);
+    assert_taken(&accounts(&host), "staff", 40);
+}
+
+#[test]
+fn unloaded_gates_leave_no_program() {
+    let host = Host::with_busybox();
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    assert!(programs(&host).is_empty(), "gates are loaded by 'gate load' alone");
+    assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "");
+    assert_eq!(host.dm(&["gate", "load", "receive"]).ok(), "receive");
+    let first = programs(&host);
+    assert_eq!(first.len(), 5, "{first:?}");
+    assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive");
+    work(&host, "a", "db", 10, 1000);
+    // Another set, in the place of the first.
+    load(&host);
+    assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive\nsend\nfork\nexec");
+    let second = programs(&host);
+    assert_eq!(second.len(), 7, "{second:?}");
+    work(&host, "a", "db", 10, 1000);
+    host.dm(&["gate", "unload"]).ok();
+    host.dm(&["gate", "unload"]).ok();
+    assert!(programs(&host).is_empty());
+    let is_gone = |id: &u64| Program::by_id(*id as u32).is_err();
+    // The kernel frees a program after a grace period.
+    assert!(wait_until(soon(), || first.union(&second).all(is_gone)), "programs stay");
+    assert!(host.mounts().iter().all(|mount| !mount.contains("gates")), "{:?}", host.mounts());
+    work(&host, "a", "db", 10, 1000);
+    assert_taken(&accounts(&host), "@a", 20);
+    let line = host.dm(&["gate", "load", "open"]).err(125);
+    assert!(line.contains("receive, send, fork or exec"), "{line}");
+}
+
+#[test]
+fn loading_and_unloading_survive_kill_at_any_step() {
+    let host = Host::with_busybox();
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    let mut expected = 0;
+    for command in [&["gate", "unload"][..], &["gate", "load"]] {
+        let mut number = 0;
+        loop {
+            load(&host);
+            work(&host, "a", "db", 5, 1000);
+            expected += 5;
+            let mut led = Led::start(&host.dormouse(command), &dormouse());
+            let call = (0..=number).try_fold("", |_, _| led.next_step());
+            if call.is_some() {
+                led.kill();
+            }
+            let what = format!("{command:?} killed at step {number}, {call:?}");
+            assert_taken(&accounts(&host), "@a", expected);
+            if number % 2 == 0 {
+                host.dm(&["gate", "unload"]).ok();
+                assert!(programs(&host).is_empty(), "{what}");
+            }
+            if call.is_none() {
+                break;
+            }
+            number += 1;
+        }
+        assert!(number > 5, "{command:?} has {number} steps");
+    }
+    load(&host);
+    work(&host, "a", "db", 5, 1000);
+    assert_taken(&accounts(&host), "@a", expected + 5);
+}
