@@ -40,6 +40,11 @@ pub(super) fn tp_btf(scratch: &Scratch) -> Probed {
     load(scratch, ProgramType::Tracing, AttachType::RawTracepoint, what)
 }
 
+pub(super) fn receive(scratch: &Scratch) -> Probed {
+    let what = (TYPEDEF, "btf_trace_sock_recv_length");
+    load(scratch, ProgramType::Tracing, AttachType::RawTracepoint, what)
+}
+
 pub(super) fn fentry(scratch: &Scratch) -> Probed {
     load(scratch, ProgramType::Tracing, AttachType::Fentry, (FUNC, "do_exit"))
 }

@@ -371,6 +371,13 @@ static FEATURES: &[Feature] = &[
         btf::tp_btf,
     ),
     feature(
+        "BPF: sock_recv_length",
+        "6.3",
+        "gates: the work of a shared service is charged to its client",
+        ("none", "`gate load` fails; work is charged to the container that does it"),
+        btf::receive,
+    ),
+    feature(
         "BPF: iterator over a task",
         "6.1",
         "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; \
