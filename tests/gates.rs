@@ -96,11 +96,11 @@ fn load(host: &Host) {
     host.dm(&["gate", "load"]).ok();
 }
 
-/// Asserts that the work for an account is what the service has burnt for it, and at most a twentieth more.
+/// Asserts that the work for an account is what the service has burnt for it, and at most a tenth more.
 #[track_caller]
 fn assert_taken(all: &[Value], account: &str, ms: u64) {
     let taken = figure(all, account, "CpuTakenNs");
-    let range = ms * 1_000_000..=ms * 1_050_000;
+    let range = ms * 1_000_000..=ms * 1_100_000;
     assert!(range.contains(&taken), "{account}: {taken} ns, not {ms} ms: {all:?}");
 }
 
@@ -129,7 +129,9 @@ fn clients_of_one_thread_are_charged_in_the_proportion_of_their_work() {
     let all = accounts(&host);
     assert_taken(&all, "@a", 200);
     assert_taken(&all, "@b", 600);
-    assert_eq!(figure(&all, "@db", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
+    let [a, b] = ["@a", "@b"].map(|account| figure(&all, account, "CpuTakenNs"));
+    assert!((3 * a).abs_diff(b) * 20 <= b, "{a} and {b} ns, not 1:3");
+    assert_eq!(figure(&all, "@db", "CpuGivenNs"), a + b);
     let own = figure(&all, "@db", "CpuNs") - figure(&before, "@db", "CpuNs");
     assert!(own < 40_000_000, "the service pays {own} ns for its clients");
     host.dm(&["kill", "db", "a", "b"]).ok();
@@ -213,7 +215,7 @@ fn client_that_is_gone_is_not_confused_with_the_next_at_its_address() {
     assert_eq!(figure(&all, "@c", "Number"), number, "the number is given again");
     assert_taken(&all, "@c", 10);
     let root = figure(&all, "root", "CpuTakenNs") - root;
-    assert!((195_000_000..210_000_000).contains(&root), "{root}: {all:?}");
+    assert!((195_000_000..220_000_000).contains(&root), "{root}: {all:?}");
 }
 
 /// A process that still works for a client that is gone does not work for the next owner of its number.
@@ -245,7 +247,7 @@ fn client_that_dies_in_the_middle_is_charged_to_its_end() {
     let taken = figure(&all, "@c", "CpuTakenNs");
     assert!(taken < 12_000_000, "{taken}: {all:?}");
     let root = figure(&all, "root", "CpuTakenNs");
-    assert!((500_000_000..525_000_000).contains(&root), "{root}: {all:?}");
+    assert!((500_000_000..550_000_000).contains(&root), "{root}: {all:?}");
 }
 
 /// A container has no way to be taken for another one: neither a client, nor a service that would have others pay for
@@ -334,8 +336,26 @@ fn service_that_sleeps_and_wakes_works_for_its_clients() {
     host.dm(&["rm", "--force", "a", "db"]).ok();
     let all = accounts(&host);
     let root = figure(&all, "root", "CpuTakenNs");
-    assert!((expected * 1_000_000..expected * 1_050_000).contains(&root), "{root}: {all:?}");
+    assert!((expected * 1_000_000..expected * 1_100_000).contains(&root), "{root}: {all:?}");
     assert_eq!(figure(&all, "root", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
+}
+
+/// A shared container that is a client of another one does not work for that one. A rule of the operator may say that
+/// it does, as for a front that passes answers on.
+#[test]
+fn answer_is_no_request_unless_a_rule_says_so() {
+    let host = Host::with_busybox();
+    load(&host);
+    host.dm(&["run", "-d", "--name", "site", "busybox", "probe", "burn", "0.0.0.0", "80"]).ok();
+    host.dm(&["run", "-d", "--name", "front", "--shared", "busybox", "sleep", "100000"]).ok();
+    work(&host, "front", "site", 3000, 1);
+    assert_eq!(figure(&accounts(&host), "@site", "CpuTakenNs"), 0);
+    let rules =
+        "[[rule]]\ngate = \"receive\"\nhome = \"@front\"\npeer = \"@site\"\naccount = \"peer\"\n";
+    host.dm_with_input(rules.as_bytes(), &["rules", "apply", "-"]).ok();
+    work(&host, "front", "site", 3000, 1);
+    let all = accounts(&host);
+    assert!(figure(&all, "@site", "CpuTakenNs") > 1_000_000, "{all:?}");
 }
 
 #[test]
@@ -430,20 +450,21 @@ fn loading_and_unloading_survive_kill_at_any_step() {
     let host = Host::with_busybox();
     serve(&host, "db", &["burn", "0.0.0.0", "80"]);
     clients(&host, &["a"]);
-    let mut expected = 0;
     for command in [&["gate", "unload"][..], &["gate", "load"]] {
         let mut number = 0;
         loop {
             load(&host);
+            let before = figure(&accounts(&host), "@a", "CpuTakenNs");
             work(&host, "a", "db", 5, 1000);
-            expected += 5;
             let mut led = Led::start(&host.dormouse(command), &dormouse());
             let call = (0..=number).try_fold("", |_, _| led.next_step());
             if call.is_some() {
                 led.kill();
             }
             let what = format!("{command:?} killed at step {number}, {call:?}");
-            assert_taken(&accounts(&host), "@a", expected);
+            // Neither lost nor counted twice.
+            let taken = figure(&accounts(&host), "@a", "CpuTakenNs") - before;
+            assert!((5_000_000..10_000_000).contains(&taken), "{what}: {taken} ns");
             if number % 2 == 0 {
                 host.dm(&["gate", "unload"]).ok();
                 assert!(programs(&host).is_empty(), "{what}");
@@ -455,7 +476,4 @@ fn loading_and_unloading_survive_kill_at_any_step() {
         }
         assert!(number > 5, "{command:?} has {number} steps");
     }
-    load(&host);
-    work(&host, "a", "db", 5, 1000);
-    assert_taken(&accounts(&host), "@a", expected + 5);
 }

@@ -34,6 +34,7 @@ mod text;
 pub use compile::{Compiled, Own};
 pub use explain::{Explanation, Other};
 pub use table::{
-    ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, Gate, LINE, Passage, ROWS_MAX, Row, Table,
+    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, Gate, LINE, Passage, ROWS_MAX,
+    Row, Table,
 };
 pub use text::{Origin, Rule, RuleError, Rules, TEXT_BYTES_MAX, Then, Who};

@@ -109,12 +109,17 @@ pub(crate) fn label(config: &Config) -> String {
     }
 }
 
-/// Returns the number of a container's account. One whose record is gone is charged to root.
+/// Returns the number of a container's account. Root's stands for an account whose record is gone or damaged: that stops
+/// no container.
 pub(crate) fn number(ground: &Ground, config: &Config) -> Result<Number> {
     Ok(match holder(&config.spec, &config.id) {
         Holder::Root => Number::ROOT,
         Holder::Own(_) => Number::own(config.ids),
-        Holder::Made(name) => store::made(ground, &name)?.map_or(Number::ROOT, |made| made.number),
+        Holder::Made(name) => match store::made(ground, &name) {
+            Ok(Some(made)) => made.number,
+            Ok(None) | Err(Error::AccountDamaged { .. }) => Number::ROOT,
+            Err(e) => return Err(e),
+        },
     })
 }
 

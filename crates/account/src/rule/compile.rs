@@ -12,8 +12,10 @@ use std::collections::BTreeMap;
 
 use dormouse_model::Name;
 
-use super::table::{ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, ROWS_MAX, Row, Table};
-use super::text::{ERRORS_MAX, Rule, RuleError, Rules, Then, Who, finish};
+use super::table::{
+    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, ROWS_MAX, Row, Table,
+};
+use super::text::{ERRORS_MAX, Origin, Rule, RuleError, Rules, Then, Who, finish};
 use crate::book::{Account, Book, BookError, ROOT};
 use crate::number::Number;
 
@@ -162,6 +164,9 @@ fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, Str
         Then::Peer => (Becomes::Peer, 0),
         Then::Account(name) => (Becomes::Account, number(name)?),
     };
+    if matches!(rule.origin, Origin::Shared(_)) {
+        below |= ACCEPTED;
+    }
     let (gate, becomes) = (rule.gate as u32, becomes as u32);
     Ok(Row {
         gate,

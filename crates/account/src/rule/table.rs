@@ -22,6 +22,9 @@ pub const BELOW_HOME: u32 = 1;
 pub const BELOW_LABEL: u32 = 2;
 /// In [`Row::below`]: accounts below the row's peer match too.
 pub const BELOW_PEER: u32 = 4;
+/// In [`Row::below`]: the row is for connections that the other side has opened, where the kernel knows it. An answer
+/// to the task's own container is none of its clients' requests.
+pub const ACCEPTED: u32 = 8;
 
 /// A kind of passage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +73,7 @@ pub struct Row {
     /// The peer, or [`ANY`].
     pub peer: u32,
     /// Which of the three match the accounts below them too: [`BELOW_HOME`], [`BELOW_LABEL`], [`BELOW_PEER`].
+    /// And [`ACCEPTED`].
     pub below: u32,
     /// Local port of the socket; 0 is any, and sockets without ports.
     pub port: u32,
@@ -98,7 +102,8 @@ pub struct Table {
     pub lines: Vec<(u32, [u32; LINE])>,
 }
 
-/// A passage, with the accounts that take part in it.
+/// A passage, with the accounts that take part in it. Its connection, if it has one, is one that the other side has
+/// opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Passage {
     /// Its kind.

@@ -29,8 +29,8 @@
  * stack of its domain has no others as its peer. So the address names the container. A connection keeps
  * the account that it found when it was established: the address may have another container later, while
  * data of the first is unread. Of a unix socket the peer's cgroup names the container, which is that of
- * the task which made the socket; connect(2) makes the sockets of both ends. A reply is no request: on
- * connections that the container has opened itself, a receive changes nothing.
+ * the task which made the socket; connect(2) makes the sockets of both ends. A reply is no request:
+ * the side that has opened a connection is noted, and the rows of shared containers ask for it.
  *
  * Trust: a container controls its calls, the bytes and the ports of its packets, and network namespaces of
  * its own, where it has any address. It controls neither its cgroup nor the stack of its domain nor the
@@ -205,6 +205,7 @@ struct party {
 struct passage {
 	__u32 gate;
 	__u32 port; /* of the socket, 0 where there is none */
+	__u32 is_opened; /* this side has opened the connection */
 	struct party home;
 	struct party label;
 	struct party peer;
@@ -379,7 +380,8 @@ static long match_row(__u64 index, void *context)
 	if (!table || index >= DM_GATE_ROWS_MAX)
 		return 1;
 	row = &table->rows[index];
-	if (row->gate != at->gate || (row->port && row->port != at->port))
+	if (row->gate != at->gate || (row->port && row->port != at->port) ||
+	    (row->below & DM_ACCEPTED && at->is_opened))
 		return 0;
 	if (!matches(row->home, row->below & 1, at->home.account, &at->lines[0]) ||
 	    !matches(row->label, row->below & 2, at->label.account, &at->lines[1]) ||
@@ -424,7 +426,7 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 		if (at->peer.account == DM_NOBODY && at->gate <= DM_GATE_SEND)
 			count->unknown++;
 	}
-	if (table->below) {
+	if (table->below & 7) {
 		read_line(&at->lines[0], at->table, at->home.account);
 		read_line(&at->lines[1], at->table, at->label.account);
 		read_line(&at->lines[2], at->table, at->peer.account);
@@ -628,7 +630,6 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	struct dm_gate_table *table;
 	struct party to;
 	__u16 family;
-	int is_opened = 0;
 
 	if (!home)
 		return 0;
@@ -640,14 +641,12 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	family = sk->__sk_common.skc_family;
 	if (family == AF_INET || family == AF_INET6) {
 		at.port = sk->__sk_common.skc_num;
-		is_opened = look_inet(sk, home, &at);
+		at.is_opened = look_inet(sk, home, &at);
 	} else if (family == AF_UNIX) {
-		is_opened = look_unix(sk, &at);
+		at.is_opened = look_unix(sk, &at);
 	} else {
 		return 0;
 	}
-	if (is_opened && gate == DM_GATE_RECEIVE)
-		return 0;
 	at.label = label_of(task, cgroup, &at.home);
 	to = decide(&at, table);
 	give(task, estimate(task), cgroup, &at, &to);

@@ -154,7 +154,8 @@ record! {
         pub label: u32,
         /// The other side.
         pub peer: u32,
-        /// Bit 0 home, 1 label, 2 peer: accounts below it match as well.
+        /// Bit 0 home, 1 label, 2 peer: accounts below it match as well. Bit 3: not for connections that the task's
+        /// own container has opened.
         pub below: u32,
         /// Local port of the socket, 0 any.
         pub port: u32,

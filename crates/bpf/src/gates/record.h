@@ -36,6 +36,9 @@
 /* The other side is in no container. No account has this number. */
 #define DM_NOBODY 0xfffffffeu
 
+/* In `below`: not for connections that the task's own container has opened. */
+#define DM_ACCEPTED 8
+
 /* Known before the programs are loaded. */
 struct dm_gate_config {
 	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
@@ -82,7 +85,7 @@ struct dm_rule {
 	__u32 home; /* numbers of accounts, or DM_ANY */
 	__u32 label;
 	__u32 peer;
-	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well */
+	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well; DM_ACCEPTED */
 	__u32 port; /* local port of the socket; 0 matches all */
 };
 
