@@ -100,8 +100,8 @@ impl Balance {
         *day = day.plus(new);
     }
 
-    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are all charges from the file,
-    /// and `running` those of all containers that run. `has_life` is whether a container may have had a life when the
+    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are all charges from the
+    /// file, and `running` those of all containers that run. `has_life` is whether a container may have had a life when the
     /// file was taken.
     ///
     /// A charge is in the file before its life ends. So all charges of a container without a life were in the file,
@@ -337,8 +337,8 @@ mod tests {
                 }
                 cpu_ns += own + a + b + c;
                 let mut reading = charge(1, 1, cpu_ns);
-                let work = |(number, cpu_ns): (usize, &u64)| Work { client: client(number as u32 + 1), cpu_ns: *cpu_ns };
-                reading.work = parts.iter().enumerate().map(work).collect();
+                let work = |(number, cpu_ns): (u32, u64)| Work { client: client(number), cpu_ns };
+                reading.work = (1..).zip(parts).map(work).collect();
                 all.push(reading);
                 for charge in all.iter().rev().take(again + 1).rev().chain(all.first()) {
                     balances[0].apply(charge);

@@ -134,8 +134,8 @@ pub struct Work {
     pub cpu_ns: u64,
 }
 
-/// Reduces work to the CPU time of the life, each part in proportion. The cgroup's counter lags behind that of the gates
-/// by up to a tick while processes run.
+/// Reduces work to the CPU time of the life, each part in proportion. The cgroup's counter lags behind that of the
+/// gates by up to a tick while processes run.
 pub fn fit(work: &mut [Work], cpu_ns: u64) {
     let sum: u128 = work.iter().map(|one| u128::from(one.cpu_ns)).sum();
     if sum > u128::from(cpu_ns) {

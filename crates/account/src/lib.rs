@@ -16,9 +16,9 @@
 //!
 //! **Numbers** name accounts in the kernel, and are listed in [`Number`].
 //!
-//! **Work for others.** The gates in the kernel count what a life has worked for other accounts ([`Work`]). A charge has
-//! these readings beside the counters of the life, and the balances of both sides add them in the same way: what one
-//! gives, the other takes.
+//! **Work for others.** The gates in the kernel count what a life has worked for other accounts ([`Work`]). A charge
+//! has these readings beside the counters of the life, and the balances of both sides add them in the same way: what
+//! one gives, the other takes.
 //!
 //! **Not here**: files and locks (`container`, module `account`), and the gates (`bpf`, module `gates`).
 #![forbid(unsafe_code)]

@@ -6,8 +6,8 @@
 //! ORDER: a load names the maps, and then looks for containers. A start makes the cgroup, and then looks for the maps.
 //! So one of the two makes the container known, before a program of it runs or a gate does.
 //!
-//! A load that is killed leaves a part, which the next load or unload removes. Labels begin again after a load. What was
-//! counted before is charged by the unload, before the figures are removed.
+//! A load that is killed leaves a part, which the next load or unload removes. Labels begin again after a load. What
+//! was counted before is charged by the unload, before the figures are removed.
 //!
 //! Uses `ground`, `gates`, `account` and `disk`.
 
@@ -209,8 +209,8 @@ pub struct GateState {
     pub stat: Option<Stat>,
 }
 
-/// Returns all gates, and the programs that they share, if one is loaded. With `during`, runs are counted for this time,
-/// and the counters are those of it.
+/// Returns all gates, and the programs that they share, if one is loaded. With `during`, runs are counted for this
+/// time, and the counters are those of it.
 pub(crate) fn list(
     ground: &Ground,
     during: Option<Duration>,

@@ -37,7 +37,8 @@
 //! ```text
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state gates account gating exit hold log io saved silence shared volume usage contract    records and facts of one container
+//! state gates account gating exit hold log io saved    records and facts of one container
+//! silence shared volume usage contract                 the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -105,8 +106,9 @@
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
-//! 8. `LIB/accounts/made`: held while accounts are changed, shared by creates; `LIB/accounts/lock`, below it: held
-//!    while charges are added to balances, and below `RUN/gates.lock`, held while gates are loaded and unloaded (`gates`); a file with charges, below both: held for one line (`account`);
+//! 8. `RUN/gates.lock`: held while gates are loaded, unloaded and given rules (`gating`); below it
+//!    `LIB/accounts/made`: held while accounts are changed, shared by creates; `LIB/accounts/lock`, below it: held
+//!    while charges are added to balances; a file with charges, below both: held for one line (`account`);
 //! 9. the locks inside image, network and keeper, which take none of these;
 //! 10. `RUN/note.lock`: held for one write of `LIB/custody`; `RUN/wakes.lock`: for one of `RUN/wakes`.
 //!

@@ -234,8 +234,8 @@ impl Network {
     }
 
     /// Makes processes in the container's cgroup (its id in the v2 hierarchy) the owner of these
-    /// addresses in this domain. `account` is the number of the container's account. Called again with other addresses for a running container, after
-    /// [`update`](Self::update).
+    /// addresses in this domain. `account` is the number of the container's account. Called again with
+    /// other addresses for a running container, after [`update`](Self::update).
     pub fn enter(
         &self,
         domain: &Domain,

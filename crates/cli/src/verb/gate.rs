@@ -14,9 +14,9 @@ use crate::output::{self, Table};
 
 /// Load, show and unload gates, which charge work for clients to their accounts
 ///
-/// A process that serves several customers works for the one whose request it received last. Rules say which processes
-/// do, and for whom. The gates are programs in the kernel that follow them. They are loaded by the operator alone, until
-/// they are unloaded or the host is booted.
+/// A process that serves several customers works for the one whose request it received last. Rules say which
+/// processes do, and for whom. The gates are programs in the kernel that follow them. They are loaded by the operator
+/// alone, until they are unloaded or the host is booted.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -42,8 +42,8 @@ enum Of {
     ///
     /// Containers may run meanwhile. Their processes work for their own accounts until they pass a gate.
     Load {
-        /// receive (data was received from a socket), send (data was given to one), fork (a process or thread was made),
-        /// exec (another program was begun); all by default
+        /// receive (data was received from a socket), send (data was given to one), fork (a process or thread was
+        /// made), exec (another program was begun); all by default
         #[arg(value_name = "GATE")]
         gates: Vec<Gate>,
     },
