@@ -101,8 +101,8 @@ impl Balance {
     }
 
     /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are all charges from the
-    /// file, and `running` those of all containers that run. `has_life` is whether a container may have had a life when the
-    /// file was taken.
+    /// file, and `running` those of all containers that run. `has_life` is whether a container may have had a life when
+    /// the file was taken.
     ///
     /// A charge is in the file before its life ends. So all charges of a container without a life were in the file,
     /// and all of a life before one in the file. A life that runs proves nothing: the last charge of the life before

@@ -2,8 +2,8 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`, `later`
-//! and `unwoken`.
+//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`,
+//! `later` and `unwoken`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
