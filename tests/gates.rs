@@ -358,6 +358,23 @@ fn answer_is_no_request_unless_a_rule_says_so() {
     assert!(figure(&all, "@site", "CpuTakenNs") > 1_000_000, "{all:?}");
 }
 
+/// The keeper settles a service that ends by itself, from its own mount namespace.
+#[test]
+fn service_that_ends_by_itself_is_charged_to_its_clients() {
+    let host = Host::with_busybox();
+    load(&host);
+    clients(&host, &["a"]);
+    let until = "probe burn 0.0.0.0 80 & until [ -e /end ]; do sleep 0.1; done; kill $!";
+    host.dm(&["run", "-d", "--name", "db", "--shared", "busybox", "sh", "-c", until]).ok();
+    work(&host, "a", "db", 20, 1000);
+    let id = host.inspect("db")["id"].as_str().expect("an id").to_owned();
+    host.dm(&["exec", "db", "touch", "/end"]).ok();
+    // No command of ours settles it.
+    let is_charged = || host.cgroups().iter().all(|dir| !dir.join(&id).exists());
+    assert!(wait_until(soon(), is_charged), "its cgroup stays");
+    assert_taken(&accounts(&host), "@a", 20);
+}
+
 #[test]
 fn rules_decide_for_whom_a_service_works() {
     let host = Host::with_busybox();

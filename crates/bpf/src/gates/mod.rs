@@ -294,12 +294,17 @@ impl Gates {
         Ok(Loaded { gates: Self { dir: dir.into(), homes, which: which.into() }, programs })
     }
 
-    /// The gates with names in this directory, attached or not; `None` if there are none.
+    /// The gates with names in this directory, attached or not; `None` if there are none, or those of another build with
+    /// other records, which know no further container.
     pub fn find(dir: &Path) -> Result<Option<Self>> {
         let Some(homes) = call::pinned(&dir.join(HOMES))? else { return Ok(None) };
+        let homes = Map::new(homes)?;
+        if homes.value_bytes() != size_of::<HomeRecord>() {
+            return Ok(None);
+        }
         let is_attached = |gate: &Gate| dir.join(gate.name()).exists();
         let which = Gate::ALL.into_iter().filter(is_attached).collect();
-        Ok(Some(Self { dir: dir.into(), homes: Map::new(homes)?, which }))
+        Ok(Some(Self { dir: dir.into(), homes, which }))
     }
 
     /// One of the maps; `None` if the gates are being unloaded.
