@@ -56,6 +56,18 @@ int main(void) {
 	must(sendto(from, "one", 3, 0, (void *)&name, sizeof name) == 3);
 	must(sendto(ended, "two", 3, 0, (void *)&name, sizeof name) == 3);
 	must(connect(from, (void *)&name, sizeof name) == 0 && close(ended) == 0);
+	/* By a relative name that leads to it: a message of a sender without a name any more. */
+	must(mkdir("/tmp/stays", 0700) == 0 && chdir("/tmp/stays") == 0);
+	int relative = bound(SOCK_DGRAM, "here"), brief = bound(SOCK_DGRAM, "/tmp/gone/brief");
+	struct sockaddr_un there = name_of("/tmp/stays/here");
+	must(sendto(brief, "four", 4, 0, (void *)&there, sizeof there) == 4);
+	must(sendto(brief, "five", 4, 0, (void *)&there, sizeof there) == 4);
+	must(close(brief) == 0 && unlink("/tmp/gone/brief") == 0 && chdir("/") == 0);
+	/* And one whose relative name is gone. */
+	must(mkdir("/tmp/gone/here", 0700) == 0 && chdir("/tmp/gone") == 0);
+	int lost = bound(SOCK_STREAM, "here/socket");
+	must(listen(lost, 1) == 0 && chdir("/") == 0);
+	must(unlink("/tmp/gone/here/socket") == 0 && rmdir("/tmp/gone/here") == 0);
 	must(unlink(AT) == 0 && unlink(TO) == 0 && unlink(FROM) == 0 && unlink("/tmp/gone/ended") == 0);
 	must(rmdir("/tmp/gone/deep") == 0 && rmdir("/tmp/gone") == 0);
 	/* One whose directory is another one now, and one in a place of the same name. */
@@ -88,5 +100,10 @@ int main(void) {
 	must(recvfrom(to, text, 16, 0, (void *)&sender, &length) == 3);
 	must(strcmp(sender.sun_path, "/tmp/gone/ended") == 0 && memcmp(text, "two", 3) == 0);
 	must(write(from, "three", 5) == 5 && recv(to, text, 16, 0) == 5);
+	length = sizeof sender;
+	must(recvfrom(relative, text, 16, 0, (void *)&sender, &length) == 4 && memcmp(text, "four", 4) == 0);
+	must(strcmp(sender.sun_path, "/tmp/gone/brief") == 0 && recv(relative, text, 16, 0) == 4);
+	must(sendto(from, "six", 3, 0, (void *)&there, sizeof there) == 3 && recv(relative, text, 16, 0) == 3);
+	must(is_called(lost, getsockname, "here/socket"));
 	ok();
 }

@@ -3,6 +3,8 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 static int child(void) {
 	int pid = fork();
@@ -25,10 +27,16 @@ int main(void) {
 		must(kill(pid, SIGKILL) == 0 && waitpid(pid, 0, 0) == pid);
 	}
 	/* A restore cannot open these: the tasks that it makes may not look at each other. */
-	if (!strcmp(what, "maps") || !strcmp(what, "score")) {
-		int pid = child();
-		snprintf(path, sizeof path, "/proc/%d/%s", pid, *what == 's' ? "oom_score_adj" : "maps");
-		must(open(path, *what == 's' ? O_RDWR : O_RDONLY) >= 0);
+	if (!strcmp(what, "maps") || !strcmp(what, "fdinfo") || !strcmp(what, "oom_score_adj")) {
+		snprintf(path, sizeof path, "/proc/%d/%s", child(), what);
+		must(open(path, *what == 'o' ? O_RDWR : O_RDONLY) >= 0);
+	}
+	/* Clients find it by the new name of its directory. */
+	if (!strcmp(what, "renamed")) {
+		struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "/tmp/old/socket"};
+		int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+		must(mkdir("/tmp/old", 0700) == 0 && bind(listener, (void *)&name, sizeof name) == 0);
+		must(listen(listener, 1) == 0 && rename("/tmp/old", "/tmp/new") == 0);
 	}
 	if (!strcmp(what, "thread")) {
 		int pid = child();

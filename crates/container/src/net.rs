@@ -189,8 +189,9 @@ pub(crate) fn forget_ended(
     domain: &Domain,
     ports: Option<&[u16]>,
 ) -> Result<()> {
-    if ports.is_some_and(<[u16]>::is_empty) {
-        return Ok(()); // most wakes
+    let is_first_start = || ports.is_none() && !ground.dir(&config.id).join("exit.json").exists();
+    if ports.is_some_and(<[u16]>::is_empty) || is_first_start() {
+        return Ok(()); // most starts and wakes
     }
     let own = ground.network()?.own(&config.addresses)?;
     let forget = || Ok(stack::forget_ended_here(|address| own.has(address), ports));

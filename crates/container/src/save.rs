@@ -132,7 +132,10 @@ fn save(
     // A checkpoint elsewhere belongs to the operator, and shares no file with the container's.
     let base = number.and_then(|_| earlier(ground, id));
     let (mut stopped, mut figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
-    saved::write_first(&path, &init)?;
+    if let Err(e) = saved::write_first(&path, &init) {
+        saved::withdraw(&path)?;
+        return Err(e);
+    }
     if let (false, Trial::Made, Some(user)) = (options.leave_running, options.trial, &init.user) {
         let waits = stopped.as_mut().map(Stopped::take_waits).unwrap_or_default();
         let process = io::clone_fd(process.as_fd())?;

@@ -48,7 +48,8 @@ pub struct EpollItem {
 impl EpollItem {
     /// Flags that stay when an item of EPOLLONESHOT is disarmed by its event (EP_PRIVATE_BITS of the kernel's
     /// fs/eventpoll.c).
-    pub const FLAGS: u32 = (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
+    pub const FLAGS: u32 =
+        (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
 
     /// Whether it is of EPOLLONESHOT, has had its event, and was not armed again since.
     pub fn is_spent(&self) -> bool {

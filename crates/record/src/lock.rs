@@ -42,9 +42,6 @@ pub struct Lease {
     pub owner: u32,
     /// The signal; 0 for SIGIO.
     pub signal: i32,
-    /// The user of the file, by the container's ids, if no process that has the file open is of this user any more.
-    #[serde(default)]
-    pub user: Option<u32>,
 }
 
 /// The signal-driven I/O of an open file (fcntl(2): F_SETOWN_EX, F_SETSIG, O_ASYNC), set again by a

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AioContext, CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File,
     Inotify, Ipc, Listener, Lock, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue,
-    PacketSocket, PidFd, Pipe, PipeEnd, ProcessFile, RawSocket, SharedMemory, SignalFd, SocketOption,
-    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time,
-    TimerFd, Tmpfs, UdpSocket, UnixPeer, UnixSocket, User, Uts,
+    PacketSocket, PidFd, Pipe, PipeEnd, ProcessFile, RawSocket, SharedMemory, SignalFd,
+    SocketOption, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
+    TerminalSide, Time, TimerFd, Tmpfs, UdpSocket, UnixPeer, UnixSocket, User, Uts,
 };
 
 /// An open descriptor of a process.

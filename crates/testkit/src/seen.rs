@@ -518,7 +518,10 @@ impl Reader {
                     let item = format!("{place}/epoll/{number}");
                     let events = events.and_then(Result::ok).unwrap_or_else(|| panic!("{line}"));
                     self.add(format!("{item}/events"), events);
-                    self.add(format!("{item}/data"), after("data:").unwrap_or_else(|| panic!("{line}")));
+                    self.add(
+                        format!("{item}/data"),
+                        after("data:").unwrap_or_else(|| panic!("{line}")),
+                    );
                 }
                 // A mark, with the inode and a handle of it.
                 _ if line.starts_with("inotify") || line.starts_with("fanotify ino") => {

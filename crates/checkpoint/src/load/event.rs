@@ -1,6 +1,6 @@
 //! eventfd, signalfd, epoll.
 
-use dormouse_record::{Epoll, EpollItem, Event, Result, SignalFd, Table, Thing};
+use dormouse_record::{Epoll, EpollItem, Event, Process, Result, SignalFd, Table, Thing};
 
 use super::open;
 use super::plan::Plan;
@@ -76,8 +76,10 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
         let items = epoll.items.iter().filter(|item| item.pid == table.task);
         // ORDER: spent items first: an event of another item would be taken in place of theirs.
         let (spent, armed): (Vec<_>, Vec<_>) = items.partition(|item| is_whole && item.is_spent());
-        for (item, is_spent) in
-            spent.into_iter().map(|item| (item, true)).chain(armed.into_iter().map(|it| (it, false)))
+        for (item, is_spent) in spent
+            .into_iter()
+            .map(|item| (item, true))
+            .chain(armed.into_iter().map(|it| (it, false)))
         {
             let what = format!(
                 "descriptor {} of process {} (watched by {})",
@@ -114,9 +116,7 @@ fn spend(
     let more = plan.builder.data(&event_of(item.events | OFTEN_READY, item.data));
     sequence.call(what, change(libc::EPOLL_CTL_ADD.into(), more));
     let byte = plan.cell();
-    let moved = |call, file| {
-        Call::new(call, [file, Arg::At(byte), Arg::Number(1)]).returns(1)
-    };
+    let moved = |call, file| Call::new(call, [file, Arg::At(byte), Arg::Number(1)]).returns(1);
     let writer = match is_empty {
         true => {
             let flags = (libc::O_WRONLY | libc::O_NONBLOCK) as u32;
@@ -142,14 +142,20 @@ fn spend(
     Ok(())
 }
 
-/// Whether an item is of the read end of an empty pipe.
+/// Whether an item is of the read end of an empty pipe without a name, of a process that has the container's /proc.
 fn is_of_empty_pipe(plan: &Plan<'_>, table: Table<'_>, item: &EpollItem) -> bool {
+    let has_task = |process: &&Process| process.threads.iter().any(|one| one.tid == table.task);
+    let process = plan.records.processes.iter().find(has_task);
+    if process.is_none_or(|process| process.mounts.is_some() || process.root.is_some()) {
+        return false;
+    }
     let thing = |index: usize| plan.records.objects.get(index).map(|object| &object.thing);
     let found = table.descriptors.iter().find(|one| one.number == item.number);
     let Some(Thing::PipeEnd(end)) = found.and_then(|found| thing(found.object)) else {
         return false;
     };
-    !end.writes && matches!(thing(end.pipe), Some(Thing::Pipe(pipe)) if pipe.content.0.is_empty())
+    !end.writes
+        && matches!(thing(end.pipe), Some(Thing::Pipe(pipe)) if pipe.path.is_none() && pipe.content.0.is_empty())
 }
 
 /// struct epoll_event, which is packed: 4 bytes of events, 8 of data.

@@ -4,7 +4,7 @@
 //! last, when only the recorded descriptors of the file are open, by a process that may hold one
 //! (fcntl(2), F_SETLEASE).
 
-use dormouse_record::{Lease, Lock, LockKind, Process, Table};
+use dormouse_record::{Lock, LockKind, Process, Table};
 
 use super::open::SETTABLE;
 use super::plan::Plan;
@@ -46,32 +46,10 @@ pub(super) fn of_file(
     }
 }
 
-/// Sets the leases of files whose user no process is any more: it was when it set them (fcntl(2), F_SETLEASE).
-/// ORDER: before it has its credentials, with which it could not become this user.
-pub(super) fn leases_of_others(sequence: &mut Sequence, record: &Process) {
-    for (lease, user) in record.leases.iter().filter_map(|lease| Some((lease, lease.user?))) {
-        let what = format!("the lease of descriptor {} of process {}", lease.number, record.pid);
-        let become_user = |id: u32| Call::new(libc::SYS_setfsuid, [id.into()]);
-        sequence.call(what.clone(), become_user(user));
-        sequence.call(what.clone(), take(lease));
-        sequence.call(what, become_user(0));
-    }
-}
-
-fn take(lease: &Lease) -> Call {
-    let kind = if lease.writes { libc::F_WRLCK } else { libc::F_RDLCK };
-    let args = [lease.number.into(), Arg::from(libc::F_SETLEASE), kind.into()];
-    Call::new(libc::SYS_fcntl, args)
-}
-
-/// Sets the leases of the open files of a process, and the receivers of their signals. ORDER: after it has its
-/// credentials.
+/// Sets the leases of the open files of a process. ORDER: after it has its credentials.
 pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     for lease in &record.leases {
         let what = format!("the lease of descriptor {} of process {}", lease.number, record.pid);
-        if lease.user.is_none() {
-            sequence.call(what.clone(), take(lease));
-        }
         let mut call = |command: i32, argument: Arg| {
             let args = [lease.number.into(), Arg::from(command), argument];
             sequence.call(what.clone(), Call::new(libc::SYS_fcntl, args));
@@ -79,6 +57,8 @@ pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proc
         if lease.signal != 0 {
             call(F_SETSIG, lease.signal.into());
         }
+        let kind = if lease.writes { libc::F_WRLCK } else { libc::F_RDLCK };
+        call(libc::F_SETLEASE, kind.into());
         // The kernel signals the process that takes the lease, unless another owner is set.
         let mut owner = lease.owner_kind.to_ne_bytes().to_vec();
         owner.extend(lease.owner.to_ne_bytes());

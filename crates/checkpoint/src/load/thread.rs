@@ -108,9 +108,6 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
     }
     controls(sequence, thread);
     filter::of_thread(plan, sequence, thread);
-    if let Some(process) = leader.filter(|_| pid == tid) {
-        lock::leases_of_others(sequence, process);
-    }
     match leader.is_some_and(|process| process.user.is_some()) {
         true => credentials::take_on_inside(plan, sequence, thread),
         false => credentials::take_on(plan, sequence, thread),

@@ -546,6 +546,7 @@ impl<'r> Work<'_, 'r> {
         let empty = self.empty(&what)?;
         let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
         let root = open::path(self.plan, self.sequence, &what, "/", flags)?;
+        let directory = open::path(self.plan, self.sequence, &what, ".", flags)?;
         self.enter_root(index, empty);
         let here = Arg::from(libc::AT_FDCWD);
         for (end, _) in path.match_indices('/').filter(|(end, _)| *end > 0) {
@@ -558,7 +559,10 @@ impl<'r> Work<'_, 'r> {
         let text = self.plan.builder.text(path.as_bytes());
         self.call(index, libc::SYS_unlinkat, [here, text.into(), Arg::Number(0)]);
         self.enter_root(index, root);
-        self.call(index, libc::SYS_close, [root.into()]);
+        self.call(index, libc::SYS_fchdir, [directory.into()]);
+        for cell in [root, directory] {
+            self.call(index, libc::SYS_close, [cell.into()]);
+        }
         Ok(())
     }
 

@@ -269,7 +269,7 @@ mod tests {
         assert!(records(&with(inotify(0x2))).is_ok());
         let mut leased = sample::small();
         let (owner_kind, signal) = (0, 0);
-        let lease = Lease { number: 3, writes: true, owner_kind, owner: 1, signal, user: None };
+        let lease = Lease { number: 3, writes: true, owner_kind, owner: 1, signal };
         leased.processes[0].leases.push(lease);
         assert!(records(&leased).unwrap_err().contains("lease"));
     }

@@ -3,7 +3,9 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use dormouse_record::{Area, Backing, Device, External, File, LockKind, PROGRAMS, ProcessFile, Thing};
+use dormouse_record::{
+    Area, Backing, Device, External, File, LockKind, PROGRAMS, ProcessFile, Thing,
+};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use super::known::file::Mapped;
@@ -175,15 +177,39 @@ fn of_process(survey: &mut Survey<'_>, open: &Open<'_>) -> Option<(u32, String)>
     (is_sound && !is_made_first(survey, open.process, pid)).then(|| (pid, path.to_owned()))
 }
 
-/// Refuses a file that a process which is being restored cannot open of another one (ptrace(2), access mode checking).
+/// Files of a process that any other may open, and that show its state when they are read.
+const OF_ANY: [&str; 16] = [
+    "",
+    "autogroup",
+    "cgroup",
+    "cmdline",
+    "comm",
+    "cpuset",
+    "limits",
+    "loginuid",
+    "oom_adj",
+    "oom_score",
+    "oom_score_adj",
+    "sched",
+    "sessionid",
+    "stat",
+    "statm",
+    "status",
+];
+/// Files that only the process itself may open while it is restored, since it is not dumpable (ptrace(2), access mode
+/// checking).
+const OF_ITSELF: [&str; 5] = ["maps", "numa_maps", "smaps", "smaps_rollup", "timers"];
+
+/// Refuses a file of procfs that a process could not open while it is restored, or that keeps what its process has
+/// at the open: namespaces, a root.
 pub(crate) fn check_reader(
     survey: &mut Survey<'_>,
     seen: &Seen,
     file: &ProcessFile,
 ) -> Result<(), Reason> {
-    const CHECKED: [&str; 4] = ["maps", "smaps", "smaps_rollup", "numa_maps"];
-    let own = seen.fields.pids().last().copied();
-    if own == Some(file.pid) || !CHECKED.contains(&file.path.as_str()) {
+    let path = file.path.as_str();
+    let is_own = seen.fields.pids().last() == Some(&file.pid);
+    if OF_ANY.contains(&path) || is_own && OF_ITSELF.contains(&path) {
         return Ok(());
     }
     Err(survey.passing(of_another(&file.whole_path())))

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::call;
-use dormouse_record::{Lease, Lock, LockKind, Notice, Process};
+use dormouse_record::{Lease, Lock, LockKind, Notice, Process, Refusal};
 
 use super::known::file::Leased;
 use super::open::Open;
@@ -12,7 +12,6 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::survey::FoundLease;
 use crate::look::file::mount_of;
-use crate::look::ids::Maps;
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Reason> {
@@ -46,7 +45,6 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Reason> {
         id => inside(id).ok_or("a lease with an owner that cannot be found")?,
     };
     Ok(Some(Lease {
-        user: None,
         number: open.number,
         writes,
         owner_kind: owner.kind,
@@ -75,9 +73,13 @@ pub(crate) fn found(open: &Open<'_>) -> Result<Option<FoundLease>, Reason> {
 
 /// Gives each lease to the process that takes it again. procfs names the process that has set a lease, so
 /// that one does, if it still has the file open and is the user of the file, as fcntl(2), F_SETLEASE wants.
-/// Otherwise the first that is does, or one of the others as that user. CAP_LEASE counts in the first user namespace
-/// alone.
-pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [Process]) {
+/// Otherwise the first that is does; if none is, the lease is refused. CAP_LEASE counts in the first user namespace alone.
+pub(crate) fn give_out(
+    leases: Vec<FoundLease>,
+    tree: &[Seen],
+    processes: &mut [Process],
+) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
     for FoundLease { object, set_by, uid, lease } in leases {
         let number = |process: &Process| {
             let found = process.descriptors.iter().find(|one| one.object == object);
@@ -89,14 +91,19 @@ pub(crate) fn give_out(leases: Vec<FoundLease>, tree: &[Seen], processes: &mut [
         let may = |(_, _, seen): &&(usize, u32, &Seen)| may_hold(seen, uid);
         let is_setter = |(_, _, seen): &&(usize, u32, &Seen)| Some(seen.pid) == set_by;
         let setter = open.iter().find(is_setter);
-        let taker = setter.filter(may).or_else(|| open.iter().find(may)).or(setter);
-        let taker = taker.or(open.first());
-        if let Some(&(n, number, seen)) = taker {
-            let user = || Maps::read(seen.pid).owner(uid, 0).0;
-            let user = (!may_hold(seen, uid)).then(user);
-            processes[n].leases.push(Lease { number, user, ..lease });
+        let taker = setter.filter(may).or_else(|| open.iter().find(may));
+        match taker.or(setter).or(open.first()) {
+            Some(&(n, number, _)) if taker.is_some() => {
+                processes[n].leases.push(Lease { number, ..lease });
+            }
+            Some((_, number, seen)) => {
+                let why = "its file with a lease (F_SETLEASE), whose user no process is any more, not saved yet";
+                refusals.push(seen.refuse(format!("descriptor {number}"), why));
+            }
+            None => {}
         }
     }
+    refusals
 }
 
 /// Whether a process may set a lease of a user's file without a capability.

@@ -226,7 +226,9 @@ impl Stopped {
         for memory in &mut memories {
             file::map_by_leased(&survey, &mut memory.areas);
         }
-        lock::give_out(std::mem::take(&mut survey.leases), self.processes(), &mut processes);
+        let leases = std::mem::take(&mut survey.leases);
+        let refused = lock::give_out(leases, self.processes(), &mut processes);
+        survey.found.refusals.extend(refused);
         terminal::sessions(&mut survey, self.processes());
         let offsets = survey.times.own;
         let mut found = unless_refused(object::finish(survey, self.processes()))?;

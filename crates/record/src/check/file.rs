@@ -1,7 +1,9 @@
 //! Checks of files, with a name and without, and of their locks.
 
 use super::{FILE_BYTES_MAX, Found, TEXT_MAX, ensure, memory, object};
-use crate::{Bytes, Deleted, File, Lock, MemoryFile, PAGE_BYTES, Pages, ProcessFile, Records, Thing};
+use crate::{
+    Bytes, Deleted, File, Lock, MemoryFile, PAGE_BYTES, Pages, ProcessFile, Records, Thing,
+};
 
 /// Whether a text is an absolute path.
 pub(super) fn is_path(path: &str) -> bool {

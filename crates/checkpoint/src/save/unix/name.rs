@@ -1,5 +1,6 @@
 //! Names of unix sockets: the paths are found from the root of the first process.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use dormouse_record::{Bytes, UnixFile, UnixName};
@@ -60,11 +61,16 @@ pub(super) fn name(
                 break;
             }
         }
-        if found.is_none() && is_called_by_name(socket, entry) {
+        if found.is_none() && is_called_by_name(socket, entry) && !is_removed(socket) {
             let why =
                 format!("a unix socket bound to the relative path {name}, which is not found");
             return Err(format!("{why} from the directory of its process, not saved yet"));
         }
+    }
+    if found.is_none() && !is_removed(socket) {
+        return Err(format!(
+            "a unix socket bound to '{whole}', whose file has another name now, not saved"
+        ));
     }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
@@ -72,6 +78,13 @@ pub(super) fn name(
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }
     });
     Ok((Some(name), device))
+}
+
+/// Whether the file of a socket has no name any more. A file that was renamed, or is in a renamed directory, is called
+/// by its new name.
+fn is_removed(socket: &Socket) -> bool {
+    let file = dormouse_kernel::call::bound_file(socket.copy.as_fd());
+    file.is_ok_and(|file| rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0))
 }
 
 /// Whether peers use its address: a listener or a datagram socket.
