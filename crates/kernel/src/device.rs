@@ -15,9 +15,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::error::{Explain, Result};
 use crate::mount::{FsContext, MountAttr};
 
-/// LIMIT: how far a reserved number may be above the lowest free one. Each free number between takes some 20 us to
-/// occupy; the first one shows the distance, and further ones are not begun with.
-const DISTANCE_MAX: u32 = 64;
+/// LIMIT: free numbers below a reserved one. Each takes some 20 us to occupy.
+const FREE_BELOW_MAX: usize = 64;
 
 /// A number of a file system that the next new file system may have.
 #[derive(Debug)]
@@ -28,8 +27,8 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Reserves a number, `st_dev`. `None` if it is in use or is that of a device, or if a free one
-    /// is more than [`DISTANCE_MAX`] below it.
+    /// Reserves a number, `st_dev`. `None` if it is in use or is that of a device, or if more than
+    /// [`FREE_BELOW_MAX`] numbers below it are free.
     pub fn new(device: u64) -> Result<Option<Self>> {
         if rustix::fs::major(device) != 0 || rustix::fs::minor(device) == 0 {
             return Ok(None);
@@ -49,9 +48,8 @@ impl Reserved {
         loop {
             let placeholder = FsContext::open("ramfs")?.create(MountAttr::empty())?;
             let number = rustix::fs::minor(device_of(&placeholder)?);
-            let wanted = rustix::fs::minor(self.device);
-            match number.cmp(&wanted) {
-                Ordering::Less if wanted - number <= DISTANCE_MAX => self.below.push(placeholder),
+            match number.cmp(&rustix::fs::minor(self.device)) {
+                Ordering::Less if self.below.len() < FREE_BELOW_MAX => self.below.push(placeholder),
                 Ordering::Less | Ordering::Greater => return Ok(false),
                 Ordering::Equal => {
                     self.own = Some(placeholder);
