@@ -279,7 +279,8 @@ impl Still {
                 calls.held.push(HeldFile { object, file: source.copy, wakes, cause });
             }
         }
-        let is_due = |(seen, tid, registers): &(&Seen, u32, _)| due::is_due(seen, *tid, registers);
+        let is_due =
+            |(seen, tid, registers): &(&Seen, u32, _)| due::due(seen, *tid, registers).is_some();
         calls.is_busy |= waiting.iter().any(is_due);
         Ok(calls)
     }

@@ -16,25 +16,38 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::pidfd;
+use dormouse_record::EpollItem;
 use rustix::event::PollFlags;
 
+use super::event;
 use super::seen::Seen;
 use crate::look::aio::Header;
 use crate::look::descriptor::ready;
 
 /// LIMIT: only the first entries of a poll(2) or select(2) are tested.
 const FILES_MAX: u64 = 1024;
+/// EP_MAX_NESTS: an epoll watches others that deep.
+const NESTED_MAX: u32 = 4;
 
-/// Whether the call that a stopped thread is blocked in would return on resume, by its descriptors.
-pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
+/// The reason why a blocked call would return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Due {
+    /// Only a timerfd has expired.
+    Timer,
+    Event,
+}
+
+/// Returns whether the call that a stopped thread is blocked in would return on resume, by its descriptors.
+pub(super) fn due(seen: &Seen, tid: u32, registers: &Registers) -> Option<Due> {
     let Registers { rdi, rsi, rdx, .. } = *registers;
     if !registers.are_of_64_bit() {
-        return false;
+        return None;
     }
     let own_table = seen.own_table(tid);
-    let table = own_table.as_ref().or(seen.pidfd.as_ref());
+    let table = Table { tid, task: own_table.as_ref().or(seen.pidfd.as_ref()) };
+    let is_ready = |number, wanted| table.ready(number, wanted, NESTED_MAX);
     let is_any = |files: Vec<(u64, PollFlags)>| {
-        files.into_iter().any(|(number, wanted)| is_ready(table, number, wanted))
+        files.into_iter().filter_map(|(number, wanted)| is_ready(number, wanted)).max()
     };
     match called(seen, tid, registers.orig_rax as i64) {
         libc::SYS_epoll_wait
@@ -46,23 +59,21 @@ pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
         | libc::SYS_recvmsg
         | libc::SYS_recvmmsg
         | libc::SYS_accept
-        | libc::SYS_accept4 => is_ready(table, rdi, PollFlags::IN),
+        | libc::SYS_accept4 => is_ready(rdi, PollFlags::IN),
         libc::SYS_write
         | libc::SYS_writev
         | libc::SYS_sendto
         | libc::SYS_sendmsg
         | libc::SYS_sendmmsg
-        | libc::SYS_sendfile => is_ready(table, rdi, PollFlags::OUT),
+        | libc::SYS_sendfile => is_ready(rdi, PollFlags::OUT),
         libc::SYS_io_getevents => {
-            let header = Header::read(seen.pid, rdi);
-            header.is_some_and(|it| u64::from(it.uncollected()) >= rsi.max(1))
+            let header = Header::read(seen.pid, rdi)?;
+            (u64::from(header.uncollected()) >= rsi.max(1)).then_some(Due::Event)
         }
         libc::SYS_poll | libc::SYS_ppoll => is_any(polled(seen, rdi, rsi)),
-        libc::SYS_select | libc::SYS_pselect6 => {
-            is_any(selected(seen, rdi, rsi, PollFlags::IN))
-                || is_any(selected(seen, rdi, rdx, PollFlags::OUT))
-        }
-        _ => false,
+        libc::SYS_select | libc::SYS_pselect6 => is_any(selected(seen, rdi, rsi, PollFlags::IN))
+            .max(is_any(selected(seen, rdi, rdx, PollFlags::OUT))),
+        _ => None,
     }
 }
 
@@ -75,12 +86,44 @@ fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
     }
 }
 
-/// Whether a descriptor of a task has one of the wanted events, an error or a hangup; `task` is its pidfd.
-fn is_ready(task: Option<&OwnedFd>, number: u64, wanted: PollFlags) -> bool {
-    let copy = |number| pidfd::copy_descriptor(task?, number).ok();
-    let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
-    let ready = copy.and_then(|copy| ready(&copy).ok());
-    ready.is_some_and(|ready| ready.intersects(wanted | PollFlags::ERR | PollFlags::HUP))
+/// The descriptors of a task.
+struct Table<'a> {
+    tid: u32,
+    /// Its pidfd.
+    task: Option<&'a OwnedFd>,
+}
+
+impl Table<'_> {
+    /// Returns whether a descriptor has one of the wanted events, an error or a hangup.
+    fn ready(&self, number: u64, wanted: PollFlags, nested_max: u32) -> Option<Due> {
+        let copy = pidfd::copy_descriptor(self.task?, i32::try_from(number).ok()?).ok()?;
+        let found = ready(&copy).ok()?;
+        if !found.intersects(wanted | PollFlags::ERR | PollFlags::HUP) {
+            return None;
+        }
+        let link = std::fs::read_link(format!("/proc/{}/fd/{number}", self.tid));
+        let link = link.unwrap_or_default();
+        match link.to_str() {
+            Some("anon_inode:[timerfd]") => Some(Due::Timer),
+            Some("anon_inode:[eventpoll]") => Some(self.watched(number, nested_max)),
+            _ => Some(Due::Event),
+        }
+    }
+
+    /// The reason why an epoll is ready. One that is not found, such as an item whose number is another file
+    /// now, is an event.
+    fn watched(&self, epoll: u64, nested_max: u32) -> Due {
+        let Some(nested_max) = nested_max.checked_sub(1) else { return Due::Event };
+        let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{epoll}", self.tid));
+        let info = info.unwrap_or_default();
+        let items = info.lines().filter(|line| line.starts_with("tfd:")).filter_map(event::item);
+        let of = |item: EpollItem| {
+            let wanted = PollFlags::from_bits_truncate(item.events as u16);
+            // A disarmed item reports nothing.
+            (!wanted.is_empty()).then(|| self.ready(item.number.into(), wanted, nested_max))?
+        };
+        items.filter_map(of).max().unwrap_or(Due::Event)
+    }
 }
 
 /// The descriptors of a poll(2), each with the wanted events.
@@ -117,7 +160,7 @@ fn read(seen: &Seen, address: u64, length: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::os::fd::AsRawFd as _;
+    use std::os::fd::{AsFd as _, AsRawFd as _};
     use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
@@ -164,7 +207,7 @@ mod tests {
             let call = call as u64;
             let registers =
                 Registers { orig_rax: call, rdi, rsi, rdx, cs: 0x33, ..Registers::default() };
-            super::is_due(seen, me, &registers)
+            super::due(seen, me, &registers).is_some()
         };
         let of_set = || is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0);
         let of_room = || {
@@ -194,6 +237,55 @@ mod tests {
     }
 
     #[test]
+    fn an_expired_timer_is_told_from_other_events() {
+        let me = std::process::id();
+        let (inner, outer) = (epoll_set(), epoll_set());
+        let clock = rustix::time::TimerfdClockId::Monotonic;
+        let timer =
+            rustix::time::timerfd_create(clock, rustix::time::TimerfdFlags::CLOEXEC).unwrap();
+        let (mut sender, receiver) = UnixStream::pair().unwrap();
+        let watch = |set: &OwnedFd, file: std::os::fd::BorrowedFd<'_>| {
+            let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+            epoll::add(set, file, data, flags).unwrap();
+        };
+        watch(&inner, timer.as_fd());
+        watch(&inner, receiver.as_fd());
+        watch(&outer, inner.as_fd());
+        let seen = &tree::look_at_all(vec![me]).unwrap()[0];
+        let due = |call: i64, file: i32| {
+            let (orig_rax, rdi) = (call as u64, file as u64);
+            let registers = Registers { orig_rax, rdi, cs: 0x33, ..Registers::default() };
+            super::due(seen, me, &registers)
+        };
+        let all = || {
+            [
+                due(libc::SYS_read, timer.as_raw_fd()),
+                due(libc::SYS_epoll_wait, inner.as_raw_fd()),
+                due(libc::SYS_epoll_wait, outer.as_raw_fd()),
+            ]
+        };
+        assert_eq!(all(), [None; 3]);
+        let soon = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1 };
+        let once = rustix::time::Itimerspec {
+            it_value: soon,
+            it_interval: rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 },
+        };
+        let flags = rustix::time::TimerfdTimerFlags::empty();
+        rustix::time::timerfd_settime(&timer, flags, &once).unwrap();
+        let begun = Instant::now();
+        while all()[0].is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it does not expire");
+        }
+        assert_eq!(all(), [Some(Due::Timer); 3]);
+        sender.write_all(b"x").unwrap();
+        assert_eq!(all(), [Some(Due::Timer), Some(Due::Event), Some(Due::Event)]);
+    }
+
+    fn epoll_set() -> OwnedFd {
+        epoll::create(epoll::CreateFlags::CLOEXEC).unwrap()
+    }
+
+    #[test]
     fn a_wait_for_asynchronous_io_is_due_when_its_events_are_there() {
         let me = std::process::id();
         let seen = &tree::look_at_all(vec![me]).unwrap()[0];
@@ -203,7 +295,7 @@ mod tests {
             let (orig_rax, rdi) = (libc::SYS_io_getevents as u64, ring.as_ptr() as u64);
             let registers =
                 Registers { orig_rax, rdi, rsi: wanted, cs: 0x33, ..Registers::default() };
-            super::is_due(seen, me, &registers)
+            super::due(seen, me, &registers).is_some()
         };
         assert_eq!([0, 4, 5].map(|wanted| is_due(&ring, wanted)), [true, true, false]);
         assert!(!is_due(&[0; 8], 1), "no ring");

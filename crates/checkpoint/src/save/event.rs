@@ -62,7 +62,7 @@ pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason
 }
 
 /// Reads `tfd: 5 events: 19 data: 5 pos:0 ino:2 sdev:c`.
-fn item(line: &str) -> Option<EpollItem> {
+pub(super) fn item(line: &str) -> Option<EpollItem> {
     let spaced = line.replace(':', " ");
     let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
     let after = |name| words.iter().position(|w| *w == name).and_then(|at| words.get(at + 1));

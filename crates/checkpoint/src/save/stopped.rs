@@ -11,6 +11,7 @@ use dormouse_parcel::Sink;
 use dormouse_record::{Process, Records, Result, Thread, check};
 
 use super::ahead::Ahead;
+use super::due::Due;
 use super::held::HeldFile;
 use super::host::Host;
 use super::inspect::{Settings, unless_refused, without_process};
@@ -255,11 +256,14 @@ impl Stopped {
         let mut at_work = records.processes.iter().zip(self.processes()).filter(|(p, _)| {
             p.ended.is_none() && p.stopped.is_none() && !p.cgroup.as_ref().is_some_and(is_frozen)
         });
+        let mut has_rung = false;
         let is_busy = self.have_worked()
             || at_work.any(|(p, seen)| {
                 let mut threads = seen.tids.iter().zip(&p.threads);
                 let is_at_work = |(tid, t): (&u32, &Thread)| {
-                    !restart::waits(t) || due::is_due(seen, *tid, &t.registers)
+                    let due = due::due(seen, *tid, &t.registers);
+                    has_rung |= due == Some(Due::Timer);
+                    !restart::waits(t) || due == Some(Due::Event)
                 };
                 seen.has_run || threads.any(is_at_work)
             });
@@ -283,6 +287,7 @@ impl Stopped {
             figures,
             held,
             is_busy,
+            has_rung,
             quiet: subject.quiet,
             rehearse: self.rehearse,
         })
@@ -297,6 +302,8 @@ pub(super) struct Draft {
     figures: Figures,
     held: Vec<HeldFile>,
     is_busy: bool,
+    /// A thread waits for a timer that has expired.
+    has_rung: bool,
     quiet: Duration,
     rehearse: Rehearse,
 }
@@ -312,7 +319,10 @@ impl Draft {
         (self.rehearse)(&self.records)?;
         self.sink.publish(&self.records)?;
         let figures = Figures { publish: began.elapsed(), ..self.figures };
-        let next_ring = self.records.next_ring_ns(self.quiet.as_nanos() as u64);
+        let next_ring = match self.has_rung {
+            true => Some(0),
+            false => self.records.next_ring_ns(self.quiet.as_nanos() as u64),
+        };
         let next_ring = next_ring.map(Duration::from_nanos);
         Ok(Written { figures, held: self.held, is_busy: self.is_busy, next_ring })
     }
