@@ -130,10 +130,12 @@ fn found(
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
     let is_of_procfs = is_of_procfs(open);
+    let link = if is_of_procfs { name_of_net(link).unwrap_or(link) } else { link };
     if is_of_procfs {
         check_process_file(survey, seen, link, stat)?;
     }
     let apart = survey.mounts.of_file(open);
+    let witness = apart.map_or(seen.first, |(witness, _)| witness);
     let file = File {
         path: link.to_owned(),
         flags: 0,
@@ -156,8 +158,16 @@ fn found(
         let deleted = deleted::object(survey, seen, link, stat, open)?;
         return Ok(File { deleted: Some(deleted), namespace: None, ..file });
     }
-    is_there(apart.map_or(seen.first, |(witness, _)| witness), link, stat)?;
+    is_there(witness, link, stat)?;
     Ok(file)
+}
+
+/// The name of a file below `/proc/PID/net`. The kernel looks each name up anew there, after which the link of an
+/// open file reads as if the file were deleted.
+fn name_of_net(link: &str) -> Option<&str> {
+    let name = link.strip_suffix(" (deleted)")?;
+    let of_process = name.strip_prefix("/proc/").filter(|rest| rest.starts_with(DIGITS))?;
+    of_process.split('/').any(|part| part == "net").then_some(name)
 }
 
 /// The process that an open file of procfs is of, and its path below that one's directory: if it is a living process
@@ -367,6 +377,21 @@ pub(crate) fn map_by_leased(survey: &Survey<'_>, areas: &mut [Area]) {
             && mapped.is_by(leased, is_shared)
         {
             *object = leased.index;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_network_are_not_deleted() {
+        assert_eq!(name_of_net("/proc/1/net/dev (deleted)"), Some("/proc/1/net/dev"));
+        let task = "/proc/1/task/1/net/stat/nf_conntrack";
+        assert_eq!(name_of_net(&format!("{task} (deleted)")), Some(task));
+        for other in ["/proc/1/net/dev", "/proc/1/stat (deleted)", "/proc/sys/net/x (deleted)"] {
+            assert_eq!(name_of_net(other), None, "{other}");
         }
     }
 }
