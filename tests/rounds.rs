@@ -138,7 +138,7 @@ programs! {
     registry: "docker-registry", "layers of images, each uploaded half before and half after a sleep (Go)";
     prometheus: "prometheus", "its own values each second; the number of samples never falls (Go)";
     alertmanager: "prometheus-alertmanager", "silences, one more each time (Go)";
-    netdata: "netdata-core", "graphs of the host: each second's value that was read before is read again";
+    netdata: "netdata-core", "graphs of the host: each second's value that was read before is read again; without those of itself and of IPC limits";
     // Other services of a network.
     sshd: "openssh-server", "sessions with a terminal, whose shells count";
     dnsmasq: "dnsmasq-base", "queries by datagrams and over a TCP connection";

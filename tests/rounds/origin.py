@@ -1,5 +1,8 @@
-"""The server behind the proxies of tests/rounds.rs: it counts its answers, which caches may keep."""
+"""The server behind the proxies of tests/rounds.rs: it counts its answers, which caches may keep.
 
+The program returns when it listens, and serves in the background."""
+
+import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 made = 0
@@ -23,4 +26,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-ThreadingHTTPServer(("127.0.0.1", 8080), Handler).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", 8080), Handler)
+if os.fork() == 0:
+    server.serve_forever()
