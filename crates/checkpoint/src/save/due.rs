@@ -19,10 +19,9 @@ use dormouse_kernel::pidfd;
 use dormouse_record::EpollItem;
 use rustix::event::PollFlags;
 
-use super::event;
 use super::seen::Seen;
 use crate::look::aio::Header;
-use crate::look::descriptor::ready;
+use crate::look::descriptor::{epoll_item, ready};
 
 /// LIMIT: only the first entries of a poll(2) or select(2) are tested.
 const FILES_MAX: u64 = 1024;
@@ -116,7 +115,7 @@ impl Table<'_> {
         let Some(nested_max) = nested_max.checked_sub(1) else { return Due::Event };
         let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{epoll}", self.tid));
         let info = info.unwrap_or_default();
-        let items = info.lines().filter(|line| line.starts_with("tfd:")).filter_map(event::item);
+        let items = info.lines().filter(|line| line.starts_with("tfd:")).filter_map(epoll_item);
         let of = |item: EpollItem| {
             let wanted = PollFlags::from_bits_truncate(item.events as u16);
             // A disarmed item reports nothing.

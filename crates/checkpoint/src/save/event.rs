@@ -6,6 +6,7 @@ use dormouse_record::{Epoll, EpollItem, Event, SignalFd, Thing};
 use super::open::Open;
 use super::refusal::Reason;
 use super::survey::Survey;
+use crate::look::descriptor::epoll_item;
 
 fn is(open: &Open<'_>, name: &str) -> bool {
     open.link.strip_prefix("anon_inode:").is_some_and(|n| n.trim_matches(['[', ']']) == name)
@@ -45,7 +46,7 @@ pub(crate) fn signal(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reaso
 pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason> {
     let mut items: Vec<EpollItem> = Vec::new();
     for line in open.info.lines().filter(|line| line.starts_with("tfd:")) {
-        let mut item = item(line).ok_or_else(|| missing("epoll"))?;
+        let mut item = epoll_item(line).ok_or_else(|| missing("epoll"))?;
         item.pid = open.task.1;
         let nth = items.iter().filter(|i| i.number == item.number).count() as u32;
         let pid = open.task.0;
@@ -59,30 +60,4 @@ pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Reason
         items.push(item);
     }
     Ok(Thing::Epoll(Epoll { items, flags: open.flags() }))
-}
-
-/// Reads `tfd: 5 events: 19 data: 5 pos:0 ino:2 sdev:c`.
-pub(super) fn item(line: &str) -> Option<EpollItem> {
-    let spaced = line.replace(':', " ");
-    let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
-    let after = |name| words.iter().position(|w| *w == name).and_then(|at| words.get(at + 1));
-    Some(EpollItem {
-        pid: 0,
-        number: after("tfd")?.parse().ok()?,
-        events: u32::from_str_radix(after("events")?, 16).ok()?,
-        data: u64::from_str_radix(after("data")?, 16).ok()?,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_item_of_fdinfo_is_read() {
-        let line = "tfd:        5 events:       19 data: 7fff00000005  pos:0 ino:2f sdev:c";
-        let expected = EpollItem { pid: 0, number: 5, events: 0x19, data: 0x7fff_0000_0005 };
-        assert_eq!(item(line), Some(expected));
-        assert_eq!(item("tfd: x"), None);
-    }
 }
