@@ -133,12 +133,12 @@ programs! {
     ruby: "puma", "sums in memory, by threads of puma; answers of up to 230 kB";
     perl: "starman", "sums in files, by four processes of starman; answers of up to 230 kB";
     php: "php8.2-fpm", "sums in sessions, by php-fpm behind nginx; answers of up to 230 kB";
-    rseq: "libc6", "four threads count per CPU in restartable sequences and allocate with tcmalloc, for half a second after each request; no count is lost";
+    rseq: "libc6", "four threads count per CPU in restartable sequences, with tcmalloc; no count is lost";
     // Other programs in Go.
     registry: "docker-registry", "layers of images, each uploaded half before and half after a sleep (Go)";
     prometheus: "prometheus", "its own values each second; the number of samples never falls (Go)";
     alertmanager: "prometheus-alertmanager", "silences, one more each time (Go)";
-    netdata: "netdata-core", "graphs of the host: each second's value that was read before is read again; without those of itself and of IPC limits";
+    netdata: "netdata-core", "graphs of the host: values of earlier seconds stay; without those of itself and of IPC";
     // Other services of a network.
     sshd: "openssh-server", "sessions with a terminal, whose shells count";
     dnsmasq: "dnsmasq-base", "queries by datagrams and over a TCP connection";
@@ -146,7 +146,7 @@ programs! {
     rsync: "rsync", "a connection in the middle of its greeting; files written and read back over new ones";
     git: "git", "branches over connections of protocol 2; commits pushed and cloned over new ones";
     dovecot: "dovecot-imapd", "mails of a selected mailbox, over IMAP";
-    cron: "cron", "its timer wakes it for each job, which counts in a file; a minute lasts a second (faketime), and the answer is the next job",
+    cron: "cron", "its timer wakes it for each job, which counts; a minute lasts a second; the answer is the next job",
         wake_on = "call,data,file,timer";
     systemd: "systemd", "sums by a socket-activated service, with journal, bus and logins",
         options = &["--systemd", "always"];
@@ -323,8 +323,8 @@ fn end_processes(
             // Data in flight or a client inside may wake it at once.
             last = format!("{words:?}: it is {state}, not {ended}");
         }
-        // A wake is work, too: systemd has some for half a second.
-        std::thread::sleep(Duration::from_millis(100) * attempt.min(10) as u32);
+        // A wake is work, too: systemd has some for half a second, more on a busy host.
+        std::thread::sleep(Duration::from_millis(200) * attempt.min(15) as u32);
     }
     panic!("{last}");
 }

@@ -62,7 +62,7 @@ PROGRAMS = {
     "memcached": data.Memcached,
     "mosquitto": messages.Mosquitto,
     "nats": messages.Nats,
-    "netdata": data.Netdata,
+    "netdata": pages.Netdata,
     "nginx": pages.Nginx,
     "node": pages.Sums,
     "openjdk": pages.Sums,

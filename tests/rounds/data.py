@@ -2,9 +2,7 @@
 
 import base64
 import hashlib
-import json
 import re
-import time
 
 from connection import HOST, PATIENCE_S, Http, Lines, answered, is_so
 
@@ -271,36 +269,3 @@ class Alertmanager:
         self.ids.add(connection.json("POST", "/api/v2/silences", silence)["silenceID"])
         found = {silence["id"] for silence in connection.json("GET", "/api/v2/silences")}
         is_so(found == self.ids, found)
-
-
-class Netdata:
-    """A value of each second. Those that were read once stay."""
-
-    path = "/api/v1/data?chart=system.cpu&format=json&after=-600&points=600&options=seconds"
-
-    def __init__(self):
-        self.known = {}
-
-    def open(self, name):
-        netdata = Http(19999, name)
-        is_so(self.values(netdata), "a first value")
-        return netdata
-
-    def values(self, netdata):
-        answer = json.loads(netdata.request("GET", self.path, headers={"Connection": "keep-alive"})[1])
-        rows = {row[0]: dict(zip(answer["labels"][1:], row[1:])) for row in answer["data"]}
-        return {second: row for second, row in rows.items() if None not in row.values()}
-
-    def use(self, netdata):
-        last = max(self.known, default=0)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            values = self.values(netdata)
-            is_so(time.monotonic() < deadline, f"no value after {last}")
-            if max(values, default=0) > last:
-                break
-            time.sleep(0.1)
-        # The last second is still being measured.
-        for second in [second for second in self.known if second >= min(values)]:
-            is_so(values.get(second) == self.known[second], (second, values.get(second), self.known[second]))
-        self.known = {second: row for second, row in values.items() if second < max(values)}
