@@ -41,6 +41,12 @@ pub(super) const OF_PROCFS: &[Expected] = &[
         Rule::Gains { bits: 0x18, beside: 0xf << 28 },
         "a spent item of EPOLLONESHOT whose file is not ready is armed for errors",
     ),
+    row("process/*/fd/*/link", Rule::To("/dev/shm/linked"), "a removed name becomes the other one"),
+    row(
+        "process/*/area/*/what",
+        Rule::To("rw-s /dev/shm/linked"),
+        "a removed name becomes the other one",
+    ),
     row("process/*/task/*/syscall", Rule::To("219 "), "an interrupted wait is restart_syscall(2)"),
     row("process/*/task/*/status/SigQ", Rule::Any, "a count over all processes of a user"),
 ];

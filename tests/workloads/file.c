@@ -16,12 +16,20 @@ int main(void) {
 	must(mkdir("/sub", 0755) == 0 && chdir("/sub") == 0);
 	umask(027);
 	off_t size = 0;
+	/* Made under one name and linked to another, as sem_open(3) does. */
+	int made = open("/dev/shm/made", O_RDWR | O_CREAT | O_EXCL, 0600), linked = dup2(made, 702);
+	must(linked == 702 && write(made, "sem", 3) == 3 && close(made) == 0);
+	char *shared_memory = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, linked, 0);
+	must(link("/dev/shm/made", "/dev/shm/linked") == 0 && unlink("/dev/shm/made") == 0);
 	/* The kernel looks names below it up anew: the link of an open file reads as deleted then. */
 	int first = open("/proc/self/net/dev", O_RDONLY), net = dup2(first, 701);
 	must(net == 701 && close(first) == 0 && access("/proc/self/net/dev", F_OK) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		char c, head[6];
+		shared_memory[2] = 'a' + round;
+		int again = open("/dev/shm/linked", O_RDONLY);
+		must(pread(again, head, 3, 0) == 3 && head[2] == 'a' + round && close(again) == 0);
 		must(pread(net, head, 6, 0) == 6 && memcmp(head, "Inter-", 6) == 0);
 		/* dup shares the offset, open does not. */
 		must(lseek(a, 0, SEEK_CUR) == 4 && lseek(shared, 0, SEEK_CUR) == 4);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use dormouse_record::{
     Area, Backing, Device, External, File, LockKind, PROGRAMS, ProcessFile, Thing,
 };
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::known::file::Mapped;
 use super::open::Open;
@@ -136,6 +136,8 @@ fn found(
     }
     let apart = survey.mounts.of_file(open);
     let witness = apart.map_or(seen.first, |(witness, _)| witness);
+    let renamed = if is_of_procfs { None } else { other_name(witness, link, stat) };
+    let link = renamed.as_deref().unwrap_or(link);
     let file = File {
         path: link.to_owned(),
         flags: 0,
@@ -160,6 +162,29 @@ fn found(
     }
     is_there(witness, link, stat)?;
     Ok(file)
+}
+
+/// LIMIT: entries of a directory in which another name is sought.
+const ENTRIES_MAX: usize = 4096;
+
+/// Another name of a file in the directory of its deleted name. The C library makes a named semaphore under one
+/// name, and links it to that of the program (sem_open(3)).
+fn other_name(pid: u32, link: &str, stat: &Stat) -> Option<String> {
+    let deleted = link.strip_suffix(" (deleted)")?;
+    if stat.st_nlink == 0 || file_type(stat) != FileType::RegularFile {
+        return None;
+    }
+    let (directory, _) = deleted.rsplit_once('/')?;
+    let place = lookup(pid, if directory.is_empty() { "/" } else { directory }).ok()?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listed = rustix::fs::openat(&place, ".", flags, Mode::empty()).ok()?;
+    let entries = rustix::fs::Dir::new(listed).ok()?.take(ENTRIES_MAX).flatten();
+    let is_it = |name: &str| {
+        let found = rustix::fs::statat(&place, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino))
+    };
+    let mut names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+    names.find(|name| is_it(name)).map(|name| format!("{directory}/{name}"))
 }
 
 /// The name of a file below `/proc/PID/net`. The kernel looks each name up anew there, after which the link of an
