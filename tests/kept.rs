@@ -641,33 +641,3 @@ fn vm_wake_refuses_a_file_of_another_type_by_its_path() {
     host.dm(&["wake", "a"]).ok();
     assert_eq!(host.state_of("a"), "running");
 }
-
-/// Programs compare `st_dev` and `st_ino`, for example SQLite and mail servers. The root has its number again,
-/// although lower ones are free. Mounts of other tests may take it: then another container is tried.
-#[test]
-fn vm_number_of_the_root_file_system_stays() {
-    let host = host();
-    let run = |name| host.dm(&["run", "-d", "--name", name, "workloads", "sleep", "1000"]).ok();
-    let numbers = || host.dm(&["exec", "a", "stat", "-c", "%d %i", "/", "/etc/passwd"]).ok();
-    let earlier = ["b", "c", "d"];
-    let (mut is_woken, mut is_restored) = (false, false);
-    for _ in 0..30 {
-        earlier.iter().for_each(|name| drop(run(name)));
-        run("a");
-        host.dm(&[&["rm", "--force"], &earlier[..]].concat()).ok();
-        let before = numbers();
-        host.dm(&["sleep", "a"]).ok();
-        host.dm(&["wake", "a"]).ok();
-        let woken = numbers();
-        host.dm(&["checkpoint", "a"]).ok();
-        host.dm(&["restore", "a"]).ok();
-        let restored = numbers();
-        host.dm(&["rm", "--force", "a"]).ok();
-        is_woken |= before == woken;
-        is_restored |= before == woken && woken == restored;
-        if is_woken && is_restored {
-            return;
-        }
-    }
-    panic!("kept by a wake: {is_woken}, by a restore: {is_restored}");
-}

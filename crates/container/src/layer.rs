@@ -5,7 +5,6 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_image::{Assembled, Lower, Store, Volume};
-use dormouse_kernel::device::Reserved;
 use dormouse_kernel::{namespace, pidfd};
 use dormouse_model::{Config, ContainerId, IdMap, RootSource, State};
 use rustix::fs::{Mode, OFlags};
@@ -37,32 +36,12 @@ pub(crate) fn lower(ground: &Ground, root: &RootSource) -> Result<Lower> {
     }
 }
 
-/// LIMIT: attempts at a mount with a reserved number, which other mounts of the host take meanwhile.
-const NUMBER_ATTEMPTS: usize = 4;
-
-/// Assembles the layers of a container as one detached mount, with the reserved number if it is still free.
+/// Assembles the layers of a container as one detached mount.
 pub(crate) fn assemble(
     ground: &Ground,
     config: &Config,
     userns: BorrowedFd<'_>,
-    reserved: Option<&mut Reserved>,
 ) -> Result<Assembled> {
-    let Some(reserved) = reserved else { return assemble_once(ground, config, userns) };
-    for _ in 1..NUMBER_ATTEMPTS {
-        let is_free = reserved.release();
-        let assembled = assemble_once(ground, config, userns)?;
-        if !is_free || reserved.is_of(&assembled.root).unwrap_or(true) {
-            return Ok(assembled);
-        }
-        drop(assembled);
-        // A number in use stays another mount's.
-        let _ = reserved.take();
-    }
-    reserved.release();
-    assemble_once(ground, config, userns)
-}
-
-fn assemble_once(ground: &Ground, config: &Config, userns: BorrowedFd<'_>) -> Result<Assembled> {
     let lower = lower(ground, &config.spec.root)?;
     let (upper, work) = Store::open_upper(&ground.dir(&config.id))?;
     let volume = Volume { upper: &upper, work: &work, volatile: config.spec.auto_remove };
@@ -72,7 +51,7 @@ fn assemble_once(ground: &Ground, config: &Config, userns: BorrowedFd<'_>) -> Re
 /// The layers of a stopped container as a mount. The caller holds the container's lock.
 fn assemble_stopped(ground: &Ground, config: &Config) -> Result<OwnedFd> {
     let userns = user_namespace(config.ids)?;
-    Ok(assemble(ground, config, userns.as_fd(), None)?.root)
+    Ok(assemble(ground, config, userns.as_fd())?.root)
 }
 
 /// Returns the root directory of a container: its processes' root while it runs, or a detached

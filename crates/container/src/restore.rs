@@ -16,7 +16,6 @@ use std::time::Duration;
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::load::{Allowed, Checked, Lazy, Restore, Wanted};
-use dormouse_kernel::device::Reserved;
 use dormouse_kernel::pidfd;
 use dormouse_kernel::weakened;
 use dormouse_launch::{Keeper, Plan};
@@ -215,13 +214,6 @@ impl RestorePlan {
             keeps_quiet: false,
             watch: Cell::default(),
         }
-    }
-
-    /// Reserves the number that the root had (`st_dev`). Another one is no reason to fail, and the container of a
-    /// checkpoint that continues has this one.
-    pub(crate) fn reserve_number(&self) -> Option<Reserved> {
-        let device = self.reader.records().about.root_device;
-        if self.beside { None } else { Reserved::new(device).ok().flatten() }
     }
 
     /// Returns the ports of the TCP sockets that a restore binds in the stack that the container shares. Held

@@ -186,8 +186,6 @@ fn start_clean(
         None => Keeper::call(&ground.places.run)?,
     };
     contract::admit(ground, config, &config.spec.limits)?;
-    // ORDER: before the keeper clones: new namespaces take numbers, too.
-    let mut number = from.and_then(RestorePlan::reserve_number);
     let net = net::open(ground, config)?;
     match from {
         None => net::end_quiet_in(ground, config, &net)?,
@@ -248,8 +246,7 @@ fn start_clean(
     root::plan_namespaces(&mut plan, config);
     let mut plan = newborn.send_part(plan)?;
     // The source mounts are closed at the end.
-    let Assembled { root, clones: _clones } =
-        layer::assemble(ground, config, userns.as_fd(), number.as_mut())?;
+    let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
     let user = match recorded {
         Some(user) => user,
         // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.

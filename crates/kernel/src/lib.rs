@@ -26,7 +26,6 @@ pub mod capability;
 pub mod cgroup;
 pub mod clock;
 pub mod cpu;
-pub mod device;
 pub mod error;
 pub mod handle;
 pub mod landlock;

@@ -56,9 +56,6 @@ pub struct About {
     /// `/proc/sys` ([`crate::IPC_LIMITS`]), and the text of the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ipc_limits: Vec<(String, String)>,
-    /// `st_dev` of the first process's root; 0 if it is not known. Processes compare it.
-    #[serde(default)]
-    pub root_device: u64,
     /// Configuration of the container's own network stack, if it has a private one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Net>,

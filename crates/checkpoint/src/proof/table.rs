@@ -23,7 +23,6 @@ pub const OF_RECORDS: &[Expected] = &[
         Rule::Any,
         "clocks stand still between checkpoint and restore",
     ),
-    Expected::row("about/root_device", Rule::Any, "another mount has the number by then"),
     Expected::row("process/*/timers/*/left_ns", Rule::Falls(LOOKS_APART_NS), "time passes"),
     Expected::row(
         "process/*/interval_timers/*/left_us",

@@ -244,8 +244,6 @@ impl Stopped {
         let host = std::mem::take(&mut self.before.host);
         let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();
-        let root = rustix::fs::stat(format!("/proc/{}/root", subject.init));
-        about.root_device = root.map_or(0, |root| root.st_dev);
         let settings = std::mem::take(&mut self.before.settings);
         [about.hostname, about.domainname] = settings.names;
         about.ipc_limits = settings.limits;
