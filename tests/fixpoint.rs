@@ -219,7 +219,6 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("reaper", &[], true),
     ("reuse", &[], false),
     ("finished", &[], false),
-    ("full", &[], false),
     ("rights", &[], false),
     ("sandbox", &[], true),
     ("schedule", &[], true),
@@ -279,6 +278,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
 const NOT_COMPARED: &[(&str, &str)] = &[
     ("ahead", "its threads write to all of a large memory all the time"),
     ("apart", "refused by name in each of its forms"),
+    ("full", "a restored socket may have room, and the threads that wait for it end"),
     ("defer", "its requests are connections in a queue after a restore (docs/state.md)"),
     ("hugetlb", "needs huge pages of the host"),
     ("increment", "a memory workload with a time of its own for every step"),

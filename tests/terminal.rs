@@ -120,19 +120,27 @@ fn vm_terminal_stays_attached_over_sleep() {
     host.wait_for_state("a", "stopped");
 }
 
-/// A client without a terminal waits for an exit, which a sleep would seem to be.
+/// A sleep would seem to be the exit for which a command waits.
 #[test]
 fn vm_sleep_is_refused_while_a_command_waits_for_the_exit() {
     let host = Host::with_busybox();
-    let run = ["run", "--name", "a", "--net", "none", "busybox", "sleep", "1000"];
-    let mut client =
-        host.dormouse(&run).stdout(std::process::Stdio::null()).spawn().expect("it starts");
-    host.wait_inside("a", "grep -q sleep /proc/1/cmdline");
-    let refused = host.dm(&["sleep", "a"]).fails();
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sleep", "1000"]).ok();
+    let mut waiter = host.dormouse(&["wait", "a"]);
+    let mut waiter = waiter.stdout(std::process::Stdio::null()).spawn().expect("it starts");
+    let mut refused = String::new();
+    // The command may not wait yet.
+    dormouse_testkit::wait_until(Duration::from_secs(20), || {
+        refused = host.dm(&["sleep", "a"]).stderr;
+        let is_asleep = refused.is_empty();
+        if is_asleep {
+            host.dm(&["wake", "a"]).ok();
+        }
+        !is_asleep
+    });
     assert!(refused.contains("'a' does not sleep while a command waits for its exit"), "{refused}");
     assert_eq!(host.state_of("a"), "running");
-    client.kill().expect("our child");
-    client.wait().expect("our child");
+    waiter.kill().expect("our child");
+    waiter.wait().expect("our child");
     host.put_to_sleep("a");
 }
 

@@ -92,8 +92,7 @@ pub enum Error {
     Entered(String),
     /// A command waits for the exit of the first process, which would seem to have ended.
     #[error(
-        "container '{0}' does not sleep while a command waits for its exit: `wait`, or `run` and `start --attach` \
-         without a terminal; end that command (`run --detach` leaves none)"
+        "container '{0}' does not sleep while a command waits for its exit, such as `wait`: end that command"
     )]
     Awaited(String),
     /// A killed process has not ended in time.

@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use dormouse_kernel::Errno;
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_model::{Config, ContainerId, Name, NetMode};
 use dormouse_network::Domain;
@@ -193,10 +194,13 @@ pub(crate) fn forget_ended(
     if ports.is_some_and(<[u16]>::is_empty) || is_first_start() {
         return Ok(()); // most starts and wakes
     }
+    let enter = |e: Errno| Error::file("cannot enter", "a network namespace")(e.into());
+    if !stack::inside_of(&domain.netns, || Ok(stack::has_ended_here())).map_err(enter)? {
+        return Ok(()); // most starts
+    }
     let own = ground.network()?.own(&config.addresses)?;
     let forget = || Ok(stack::forget_ended_here(|address| own.has(address), ports));
-    let entered = stack::inside_of(&domain.netns, forget);
-    entered.map(drop).map_err(|e| Error::file("cannot enter", "a network namespace")(e.into()))
+    stack::inside_of(&domain.netns, forget).map(drop).map_err(enter)
 }
 
 /// Ends the drop rules of connections that will not be restored, so that their peers are reset.

@@ -316,8 +316,8 @@ pub fn forget_ended_here(is_own: impl Fn(IpAddr) -> bool, ports: Option<&[u16]>)
     removed
 }
 
-/// Whether the stack of the calling thread has connections in TIME_WAIT.
-fn has_ended_here() -> bool {
+/// Whether the stack of the calling thread may have connections in TIME_WAIT.
+pub fn has_ended_here() -> bool {
     let text = proc::whole_text("/proc/thread-self/net/sockstat").unwrap_or_default();
     ended(&text) != Some(0)
 }
