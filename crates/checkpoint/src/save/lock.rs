@@ -73,7 +73,8 @@ pub(crate) fn found(open: &Open<'_>) -> Result<Option<FoundLease>, Reason> {
 
 /// Gives each lease to the process that takes it again. procfs names the process that has set a lease, so
 /// that one does, if it still has the file open and is the user of the file, as fcntl(2), F_SETLEASE wants.
-/// Otherwise the first that is does; if none is, the lease is refused. CAP_LEASE counts in the first user namespace alone.
+/// Otherwise the first that is does; if none is, the lease is refused. CAP_LEASE counts in the first user namespace
+/// alone.
 pub(crate) fn give_out(
     leases: Vec<FoundLease>,
     tree: &[Seen],
