@@ -82,6 +82,12 @@ pub(crate) fn forget_gone(ground: &Ground) -> Result<()> {
 /// Forgets the addresses of a container that is removed.
 pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
     let Some(gates) = find(ground)? else { return Ok(()) };
-    let indices = ground.network()?.indices(&config.addresses)?;
-    Ok(indices.into_iter().try_for_each(|index| gates.withdraw(index))?)
+    let network = ground.network()?;
+    for address in &config.addresses {
+        // An address outside of the pool is no container's: gates do not know it either.
+        for index in network.indices(&[*address]).unwrap_or_default() {
+            gates.withdraw(index)?;
+        }
+    }
+    Ok(())
 }

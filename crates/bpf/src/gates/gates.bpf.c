@@ -288,13 +288,13 @@ static __always_inline int can_count(const struct dm_gate_work *work)
 	return bpf_map_lookup_elem(&dm_gate_uses, work) != 0;
 }
 
-/* Gives a task a label: the calling one, or a child that has not run yet, which `until` tells. */
-static __always_inline void give(struct task_struct *task, __u64 until, __u64 cgroup,
-				 const struct passage *at, const struct party *to)
+/* Gives a task with this label, or none yet, another one: the calling task, or a child that has not run yet. */
+static __always_inline void give(struct task_struct *task, struct label *label, int is_child,
+				 __u64 cgroup, const struct passage *at, const struct party *to)
 {
 	struct dm_gate_work work = { .cgroup = cgroup, .owner = to->owner, .account = to->account };
-	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	struct dm_gate_count *count;
+	__u64 until;
 
 	if (work.account == at->home.account && work.owner == at->home.owner) {
 		if (!label)
@@ -304,6 +304,7 @@ static __always_inline void give(struct task_struct *task, __u64 until, __u64 cg
 	if (label && label->work.cgroup == work.cgroup && label->work.account == work.account &&
 	    label->work.owner == work.owner)
 		return;
+	until = is_child ? task->se.sum_exec_runtime : estimate(task);
 	count = counts(at->gate);
 	if (work.cgroup) {
 		if (!can_count(&work)) {
@@ -332,11 +333,10 @@ static __always_inline void give(struct task_struct *task, __u64 until, __u64 cg
 		count->changed++;
 }
 
-/* The account that a task works for. */
-static __always_inline struct party label_of(struct task_struct *task, __u64 cgroup,
+/* The account that a task with this label works for. */
+static __always_inline struct party party_of(struct label *label, __u64 cgroup,
 					     const struct party *home)
 {
-	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	struct party party = *home;
 
 	/* A task that an operator has moved into another container has the label of that one. */
@@ -469,12 +469,12 @@ int dm_gate_fork(__u64 *ctx)
 		return 0;
 	at.home.owner = home->owner;
 	at.home.account = home->account;
-	at.label = label_of(parent, cgroup, &at.home);
+	at.label = party_of(bpf_task_storage_get(&dm_gate_labels, parent, 0, 0), cgroup, &at.home);
 	to = at.label;
 	table = table_for(DM_GATE_FORK, &at.table);
 	if (table)
 		to = decide(&at, table);
-	give(child, child->se.sum_exec_runtime, cgroup, &at, &to);
+	give(child, 0, 1, cgroup, &at, &to);
 	return 0;
 }
 
@@ -495,22 +495,24 @@ SEC("tp_btf/sched_process_exec")
 int dm_gate_exec(__u64 *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	__u64 cgroup = dm_current_container(config.level);
-	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
 	struct passage at = { .gate = DM_GATE_EXEC, .peer.account = DM_NOBODY };
-	struct dm_gate_table *table;
+	struct dm_gate_table *table = table_for(DM_GATE_EXEC, &at.table);
+	__u64 cgroup = table ? dm_current_container(config.level) : 0;
+	struct dm_gate_home *home;
+	struct label *label;
 	struct party to;
 
-	if (!home)
-		return 0;
-	table = table_for(DM_GATE_EXEC, &at.table);
 	if (!table)
+		return 0;
+	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	if (!home)
 		return 0;
 	at.home.owner = home->owner;
 	at.home.account = home->account;
-	at.label = label_of(task, cgroup, &at.home);
+	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+	at.label = party_of(label, cgroup, &at.home);
 	to = decide(&at, table);
-	give(task, estimate(task), cgroup, &at, &to);
+	give(task, label, 0, cgroup, &at, &to);
 	return 0;
 }
 
@@ -624,17 +626,19 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 static __always_inline int pass(struct sock *sk, __u32 gate)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	__u64 cgroup = dm_current_container(config.level);
-	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
 	struct passage at = { .gate = gate, .peer.account = DM_NOBODY };
-	struct dm_gate_table *table;
+	struct dm_gate_table *table = table_for(gate, &at.table);
+	__u64 cgroup = table ? dm_current_container(config.level) : 0;
+	struct dm_gate_home *home;
+	struct label *label;
 	struct party to;
 	__u16 family;
 
-	if (!home)
-		return 0;
-	table = table_for(gate, &at.table);
+	/* Most sockets of a host are of no container, and most gates have no row. */
 	if (!table)
+		return 0;
+	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	if (!home)
 		return 0;
 	at.home.owner = home->owner;
 	at.home.account = home->account;
@@ -647,9 +651,10 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	} else {
 		return 0;
 	}
-	at.label = label_of(task, cgroup, &at.home);
+	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+	at.label = party_of(label, cgroup, &at.home);
 	to = decide(&at, table);
-	give(task, estimate(task), cgroup, &at, &to);
+	give(task, label, 0, cgroup, &at, &to);
 	return 0;
 }
 
