@@ -144,7 +144,11 @@ fn clients_of_one_thread_are_charged_in_the_proportion_of_their_work() {
     let (charged, counted) = (sum(&ended, "CpuNs"), kernel_ns(&host));
     assert!(charged.abs_diff(counted) * 100 <= counted, "{charged} and {counted}");
     host.dm(&["gate", "unload"]).ok();
-    assert_eq!(accounts(&host), ended, "unloading charges nothing again");
+    let unloaded = accounts(&host);
+    for account in ["@a", "@b"] {
+        let [before, after] = [&ended, &unloaded].map(|all| figure(all, account, "CpuTakenNs"));
+        assert_eq!(before, after, "unloading charges nothing again");
+    }
 }
 
 #[test]
