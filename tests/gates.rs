@@ -96,11 +96,12 @@ fn load(host: &Host) {
     host.dm(&["gate", "load"]).ok();
 }
 
-/// Asserts that the work for an account is what the service has burnt for it, and at most a tenth more.
+/// Asserts that the work for an account is what the service has burnt for it, and little more: a busy machine adds
+/// to each request.
 #[track_caller]
 fn assert_taken(all: &[Value], account: &str, ms: u64) {
     let taken = figure(all, account, "CpuTakenNs");
-    let range = ms * 1_000_000..=ms * 1_100_000;
+    let range = ms * 1_000_000..=ms * 1_200_000 + 10_000_000;
     assert!(range.contains(&taken), "{account}: {taken} ns, not {ms} ms: {all:?}");
 }
 
@@ -291,6 +292,48 @@ fn no_container_charges_another_one() {
     assert_taken(&accounts(&host), "@b", 10);
 }
 
+/// The number of a removed service is given again, and its rule with it is not.
+#[test]
+fn container_with_the_number_of_a_removed_service_works_for_itself() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    work(&host, "a", "db", 1, 1);
+    let number = |name: &str| {
+        let all = accounts(&host);
+        let found = all.iter().find(|one| one["Name"] == name).expect("an account");
+        found["Number"].as_u64().expect("a number")
+    };
+    let before = number("@db");
+    host.dm(&["rm", "--force", "db"]).ok();
+    host.dm(&["run", "-d", "--name", "x", "busybox", "probe", "burn", "0.0.0.0", "80"]).ok();
+    assert_eq!(number("@x"), before, "the test is of a number that is given again");
+    work(&host, "a", "x", 20, 1000);
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@x", "CpuGivenNs"), 0, "{all:?}");
+    assert!(figure(&all, "@a", "CpuTakenNs") < 5_000_000, "{all:?}");
+}
+
+/// An account that is made below a named one is matched at once.
+#[test]
+fn account_that_is_made_after_the_load_is_matched() {
+    let host = Host::with_busybox();
+    host.dm(&["account", "create", "customers"]).ok();
+    host.dm(&["run", "-d", "--name", "db", "busybox", "probe", "burn", "0.0.0.0", "80"]).ok();
+    let rules = host.dir().join("rules");
+    let text =
+        "[[rule]]\ngate = \"receive\"\nhome = \"@db\"\npeer = \"customers\"\naccount = \"peer\"\n";
+    fs::write(&rules, text).expect("written");
+    host.dm(&["rules", "apply", rules.to_str().expect("UTF-8")]).ok();
+    load(&host);
+    host.dm(&["account", "create", "--parent", "customers", "smith"]).ok();
+    let run = ["run", "-d", "--name", "a", "--account", "smith", "busybox", "sleep", "100000"];
+    host.dm(&run).ok();
+    work(&host, "a", "db", 20, 1000);
+    assert_taken(&accounts(&host), "smith", 20);
+}
+
 #[test]
 fn work_over_unix_sockets_is_charged_to_the_client() {
     let host = Host::with_busybox();
@@ -340,7 +383,8 @@ fn service_that_sleeps_and_wakes_works_for_its_clients() {
     host.dm(&["rm", "--force", "a", "db"]).ok();
     let all = accounts(&host);
     let root = figure(&all, "root", "CpuTakenNs");
-    assert!((expected * 1_000_000..expected * 1_100_000).contains(&root), "{root}: {all:?}");
+    let range = expected * 1_000_000..=expected * 1_200_000 + 10_000_000;
+    assert!(range.contains(&root), "{root}: {all:?}");
     assert_eq!(figure(&all, "root", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
 }
 
@@ -467,7 +511,7 @@ fn unloaded_gates_leave_no_program() {
 }
 
 #[test]
-fn loading_and_unloading_survive_kill_at_any_step() {
+fn big_loading_and_unloading_survive_kill_at_any_step() {
     let host = Host::with_busybox();
     serve(&host, "db", &["burn", "0.0.0.0", "80"]);
     clients(&host, &["a"]);
@@ -476,7 +520,7 @@ fn loading_and_unloading_survive_kill_at_any_step() {
         loop {
             load(&host);
             let before = figure(&accounts(&host), "@a", "CpuTakenNs");
-            work(&host, "a", "db", 5, 1000);
+            work(&host, "a", "db", 10, 2000);
             let mut led = Led::start(&host.dormouse(command), &dormouse());
             let call = (0..=number).try_fold("", |_, _| led.next_step());
             if call.is_some() {
@@ -485,7 +529,7 @@ fn loading_and_unloading_survive_kill_at_any_step() {
             let what = format!("{command:?} killed at step {number}, {call:?}");
             // Neither lost nor counted twice.
             let taken = figure(&accounts(&host), "@a", "CpuTakenNs") - before;
-            assert!((5_000_000..10_000_000).contains(&taken), "{what}: {taken} ns");
+            assert!((20_000_000..38_000_000).contains(&taken), "{what}: {taken} ns");
             if number % 2 == 0 {
                 host.dm(&["gate", "unload"]).ok();
                 assert!(programs(&host).is_empty(), "{what}");

@@ -133,6 +133,20 @@ impl Map {
         Ok(())
     }
 
+    /// Sets the value of a key that has none. Returns whether it had none. Not for per-CPU maps.
+    pub fn set_new(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        const NOEXIST: u64 = 1;
+        if value.len() != self.value_bytes {
+            return Err(self.error("value", libc::EINVAL));
+        }
+        let mut attr = self.element(key, value.as_ptr() as u64, NOEXIST)?;
+        // SAFETY: key and value are as long as the map's, and outlive the call.
+        match unsafe { bpf(MAP_UPDATE, &mut attr) } {
+            Err(libc::EEXIST) => Ok(false),
+            other => other.map(|_| true).map_err(|e| self.error("MAP_UPDATE_ELEM", e)),
+        }
+    }
+
     /// The value of a key, if there is one. Not for per-CPU maps.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut value = vec![0u8; self.value_bytes];

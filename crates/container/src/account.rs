@@ -689,7 +689,8 @@ pub(crate) fn remove(ground: &Ground, name: &Name, merge: bool) -> Result<()> {
         ));
     }
     let _balances = store::lock(ground)?;
-    fold(ground, false)?;
+    // With the work of services for it, which may be in the kernel alone.
+    fold(ground, true)?;
     if !merge && !store::read(ground, &holder)?.total.is_none() {
         return refuse(format!(
             "it has a balance: see `dormouse account report {name}`, and add it to account '{parent}' with \

@@ -607,7 +607,9 @@ impl Engine {
 impl Engine {
     /// Makes an account, and returns its number.
     pub fn create_account(&self, new: NewAccount) -> Result<Number> {
-        account::create(&self.ground, new)
+        let number = account::create(&self.ground, new)?;
+        gating::refresh(&self.ground)?;
+        Ok(number)
     }
 
     /// Changes an account.
@@ -618,7 +620,8 @@ impl Engine {
 
     /// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.
     pub fn remove_account(&self, name: &Name, merge: bool) -> Result<()> {
-        account::remove(&self.ground, name, merge)
+        account::remove(&self.ground, name, merge)?;
+        gating::refresh(&self.ground)
     }
 
     /// Charges what running containers have used up to now.

@@ -43,7 +43,7 @@ pub(crate) fn enter(
     let party = account::party(ground, config)?;
     announce_at(ground, &gates, config, party)?;
     gates.enter(id, party, netns)?;
-    refresh_for(ground, config);
+    let _ = refresh_for(ground, config); // an event has the cause
     Ok(())
 }
 
@@ -61,7 +61,11 @@ fn announce_at(ground: &Ground, gates: &Gates, config: &Config, party: Party) ->
 /// A container was removed, and its name is free: its addresses and its rules are forgotten.
 pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
     gates::withdraw(ground, config)?;
-    refresh_for(ground, config);
+    if !refresh_for(ground, config) {
+        // The next container may have its number, and is not to have its rules.
+        let _alone = lock(ground)?;
+        gates::find(ground)?.map_or(Ok(()), |gates| gates.apply(&[], &[]))?;
+    }
     Ok(())
 }
 
@@ -112,7 +116,7 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
     apply_at(gates, &account::table(ground)?)?;
     for id in ground.ids()? {
         let config = match ground.config(&id) {
-            Err(Error::NoContainer(_)) => continue,
+            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
             other => other?,
         };
         let party = account::party(ground, &config)?;
@@ -120,7 +124,7 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
         let cgroup = ground.cgroups()?.find(id.as_str())?;
         if let Some(id) = cgroup.and_then(|cgroup| cgroup.v2_id()) {
             let netns = ground.network()?.set_account(id, party.account)?;
-            gates.enter(id, party, netns)?;
+            gates.enter_new(id, party, netns)?;
         }
     }
     loaded.attach()?;
@@ -157,16 +161,18 @@ pub(crate) fn refresh(ground: &Ground) -> Result<()> {
 }
 
 /// The same after a container has its name, or has it no more. Rules that cannot be read stop no container: the old
-/// table stays in force, and an event tells.
-pub(crate) fn refresh_for(ground: &Ground, config: &Config) {
+/// table stays in force, and an event has the cause. Returns whether the table is in force.
+pub(crate) fn refresh_for(ground: &Ground, config: &Config) -> bool {
     let step = || match gates::find(ground)? {
         Some(_) if account::depends_on(ground, config)? => refresh(ground),
         _ => Ok(()),
     };
-    if let Err(e) = step() {
+    let done = step();
+    if let Err(e) = &done {
         let (id, name) = (config.id.as_str(), config.name.as_str());
         ground.record("rules_unapplied", id, name, &[("error", e.with_causes())]);
     }
+    done.is_ok()
 }
 
 /// Unloads all gates. Returns whether some were loaded.

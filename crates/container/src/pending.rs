@@ -17,7 +17,7 @@
 //! The lock on `LIB/pending` is shared by processes that make an entry and have not locked it yet.
 //! Recovery takes it exclusively, so that it never treats a new entry as an orphan.
 //!
-//! Uses `ground` and `hold`.
+//! Uses `ground`, `gating` and `hold`.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, ASLEEP, CONFIG, Ground};
-use crate::hold;
+use crate::{gating, hold};
 
 /// A create in progress: its directory, locked.
 #[derive(Debug)]
@@ -179,10 +179,12 @@ pub(crate) fn release(
 ) -> Result<()> {
     match config {
         Some(config) => {
+            // ORDER: its rules end with its name, before another container has its addresses or its number.
+            ground.names.release(&config.name, id)?;
+            gating::withdraw(ground, config)?;
             if !config.addresses.is_empty() {
                 ground.network()?.release(id)?;
             }
-            ground.names.release(&config.name, id)?;
             ground.slots.release(config.ids, id)?;
             if volumes || config.spec.auto_remove {
                 for volume in &config.spec.anonymous_volumes {

@@ -36,8 +36,12 @@
  * its own, where it has any address. It controls neither its cgroup nor the stack of its domain nor the
  * storages.
  *
- * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate. An unconnected UDP socket
- * has no peer.
+ * So the other side is noted when a connection is established, and only then. A socket without a note has
+ * no other side: a datagram socket, whose peer is what connect(2) was told, a connection from before the
+ * load or of a restore, of which it is not known which side has opened it, and one whose note found no
+ * room (a container decides how much of it is left).
+ *
+ * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate.
  *
  * KERNEL(6.3): sock_recv_length, sock_send_length. */
 #include <linux/types.h>
@@ -567,24 +571,16 @@ static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home 
 				     struct passage *at)
 {
 	struct connection *known;
-	struct dm_gate_peer *peer;
 
 	/* In another stack, such as one that the container has made itself, any side has any address. */
 	if (!home->netns || sk->__sk_common.skc_net.net->net_cookie != home->netns)
 		return 0;
 	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
-	if (known) {
-		at->peer.owner = known->owner;
-		at->peer.account = known->account;
-		return known->is_opened;
-	}
-	/* From before the gates were loaded, restored, or connected UDP. */
-	peer = peer_by_address(sk);
-	if (peer) {
-		at->peer.owner = peer->owner;
-		at->peer.account = peer->account;
-	}
-	return 0;
+	if (!known)
+		return 0;
+	at->peer.owner = known->owner;
+	at->peer.account = known->account;
+	return known->is_opened;
 }
 
 static __always_inline int look_unix(struct sock *sk, struct passage *at)
@@ -595,7 +591,8 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 	struct sock *peer;
 	__u64 cgroup;
 
-	if (!of)
+	/* The peer of a datagram socket is what connect(2) was told. */
+	if (!of || (sk->sk_type != SOCK_STREAM && sk->sk_type != SOCK_SEQPACKET))
 		return 0;
 	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
 	if (known) {
@@ -618,7 +615,7 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 	at->peer.owner = found.owner;
 	at->peer.account = found.account;
 	/* The peer of a connection stays. */
-	if (peer && (sk->sk_type == SOCK_STREAM || sk->sk_type == SOCK_SEQPACKET))
+	if (peer)
 		bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	return found.is_opened;
 }

@@ -279,6 +279,11 @@ pub struct Loaded {
     programs: Vec<Program>,
 }
 
+fn home_of(party: Party, netns: Option<u64>) -> HomeRecord {
+    let (owner, netns) = (party.owner, netns.unwrap_or(0));
+    HomeRecord { owner, netns, account: party.account, reserved: 0 }
+}
+
 impl Gates {
     /// Loads the programs of these gates, and names their maps in this directory of a bpffs. No program runs before
     /// [`Loaded::attach`].
@@ -294,8 +299,8 @@ impl Gates {
         Ok(Loaded { gates: Self { dir: dir.into(), homes, which: which.into() }, programs })
     }
 
-    /// The gates with names in this directory, attached or not; `None` if there are none, or those of another build with
-    /// other records, which know no further container.
+    /// The gates with names in this directory, attached or not; `None` if there are none, or those of another build
+    /// with other records, which know no further container.
     pub fn find(dir: &Path) -> Result<Option<Self>> {
         let Some(homes) = call::pinned(&dir.join(HOMES))? else { return Ok(None) };
         let homes = Map::new(homes)?;
@@ -320,9 +325,14 @@ impl Gates {
     /// Makes `party` the home of processes below this cgroup. `netns` is the cookie of the stack of their domain.
     /// E2BIG if the map is full.
     pub fn enter(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
-        let (owner, netns) = (party.owner, netns.unwrap_or(0));
-        let home = HomeRecord { owner, netns, account: party.account, reserved: 0 };
+        let home = home_of(party, netns);
         Ok(self.homes.set(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes())?)
+    }
+
+    /// The same for a cgroup that has none yet: a start that is under way knows better.
+    pub fn enter_new(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
+        let home = home_of(party, netns);
+        Ok(self.homes.set_new(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes()).map(drop)?)
     }
 
     /// Ends the home of a cgroup that has no processes any more, and forgets what it has worked.
