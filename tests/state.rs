@@ -376,6 +376,14 @@ fn big_restored_random_state_is_as_saved() {
 
 /// Programs by which the fuzzer has found faults, each made small, with what was not restored.
 const FOUND: &[(&str, &str)] = &[
+    (
+        "a connection that was accepted before its listener received credentials",
+        "tcp 525 790 730 135;unix 917 310 557 719;option 341 1006 972 12",
+    ),
+    (
+        "a message that was sent before its sender received credentials",
+        "pair 467 609 13 161;option 952 525 985 395",
+    ),
     ("memory of System V that could be written", "shm 49 840 727 480;protect 919 396 902 712"),
     (
         "a trial restore of a message queue whose open file no process leads to",

@@ -43,9 +43,12 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let mut all = sockets(plan.records);
     // A held socket exists, has its queue, and is used by no socket inside.
     all.retain(|index, _| !plan.held.contains_key(index));
-    let passes_late = all.values().any(|socket| {
-        passes_credentials(socket) && socket.received.iter().any(|one| one.credentials.is_none())
-    });
+    let passes_late = all.values().any(|socket| passes_credentials(socket))
+        && all.values().any(|socket| {
+            let is_accepted = socket.name.as_ref().is_some_and(|name| name.inherited);
+            let lacks = |message: &UnixMessage| message.credentials.is_none();
+            socket.on_its_way().any(lacks) || is_accepted && !passes_credentials(socket)
+        });
     let (closed_peers, closed_clients) = (Vec::new(), Vec::new());
     let (empty, depth) = (Vec::new(), 0);
     let mut work =
@@ -147,8 +150,9 @@ struct Work<'w, 'r> {
     closed_peers: Vec<(usize, Cell)>,
     /// Temporary clients in place of closed ones, each with the listener and the record.
     closed_clients: Vec<(usize, Cell, &'r UnixLeft)>,
-    /// A socket that receives credentials has a message that was sent before it did: the option is set last, and for
-    /// each message with credentials. Listeners have it early, and pass it to what they accept.
+    /// Where a socket receives credentials, some message was sent, or some connection accepted, before it did: the
+    /// option is set last, and for each message with credentials. Listeners have it early, and pass it to what they
+    /// accept.
     passes_late: bool,
     /// Empty file systems, made when they are needed first.
     empty: Vec<Cell>,
