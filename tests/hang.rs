@@ -146,7 +146,8 @@ fn answer(device: &mut File, unique: u64, reply: Result<Vec<u8>, i32>) {
 fn welcomed() -> Vec<u8> {
     let mut all = vec![0; 64];
     let mut put = |at: usize, number: u32| all[at..at + 4].copy_from_slice(&number.to_ne_bytes());
-    (put(0, 7), put(4, 42)); // the version
+    put(0, 7); // the version
+    put(4, 42);
     put(12, 1 << 30); // there are more flags
     put(20, 128 << 10); // the largest write
     put(32, 1 << 8); // FUSE_ALLOW_IDMAP

@@ -2,6 +2,7 @@
 //! restartable sequences, restrictions of a process by itself, unusual sharing, guard regions, options of
 //! sockets, signal-driven I/O.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use super::*;
@@ -143,18 +144,23 @@ fn host_with_lasting_stack() -> Host {
     host
 }
 
-/// The ended connections (TIME_WAIT and alike) at a port that the stack of a container lists, of every container.
-fn ended_connections(host: &Host, port: u16) -> usize {
+/// The ended connections (TIME_WAIT and alike) at a port that the stack of a container lists, of every container, by
+/// their local address.
+fn ended_connections(host: &Host, port: u16) -> BTreeMap<String, usize> {
     let pid = host.inspect("lasts")["pid"].as_u64().expect("the container runs");
     let table =
         |family| fs::read_to_string(format!("/proc/{pid}/net/{family}")).unwrap_or_default();
-    let all = format!("{}{}", table("tcp"), table("tcp6"));
-    let is_it = |line: &&str| {
+    let mut all = BTreeMap::new();
+    for line in format!("{}{}", table("tcp"), table("tcp6")).lines() {
         let mut words = line.split_ascii_whitespace().skip(1);
-        let at = words.next().is_some_and(|at| at.ends_with(&format!(":{port:04X}")));
-        at && words.nth(1).is_some_and(|state| ["05", "06"].contains(&state))
-    };
-    all.lines().filter(is_it).count()
+        let Some(at) = words.next().filter(|at| at.ends_with(&format!(":{port:04X}"))) else {
+            continue;
+        };
+        if words.nth(1).is_some_and(|state| ["05", "06"].contains(&state)) {
+            *all.entry(at.to_owned()).or_insert(0) += 1;
+        }
+    }
+    all
 }
 
 /// Connections that a program has ended first keep the address of its listener for a minute in a stack that lasts,
@@ -180,7 +186,7 @@ fn vm_listeners_are_restored_beside_connections_that_just_ended() {
         };
         host.in_network(call).join().expect("no panic");
         wait_for_line(&host, "finished", &format!("ready {round}"));
-        assert!(ended_connections(&host, 7104) > 0, "round {round}");
+        assert!(!ended_connections(&host, 7104).is_empty(), "round {round}");
         host.dm(&["checkpoint", "finished"]).ok();
         host.dm(&["restore", "finished"]).ok();
         go_on(&host, "finished", round);
@@ -194,7 +200,7 @@ fn vm_restarted_program_finds_its_address_free() {
     let host = host_with_lasting_stack();
     start(&host, "finished", &[]);
     wait_for_line(&host, "finished", "ready 0");
-    assert!(ended_connections(&host, 7101) > 0);
+    assert!(!ended_connections(&host, 7101).is_empty());
     for _ in 0..2 {
         let began = |host: &Host| host.dm(&["logs", "finished"]).stdout.matches("ready 0").count();
         let before = began(&host);
@@ -222,7 +228,10 @@ fn vm_restore_ends_no_connection_of_other_containers() {
     let all = ended_connections(&host, 7101);
     host.dm(&["restore", "one"]).ok();
     let rest = ended_connections(&host, 7101);
-    assert!(rest > 0 && rest < all, "{rest} of {all}");
+    // Each address is of one container.
+    let is_whole = |(at, count): (&String, &usize)| all.get(at) == Some(count);
+    assert!(rest.iter().all(is_whole), "{rest:?} of {all:?}");
+    assert!(!rest.is_empty() && rest.len() < all.len(), "{rest:?} of {all:?}");
     host.dm(&["exec", "one", "touch", "/go-0"]).ok();
     wait_for_line(&host, "one", "ready 1");
     // A process outside of all containers listens at its address.

@@ -221,12 +221,12 @@ mod tests {
         for (filed, running, has_life, kept) in [
             (&[][..], &[][..], true, true),
             (&[], &[], false, false),
-            (&[first.clone()], &[], false, true),
-            (&[second.clone()], &[], true, false),
+            (std::slice::from_ref(&first), &[], false, true),
+            (std::slice::from_ref(&second), &[], true, false),
             (&[first.clone(), second.clone()], &[], false, true),
-            (&[beside.clone()], &[], true, true),
+            (std::slice::from_ref(&beside), &[], true, true),
             // The last charge of the first life may have missed the file.
-            (&[], &[second.clone()], true, true),
+            (&[], std::slice::from_ref(&second), true, true),
         ] {
             let mut balance = Balance::default();
             balance.apply(&first);

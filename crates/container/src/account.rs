@@ -471,7 +471,8 @@ fn add(
     };
     let mut changed = Changed { ground, balances: BTreeMap::new() };
     let mut clients = Clients { ground, book, before, own: None };
-    let mut by_holder: BTreeMap<Holder, (Vec<&Charge>, Vec<(&Charge, &Work)>)> = BTreeMap::new();
+    type OfHolder<'c> = (Vec<&'c Charge>, Vec<(&'c Charge, &'c Work)>);
+    let mut by_holder: BTreeMap<Holder, OfHolder<'_>> = BTreeMap::new();
     for charge in filed.iter().chain(running) {
         by_holder.entry(to(charge)).or_default().0.push(charge);
         for work in &charge.work {

@@ -598,6 +598,8 @@ impl Own {
     }
 }
 
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -614,5 +616,3 @@ mod tests {
         assert!(!others.into_iter().any(|text| own.has(of(text))));
     }
 }
-
-const SYSFS_MAGIC: u64 = 0x6265_6572;

@@ -225,6 +225,6 @@ mod tests {
         own.extend((0..CONTEXTS_MAX).map(|_| Own::new(1)));
         assert_eq!(count().unwrap_err().errno(), libc::E2BIG);
         // io_destroy(2) waits for a grace period, once for each; the end of the process once for all.
-        own.into_iter().for_each(std::mem::forget);
+        let _kept: Vec<_> = own.into_iter().map(std::mem::ManuallyDrop::new).collect();
     }
 }

@@ -269,11 +269,10 @@ fn in_one_form(extended: &[u8], parts: &[StatePart]) -> Vec<u8> {
     let Some(header) = state.get(HEADER..HEADER + 8) else { return state };
     let mut present = u64::from_le_bytes(header.try_into().expect("eight bytes"));
     // x87: all but the register MXCSR and its mask, which belong to SSE and are always written.
-    let mut all: Vec<(u32, Vec<std::ops::Range<usize>>)> =
-        vec![(0, vec![0..24, 32..160]), (1, vec![160..416])];
+    let mut all = vec![(0, [0..24, 32..160]), (1, [160..416, 0..0])];
     for part in parts {
         let from = part.offset as usize;
-        all.push((part.number, vec![from..from.saturating_add(part.bytes as usize)]));
+        all.push((part.number, [from..from.saturating_add(part.bytes as usize), 0..0]));
     }
     for (number, ranges) in all {
         let bit = 1_u64.checked_shl(number).unwrap_or(0);

@@ -10,6 +10,7 @@
 //! loaded, every context is refused.
 
 use std::collections::HashSet;
+use std::collections::hash_map::Entry;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::thread::sleep;
@@ -64,10 +65,10 @@ pub(super) fn ring(
     if status.f_type as u32 != MAGIC {
         return Ok(None);
     }
-    if !survey.aio.of.contains_key(&seen.pid) {
-        survey.aio.of.insert(seen.pid, of(seen.pid)?);
-    }
-    let all = survey.aio.of.get(&seen.pid).map_or(&[][..], Vec::as_slice);
+    let all = match survey.aio.of.entry(seen.pid) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(new) => new.insert(of(seen.pid)?),
+    };
     let context = all.iter().find(|context| context.id == mapping.start).copied();
     let refused = |what: &str| {
         Err(format!("a context of asynchronous I/O (io_setup) {what}, which is not saved"))

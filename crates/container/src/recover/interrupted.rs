@@ -83,11 +83,8 @@ fn finish_intent(ground: &Ground, id: &ContainerId, path: &Path) -> Result<bool>
         (Some(Intent::Freezer), Some(config)) => if_alive(freeze::finish(ground, config, true))?,
         (Some(Intent::Limits), Some(config)) => if_alive(freeze::finish_limits(ground, config))?,
         // The tasks of a twin end with the command that traces them.
-        (Some(Intent::Twin), _) => {
-            if !twin::remove(ground, id)? {
-                return Ok(false); // by a later command
-            }
-        }
+        (Some(Intent::Twin), _) if twin::remove(ground, id)? => {}
+        (Some(Intent::Twin), _) => return Ok(false), // by a later command
         (Some(Intent::Sleep), Some(config)) => {
             // An interrupted kill of all processes may have left the container frozen.
             if_alive(freeze::finish(ground, config, true))?;
