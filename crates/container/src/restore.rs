@@ -21,7 +21,7 @@ use dormouse_kernel::weakened;
 use dormouse_launch::{Keeper, Plan};
 use dormouse_model::{Config, NetMode};
 use dormouse_parcel::Reader;
-use dormouse_record::{Records, Thing};
+use dormouse_record::{Object, Records, SocketOption, Thing};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::error::{Error, Result};
@@ -216,14 +216,18 @@ impl RestorePlan {
         }
     }
 
-    /// Returns the ports of the TCP sockets that a restore binds in the stack that the container shares. Held
-    /// sockets and connections are not bound.
+    /// Returns the ports of the TCP sockets that a restore binds in the stack that the container shares, beside no
+    /// ended connection: without SO_REUSEADDR, which connections have from their listener. Held sockets and
+    /// connections are not bound.
     pub(crate) fn ports(&self) -> Vec<u16> {
         let objects = self.reader.records().objects.iter().zip(0..);
         let own = objects.filter(|(object, number)| {
             object.net.is_none() && !self.held.iter().any(|(held, _)| held == number)
         });
-        own.filter_map(|(object, _)| match &object.thing {
+        let is_alone =
+            |object: &&Object| !object.thing.socket_options().iter().any(SocketOption::is_reuse);
+        let own = own.map(|(object, _)| object).filter(is_alone);
+        own.filter_map(|object| match &object.thing {
             Thing::Listener(listener) => Some(listener.address.port()),
             Thing::TcpSocket(tcp) if tcp.connection.is_none() => {
                 tcp.address.map(|address| address.port()).filter(|port| *port != 0)

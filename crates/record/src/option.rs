@@ -308,4 +308,9 @@ impl SocketOption {
     pub fn is(&self, level: i32, name: i32) -> bool {
         (self.level, self.name) == (level, name)
     }
+
+    /// Whether it is SO_REUSEADDR, by which a socket is bound beside ended connections.
+    pub fn is_reuse(&self) -> bool {
+        self.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)
+    }
 }

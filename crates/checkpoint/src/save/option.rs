@@ -40,8 +40,8 @@ const TCP_AO_INFO: i32 = 40;
 #[derive(Debug, Default)]
 pub(super) struct Fresh {
     values: HashMap<Kind, Vec<Option<Vec<u8>>>>,
-    /// Inodes of TCP sockets with keys, by the object of their network namespace.
-    signed: HashMap<Option<usize>, Vec<u64>>,
+    /// Inodes of TCP sockets with keys, by the object of their network namespace: of listeners and of others.
+    signed: HashMap<(Option<usize>, bool), Vec<u64>>,
 }
 
 /// Family, type and protocol of a socket, and the object of its network namespace.
@@ -87,11 +87,12 @@ impl Fresh {
     ///
     /// LIMIT: those of a socket that is not bound, and all without the module `tcp_diag`, are not found.
     fn is_signed(&mut self, socket: BorrowedFd<'_>, net: Option<usize>) -> Result<bool, Errno> {
-        let all = match self.signed.entry(net) {
+        let listens = rustix::net::sockopt::socket_acceptconn(socket)?;
+        let all = match self.signed.entry((net, listens)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let netns = call::network_of(socket)?;
-                let found = stack::inside_of(&netns, || Ok(stack::signed_here()))?;
+                let found = stack::inside_of(&netns, || Ok(stack::signed_here(listens)))?;
                 new.insert(found.unwrap_or_default())
             }
         };
