@@ -52,7 +52,7 @@ fn main() {
         let cgroup = parent.join(id.as_str());
         fs::create_dir(&cgroup).unwrap();
         let number = fs::metadata(&cgroup).unwrap().ino();
-        network.enter(&domain, &id, number, &own, 0).unwrap();
+        network.enter(&domain, &id, number, &own).unwrap();
         cgroups.push(cgroup);
         addresses.push(own[0]);
     }
@@ -104,7 +104,7 @@ fn start_path(network: &Network, name: &Name, parent: &Path) {
         lap(0, &mut times);
         let own = network.allocate(name, &id, &[]).unwrap();
         lap(1, &mut times);
-        network.enter(&domain, &id, number, &own, 0).unwrap();
+        network.enter(&domain, &id, number, &own).unwrap();
         lap(2, &mut times);
         network.hosts_add(&domain, &id, &["name", "hostname"], &own).unwrap();
         lap(3, &mut times);

@@ -97,7 +97,7 @@ impl Host {
         fs::create_dir(&cgroup).unwrap();
         use std::os::unix::fs::MetadataExt;
         let cgroup_id = fs::metadata(&cgroup).unwrap().ino();
-        self.network.enter(domain, &id, cgroup_id, &addresses, 0).unwrap();
+        self.network.enter(domain, &id, cgroup_id, &addresses).unwrap();
         let agent = self.agent(Some(&cgroup), &domain.name);
         Container { id, cgroup, addresses, agent }
     }
@@ -757,13 +757,13 @@ fn root_addresses_come_and_go_while_a_container_runs() {
     let all = host.network.update(&a.id, &[added], &[]).unwrap();
     assert_eq!(all.len(), 4);
     let cgroup = fs::metadata(&a.cgroup).unwrap().ino();
-    host.network.enter(&domain, &a.id, cgroup, &all, 0).unwrap();
+    host.network.enter(&domain, &a.id, cgroup, &all).unwrap();
     assert_eq!(connect(&mut b.agent, 4, &format!("{added}:80")), "ok");
     listener(&mut a.agent, 4, &format!("{added}:81"));
     let mut here = Agent::start(None, None);
     assert_eq!(connect(&mut here, 4, &format!("{added}:81")), "ok");
     let all = host.network.update(&a.id, &[], &[added]).unwrap();
-    host.network.enter(&domain, &a.id, cgroup, &all, 0).unwrap();
+    host.network.enter(&domain, &a.id, cgroup, &all).unwrap();
     assert_ne!(connect(&mut b.agent, 4, &format!("{added}:80")), "ok");
     let socket = a.agent.make("socket 4 stream");
     assert_eq!(a.agent.ask(&format!("bind {socket} {added}:82")), "EADDRNOTAVAIL");

@@ -18,7 +18,7 @@
 /* Programs of earlier versions write 0 to `account`, and ignore it. Only add at the end. */
 struct dm_identity {
 	__u32 address; /* index of its first address in the pool */
-	__u32 account; /* the number of its account; 0 is root, or a start by an earlier build */
+	__u32 account; /* the tenant that it belongs to; 0 is none */
 	__u64 netns; /* cookie of its domain's stack: in other stacks it has no address */
 };
 

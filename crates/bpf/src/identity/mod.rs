@@ -18,7 +18,7 @@ record! {
     pub struct Identity = "dm_identity" {
         /// Index of its first address in the pool.
         pub address: u32,
-        /// The number of its account; 0 is root, or a start by an earlier build.
+        /// The tenant that it belongs to; 0 is none.
         pub account: u32,
         /// Cookie of its domain's stack.
         pub netns: u64,

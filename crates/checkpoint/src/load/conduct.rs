@@ -184,7 +184,7 @@ fn lead(
             removed.remove()?;
             // ORDER: all memory is attached: a limit may remove the segments that are not.
             ipc::set_limits(pid, restore, ipc::Limits::All)?;
-            pidfd::check_opened(restore, &resume::by_inner(tasks)?)?;
+            pidfd::check_opened(restore, || resume::by_inner(tasks))?;
             file::renew_owners(restore, pid);
             return Ok(connections);
         }

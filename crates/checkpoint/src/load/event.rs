@@ -73,14 +73,12 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
         let Thing::Epoll(epoll) = &object.thing else { continue };
         let Some(own) = table.descriptors.iter().find(|d| d.object == index) else { continue };
         let is_whole = epoll.items.iter().all(|item| item.pid == table.task);
+        let is_spent = |item: &EpollItem| is_whole && item.is_spent();
         let items = epoll.items.iter().filter(|item| item.pid == table.task);
+        let mut items: Vec<&EpollItem> = items.collect();
         // ORDER: spent items first: an event of another item would be taken in place of theirs.
-        let (spent, armed): (Vec<_>, Vec<_>) = items.partition(|item| is_whole && item.is_spent());
-        for (item, is_spent) in spent
-            .into_iter()
-            .map(|item| (item, true))
-            .chain(armed.into_iter().map(|it| (it, false)))
-        {
+        items.sort_by_key(|item| !is_spent(item));
+        for item in items {
             let what = format!(
                 "descriptor {} of process {} (watched by {})",
                 item.number, table.task, own.number
@@ -90,7 +88,7 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, table: Table<'
             let change = |op: Arg, event: u64| {
                 Call::new(libc::SYS_epoll_ctl, [own, op, number, event.into()])
             };
-            if is_spent {
+            if is_spent(item) {
                 let is_empty = is_of_empty_pipe(plan, table, item);
                 spend(plan, sequence, &what, (item, is_empty), (own, &change, event))?;
             } else {

@@ -60,11 +60,19 @@ fn file(
 }
 
 /// Refuses such a file that is not of procfs, or of another type than its record: the container may have something
-/// else at `/proc`. `by_inner` are all tasks by their ids inside.
-pub(super) fn check_opened(restore: &Restore, by_inner: &HashMap<u32, u32>) -> Result<()> {
+/// else at `/proc`. `by_inner` reads all tasks by their ids inside, which takes a look at each.
+pub(super) fn check_opened(
+    restore: &Restore,
+    by_inner: impl FnOnce() -> Result<HashMap<u32, u32>>,
+) -> Result<()> {
+    let objects = &restore.records.objects;
+    if !objects.iter().any(|object| matches!(object.thing, Thing::ProcessFile(_))) {
+        return Ok(());
+    }
+    let by_inner = by_inner()?;
     for table in restore.records.tables() {
         for descriptor in table.descriptors {
-            let thing = restore.records.objects.get(descriptor.object).map(|object| &object.thing);
+            let thing = objects.get(descriptor.object).map(|object| &object.thing);
             let Some(Thing::ProcessFile(file)) = thing else { continue };
             let task = by_inner.get(&table.task).copied().unwrap_or_default();
             let place = format!("/proc/{task}/fd/{}", descriptor.number);
