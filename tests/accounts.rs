@@ -415,8 +415,7 @@ fn damaged_records_are_named_and_set_aside() {
     host.wait_for_state("x", "stopped");
     // A charge that arrives after the balance was damaged would begin the next one.
     let cgroup = id(&host, "x");
-    let is_charged = || host.cgroups().iter().all(|dir| !dir.join(&cgroup).exists());
-    assert!(wait_until(soon(), is_charged), "a cgroup stays after its last process");
+    host.await_charged(&cgroup);
     assert_eq!(charged(&host, "c", "Lives"), 2);
 
     let file = balance(&host, "made-c.json");

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Child, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 
 use dormouse_bpf::call::Program;
@@ -93,7 +94,19 @@ fn await_counted(host: &Host, service: &str, ms: u64) {
 
 #[track_caller]
 fn load(host: &Host) {
+    stolen_ns();
     host.dm(&["gate", "load"]).ok();
+}
+
+/// Time that the machine's host has taken from it since the first call, and one tick. The end of a label between two
+/// switches is an estimate by the clock, which includes it (`gates.bpf.c`).
+fn stolen_ns() -> u64 {
+    const TICK_NS: u64 = 10_000_000;
+    static BEGUN: OnceLock<u64> = OnceLock::new();
+    let text = fs::read_to_string("/proc/stat").expect("procfs");
+    let steal = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
+    let ticks = steal.and_then(|ticks| ticks.parse::<u64>().ok()).expect("ticks of all processors");
+    (ticks - BEGUN.get_or_init(|| ticks)) * TICK_NS + TICK_NS
 }
 
 /// Asserts that the work for an account is what the service has burnt for it, and little more: a busy machine adds
@@ -101,8 +114,13 @@ fn load(host: &Host) {
 #[track_caller]
 fn assert_taken(all: &[Value], account: &str, ms: u64) {
     let taken = figure(all, account, "CpuTakenNs");
-    let range = ms * 1_000_000..=ms * 1_200_000 + 10_000_000;
-    assert!(range.contains(&taken), "{account}: {taken} ns, not {ms} ms: {all:?}");
+    assert!(is_near(taken, ms), "{account}: {taken} ns, not {ms} ms: {all:?}");
+}
+
+fn is_near(taken_ns: u64, ms: u64) -> bool {
+    let stolen = stolen_ns();
+    let least = (ms * 1_000_000).saturating_sub(stolen);
+    (least..=ms * 1_200_000 + 10_000_000 + stolen).contains(&taken_ns)
 }
 
 /// Programs of this instance that are loaded.
@@ -131,10 +149,10 @@ fn clients_of_one_thread_are_charged_in_the_proportion_of_their_work() {
     assert_taken(&all, "@a", 200);
     assert_taken(&all, "@b", 600);
     let [a, b] = ["@a", "@b"].map(|account| figure(&all, account, "CpuTakenNs"));
-    assert!((3 * a).abs_diff(b) * 20 <= b, "{a} and {b} ns, not 1:3");
+    assert!((3 * a).abs_diff(b) <= b / 20 + 4 * stolen_ns(), "{a} and {b} ns, not 1:3");
     assert_eq!(figure(&all, "@db", "CpuGivenNs"), a + b);
     let own = figure(&all, "@db", "CpuNs") - figure(&before, "@db", "CpuNs");
-    assert!(own < 40_000_000, "the service pays {own} ns for its clients");
+    assert!(own < 40_000_000 + stolen_ns(), "the service pays {own} ns for its clients");
     host.dm(&["kill", "db", "a", "b"]).ok();
     for name in ["a", "b", "db"] {
         host.wait_for_state(name, "stopped");
@@ -165,17 +183,19 @@ fn work_of_processes_that_a_service_makes_is_charged_to_the_client() {
     });
     // Processes of one millisecond each that go on after the answer, each made by the one before.
     work(&host, "b", "forks", 1, 40);
-    await_counted(&host, "forks", 40);
+    host.wait_inside("forks", "[ $(pidof probe | wc -w) = 1 ]");
     host.dm(&["rm", "--force", "forks", "each"]).ok();
     let all = accounts(&host);
     assert_taken(&all, "@a", 100);
+    // With the forks and the ends of those processes.
     let taken = figure(&all, "@b", "CpuTakenNs");
-    assert!((335_000_000..400_000_000).contains(&taken), "{taken}: {all:?}");
+    let least = 340_000_000_u64.saturating_sub(stolen_ns());
+    assert!((least..640_000_000 + stolen_ns()).contains(&taken), "{taken}: {all:?}");
 }
 
-/// A client makes a service fork without end: its own account pays, and the service's limit holds.
+/// A client makes a service fork without end: its own account pays, and the service serves others.
 #[test]
-fn fork_bomb_behind_a_gate_is_charged_to_its_client_and_bounded() {
+fn forks_without_end_behind_a_gate_are_charged_to_their_client() {
     let host = Host::with_busybox();
     load(&host);
     let run = ["run", "-d", "--name", "db", "--shared", "--pids", "20", "busybox", "probe"];
@@ -184,9 +204,13 @@ fn fork_bomb_behind_a_gate_is_charged_to_its_client_and_bounded() {
     for _ in 0..10 {
         work(&host, "a", "db", 1, 1_000_000);
     }
-    work(&host, "b", "db", 10, 1);
+    await_counted(&host, "db", 500);
+    let id = host.inspect("db")["id"].as_str().expect("an id").to_owned();
+    let counted = counted_ns(&host, &id);
     let all = accounts(&host);
-    assert!(figure(&all, "@a", "CpuTakenNs") > 10_000_000, "{all:?}");
+    let taken = figure(&all, "@a", "CpuTakenNs") + stolen_ns();
+    assert!(taken * 10 >= counted * 8, "{taken} of {counted} ns: {all:?}");
+    work(&host, "b", "db", 10, 1);
     let text = host.dm(&["gate", "stats", "--format", "json"]).ok();
     let rows: Vec<Value> = serde_json::from_str(&text).expect("JSON");
     assert!(rows.iter().all(|row| row["Full"] == 0), "{text}");
@@ -202,25 +226,26 @@ fn client_that_is_gone_is_not_confused_with_the_next_at_its_address() {
     clients(&host, &["b", "a"]);
     let address = host.address_of("a");
     let number = figure(&accounts(&host), "@a", "Number");
-    let mut first = begin(&host, "b", "db", 1500);
+    let mut first = begin(&host, "b", "db", 5000);
     // It waits behind that of b.
     let mut second = host.dormouse(&["exec", "a", "probe", "work", "db", "80", "1", "200000"]);
     let mut second = second.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started");
-    let sent = "netstat -tn | grep -q ':80 .*ESTABLISHED'";
-    host.wait_inside("a", sent);
+    let unread = "netstat -tn | awk '$2 > 0' | grep -q ':80 '";
+    host.wait_inside("db", unread);
     let root = figure(&accounts(&host), "root", "CpuTakenNs");
     host.dm(&["rm", "--force", "a"]).ok();
     host.dm(&["run", "-d", "--name", "c", "--ip", &address, "busybox", "sleep", "100000"]).ok();
     assert_eq!(host.address_of("c"), address);
+    host.dm(&["exec", "db", "sh", "-c", unread]).ok();
     first.wait().expect("a child");
     second.wait().expect("a child");
-    await_counted(&host, "db", 1700);
+    await_counted(&host, "db", 5200);
     work(&host, "c", "db", 10, 1000);
     let all = accounts(&host);
     assert_eq!(figure(&all, "@c", "Number"), number, "the number is given again");
     assert_taken(&all, "@c", 10);
     let root = figure(&all, "root", "CpuTakenNs") - root;
-    assert!((195_000_000..220_000_000).contains(&root), "{root}: {all:?}");
+    assert!(is_near(root, 200), "{root}: {all:?}");
 }
 
 /// A process that still works for a client that is gone does not work for the next owner of its number.
@@ -231,8 +256,11 @@ fn client_that_dies_in_the_middle_is_charged_to_its_end() {
     serve(&host, "db", &["burn-each", "0.0.0.0", "80"]);
     clients(&host, &["a", "b"]);
     let number = figure(&accounts(&host), "@b", "Number");
-    let (mut first, mut second) = (begin(&host, "a", "db", 500), begin(&host, "b", "db", 500));
+    let mut first = begin(&host, "a", "db", 500);
     host.dm(&["kill", "a"]).ok();
+    // The work for it ends before the next begins, so that `begin` sees that one alone.
+    host.wait_inside("db", "[ $(pidof probe | wc -w) = 1 ]");
+    let mut second = begin(&host, "b", "db", 500);
     host.dm(&["rm", "--force", "b"]).ok();
     clients(&host, &["c"]);
     work(&host, "c", "db", 1, 10_000);
@@ -244,15 +272,13 @@ fn client_that_dies_in_the_middle_is_charged_to_its_end() {
         (figure(&all, "@a", "CpuTakenNs"), figure(&all, "root", "CpuTakenNs"))
     };
     // The last processes may be about to end.
-    let is_all = || taken().0.min(taken().1) >= 500_000_000;
+    let is_all = || is_near(taken().0, 500) && is_near(taken().1, 500);
     assert!(wait_until(soon(), is_all), "{:?}", accounts(&host));
     let all = accounts(&host);
     assert_taken(&all, "@a", 500);
     assert_eq!(figure(&all, "@c", "Number"), number, "the number is given again");
-    let taken = figure(&all, "@c", "CpuTakenNs");
-    assert!(taken < 12_000_000, "{taken}: {all:?}");
-    let root = figure(&all, "root", "CpuTakenNs");
-    assert!((500_000_000..550_000_000).contains(&root), "{root}: {all:?}");
+    assert_taken(&all, "@c", 10);
+    assert_taken(&all, "root", 500);
 }
 
 /// A container has no way to be taken for another one: neither a client, nor a service that would have others pay for
@@ -358,7 +384,7 @@ fn work_over_unix_sockets_is_charged_to_the_client() {
     assert_taken(&all, "@b", 150);
 }
 
-/// A connection stays open while the service sleeps, wakes, is saved and restored.
+/// The service sleeps, wakes, is saved and restored between requests, each over a new connection.
 #[test]
 fn service_that_sleeps_and_wakes_works_for_its_clients() {
     let host = Host::with_busybox();
@@ -383,8 +409,7 @@ fn service_that_sleeps_and_wakes_works_for_its_clients() {
     host.dm(&["rm", "--force", "a", "db"]).ok();
     let all = accounts(&host);
     let root = figure(&all, "root", "CpuTakenNs");
-    let range = expected * 1_000_000..=expected * 1_200_000 + 10_000_000;
-    assert!(range.contains(&root), "{root}: {all:?}");
+    assert!(is_near(root, expected), "{root}: {all:?}");
     assert_eq!(figure(&all, "root", "CpuGivenNs"), sum(&all, "CpuTakenNs"));
 }
 
@@ -418,8 +443,7 @@ fn service_that_ends_by_itself_is_charged_to_its_clients() {
     let id = host.inspect("db")["id"].as_str().expect("an id").to_owned();
     host.dm(&["exec", "db", "touch", "/end"]).ok();
     // No command of ours settles it.
-    let is_charged = || host.cgroups().iter().all(|dir| !dir.join(&id).exists());
-    assert!(wait_until(soon(), is_charged), "its cgroup stays");
+    host.await_charged(&id);
     assert_taken(&accounts(&host), "@a", 20);
 }
 

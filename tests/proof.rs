@@ -222,7 +222,15 @@ fn vm_container_sleeps_unproven_where_there_are_no_tasks_for_a_twin() {
     run("x");
     let groups = host.cgroups().into_iter().find(|dir| dir.join("pids.max").exists());
     let Some(group) = groups else { return eprintln!("SKIPPED: no control group limits tasks") };
-    let current = fs::read_to_string(group.join("pids.current")).expect("a file of the kernel");
+    let read = || fs::read_to_string(group.join("pids.current")).expect("a file of the kernel");
+    let mut current = read();
+    // Tasks that have ended count until the kernel has released them.
+    let is_at_rest = || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let before = std::mem::replace(&mut current, read());
+        before == current
+    };
+    assert!(wait_until(soon(), is_at_rest), "tasks come and go");
     let most = current.trim().parse::<u32>().expect("a number") + 1;
     fs::write(group.join("pids.max"), most.to_string()).expect("root may");
     let out = host.dm(&["sleep", "x"]);

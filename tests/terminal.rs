@@ -87,7 +87,7 @@ fn vm_terminal_stays_attached_over_sleep() {
     terminal.send("x=40; echo $((x + 2))\n");
     terminal.expect("42");
     for round in 1..=3 {
-        host.dm(&["sleep", "a"]).ok();
+        host.put_to_sleep("a");
         assert_eq!(host.state_of("a"), "asleep");
         terminal.resize(50 + round, 100);
         terminal.send(&format!("echo $((x + 100 * {round})); stty size\n"));
@@ -106,7 +106,7 @@ fn vm_terminal_stays_attached_over_sleep() {
     terminal.send("echo $((x + 4))\n");
     terminal.expect("\n44");
     // The keys that detach wake nothing.
-    host.dm(&["sleep", "a"]).ok();
+    host.put_to_sleep("a");
     terminal.send("\u{10}\u{11}");
     assert_eq!(terminal.wait(), 0);
     assert_eq!(host.state_of("a"), "asleep");
@@ -114,7 +114,7 @@ fn vm_terminal_stays_attached_over_sleep() {
     let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
     terminal.send("echo $((x + 5))\n");
     terminal.expect("\n45");
-    host.dm(&["sleep", "a"]).ok();
+    host.put_to_sleep("a");
     terminal.send("exit 7\n");
     assert_eq!(terminal.wait(), 7);
     host.wait_for_state("a", "stopped");
@@ -153,7 +153,7 @@ fn vm_end_of_a_sleeper_ends_its_attached_client() {
         let mut terminal = Terminal::spawn(&host.dormouse(&run));
         terminal.send("echo $((30 + 3))\n");
         terminal.expect("33");
-        host.dm(&["sleep", "a"]).ok();
+        host.put_to_sleep("a");
         host.dm(verb).ok();
         assert_eq!(terminal.wait(), code, "{verb:?}");
         host.dm(&["rm", "--force", "a"]);

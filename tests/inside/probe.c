@@ -34,7 +34,6 @@
  * burn-forks ADDRESS PORT   the same, each request by as many processes as it has microseconds, which are
  *                           made one by the other
  * work NAME PORT TIMES US   has so many requests of so many microseconds served on one connection
- * swap NAME PORT TIMES US   the same on two connections in turn; the second has requests of three times as much
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * except those of the servers and of waits. */
@@ -795,16 +794,6 @@ static int work(char **args)
 	return 0;
 }
 
-static int swap(char **args)
-{
-	int one = burn_socket(args[0], args[1], connect), two = burn_socket(args[0], args[1], connect);
-
-	for (int i = 0; i < atoi(args[2]); i++)
-		if (ask_for(one, atol(args[3])) || ask_for(two, 3 * atol(args[3])))
-			return 1;
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -820,7 +809,7 @@ int main(int argc, char **argv)
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
 		      { "crowd", 2, crowd }, { "lines", 2, lines },
 		      { "burn", 2, burn }, { "burn-each", 2, burn_each },
-		      { "burn-forks", 2, burn_forks }, { "work", 4, work }, { "swap", 4, swap } };
+		      { "burn-forks", 2, burn_forks }, { "work", 4, work } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -184,6 +184,16 @@ impl Host {
         assert!(wait_until(soon(), is_done), "a change never ends: {}", pending.display());
     }
 
+    /// Waits until the last life of a stopped container, by its id, is charged: its cgroup is gone.
+    ///
+    /// # Panics
+    /// If it stays.
+    #[track_caller]
+    pub fn await_charged(&self, id: &str) {
+        let is_charged = || self.cgroups().iter().all(|dir| !dir.join(id).exists());
+        assert!(wait_until(soon(), is_charged), "the cgroup of {id} stays");
+    }
+
     /// The process that holds the host's namespaces.
     pub fn pid(&self) -> u32 {
         self.host.id()
