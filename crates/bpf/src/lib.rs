@@ -15,7 +15,7 @@
 //!   with the call.
 //! - `reuseport` is loaded once a checkpoint finds a socket with SO_REUSEPORT (`load`, `has_program`).
 //! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
-//!   (`load`, `find`, `unload`), which keeps them.
+//!   (`load`, `find`, `detach`, `remove`), which keeps them.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.

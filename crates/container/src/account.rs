@@ -111,7 +111,7 @@ pub(crate) fn label(config: &Config) -> String {
 
 /// Returns the number of a container's account. Root's stands for an account whose record is gone or damaged: that
 /// stops no container.
-pub(crate) fn number(ground: &Ground, config: &Config) -> Result<Number> {
+fn number(ground: &Ground, config: &Config) -> Result<Number> {
     Ok(match holder(&config.spec, &config.id) {
         Holder::Root => Number::ROOT,
         Holder::Own(_) => Number::own(config.ids),

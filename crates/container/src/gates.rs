@@ -52,10 +52,8 @@ impl Works {
 
 /// Forgets a container whose cgroup was removed, after its use was charged.
 pub(crate) fn leave(ground: &Ground, cgroup: &Cgroup) -> Result<()> {
-    match (find(ground)?, cgroup.v2_id()) {
-        (Some(gates), Some(id)) => Ok(gates.leave(id)?),
-        _ => Ok(()),
-    }
+    let Some(gates) = find(ground)? else { return Ok(()) };
+    cgroup.v2_id().map_or(Ok(()), |id| Ok(gates.leave(&[id])?))
 }
 
 /// Forgets containers whose cgroups are gone, of which a killed command has left something here. A cgroup is removed
@@ -74,14 +72,14 @@ pub(crate) fn forget_gone(ground: &Ground) -> Result<()> {
         let id = cgroups.find(&name)?.and_then(|cgroup| cgroup.v2_id());
         known.retain(|known| Some(*known) != id);
     }
-    known.sort_unstable();
-    known.dedup();
-    Ok(known.into_iter().try_for_each(|gone| gates.leave(gone))?)
+    if known.is_empty() {
+        return Ok(());
+    }
+    Ok(gates.leave(&known)?)
 }
 
 /// Forgets the addresses of a container that is removed.
-pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
-    let Some(gates) = find(ground)? else { return Ok(()) };
+pub(crate) fn withdraw(ground: &Ground, gates: &Gates, config: &Config) -> Result<()> {
     let network = ground.network()?;
     for address in &config.addresses {
         // An address outside of the pool is no container's: gates do not know it either.

@@ -39,7 +39,8 @@ pub(crate) fn enter(
     cgroup: &Cgroup,
     netns: Option<u64>,
 ) -> Result<()> {
-    let (Some(gates), Some(id)) = (gates::find(ground)?, cgroup.v2_id()) else { return Ok(()) };
+    let Some(gates) = gates::find(ground)? else { return Ok(()) };
+    let Some(id) = cgroup.v2_id() else { return Ok(()) };
     let party = account::party(ground, config)?;
     announce_at(ground, &gates, config, party)?;
     gates.enter(id, party, netns)?;
@@ -60,7 +61,8 @@ fn announce_at(ground: &Ground, gates: &Gates, config: &Config, party: Party) ->
 
 /// A container was removed, and its name is free: its addresses and its rules are forgotten.
 pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
-    gates::withdraw(ground, config)?;
+    let Some(gates) = gates::find(ground)? else { return Ok(()) };
+    gates::withdraw(ground, &gates, config)?;
     if !refresh_for(ground, config) {
         // The next container may have its number, and is not to have its rules.
         let _alone = lock(ground)?;
@@ -123,7 +125,7 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
         announce_at(ground, gates, &config, party)?;
         let cgroup = ground.cgroups()?.find(id.as_str())?;
         if let Some(id) = cgroup.and_then(|cgroup| cgroup.v2_id()) {
-            let netns = ground.network()?.set_account(id, party.account)?;
+            let netns = ground.network()?.netns_cookie(id)?;
             gates.enter_new(id, party, netns)?;
         }
     }

@@ -1,6 +1,6 @@
 //! Network of a container: its stack, its addresses, names and ports, and drop rules in force.
 //!
-//! Uses `ground`, `state`, `account`, `gating` and `silence`.
+//! Uses `ground`, `state`, `gating` and `silence`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::spec::Update;
-use crate::{account, gating, silence, state};
+use crate::{gating, silence, state};
 
 /// The network stack a container starts in.
 pub(crate) enum Net {
@@ -93,8 +93,7 @@ pub(crate) fn enter(
                 .into(),
         )
     })?;
-    let account = account::number(ground, config)?;
-    network.enter(domain, &config.id, v2, &config.addresses, account.0)?;
+    network.enter(domain, &config.id, v2, &config.addresses)?;
     add_names(ground, config, domain)
 }
 
@@ -154,8 +153,9 @@ pub(crate) fn update_addresses(
     let network = ground.network()?;
     config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
     if alive && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
-        enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;
+        // ORDER: before the container can use them: a connection keeps the account that it found.
         gating::announce(ground, config)?;
+        enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;
     }
     Ok(())
 }

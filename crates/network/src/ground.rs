@@ -38,9 +38,9 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// The identity of the container with this first address and the number of its account.
-    pub(crate) fn identity(&self, address: u32, account: u32) -> Identity {
-        Identity { address, account, netns: self.ready.netns_cookie }
+    /// The identity of the container with this first address.
+    pub(crate) fn identity(&self, address: u32) -> Identity {
+        Identity { address, account: 0, netns: self.ready.netns_cookie }
     }
 
     /// The cookie of its stack.

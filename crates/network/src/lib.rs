@@ -40,7 +40,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Constants, Programs};
-use dormouse_bpf::identity::{Identities, Identity};
+use dormouse_bpf::identity::Identities;
 use dormouse_bpf::{BpfError, abstract_unix};
 use dormouse_model::{ContainerId, Name, Publish};
 
@@ -234,15 +234,14 @@ impl Network {
     }
 
     /// Makes processes in the container's cgroup (its id in the v2 hierarchy) the owner of these
-    /// addresses in this domain. `account` is the number of the container's account. Called again with
-    /// other addresses for a running container, after [`update`](Self::update).
+    /// addresses in this domain. Called again with other addresses for a running container, after
+    /// [`update`](Self::update).
     pub fn enter(
         &self,
         domain: &Domain,
         id: &ContainerId,
         cgroup_v2_id: u64,
         addresses: &[IpAddr],
-        account: u32,
     ) -> Result<()> {
         let led = self.route(domain, id, addresses)?;
         let first = led.first;
@@ -258,21 +257,15 @@ impl Network {
         }
         self.add_further(&led)?;
         // ORDER: last: from then on the container may create sockets.
-        members.enter(cgroup_v2_id, &domain.identity(first, account))?;
+        members.enter(cgroup_v2_id, &domain.identity(first))?;
         Ok(())
     }
 
-    /// Writes the number of its account into the identity of a running container, as a start by another build may
-    /// not have done. Returns the cookie of its stack; `None` if it has no identity.
-    pub fn set_account(&self, cgroup_v2_id: u64, account: u32) -> Result<Option<u64>> {
+    /// Returns the cookie of the stack of a running container's domain; `None` if it has no identity.
+    pub fn netns_cookie(&self, cgroup_v2_id: u64) -> Result<Option<u64>> {
         let Some(store) = self.existing_store()? else { return Ok(None) };
         let Some(programs) = self.find_programs(&store.plan)? else { return Ok(None) };
-        let members = programs.identities()?;
-        let Some(identity) = members.of(cgroup_v2_id)? else { return Ok(None) };
-        if identity.account != account {
-            members.enter(cgroup_v2_id, &Identity { account, ..identity.clone() })?;
-        }
-        Ok(Some(identity.netns))
+        Ok(programs.identities()?.of(cgroup_v2_id)?.map(|identity| identity.netns))
     }
 
     /// Returns the constants of BPF programs that know containers by their addresses.
@@ -311,7 +304,7 @@ impl Network {
         let first = numbers(&plan, addresses)?.first().copied();
         let first = first.ok_or_else(|| Error::NoAddress("one that sleeps".into()))?;
         let members = self.members(domain, &plan)?;
-        Ok(members.enter(cgroup_v2_id, &domain.identity(first, 0))?)
+        Ok(members.enter(cgroup_v2_id, &domain.identity(first))?)
     }
 
     /// Ends the effect of [`lend`](Self::lend). The sockets keep their identity.

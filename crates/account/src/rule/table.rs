@@ -56,9 +56,8 @@ pub enum Becomes {
 }
 
 /// One rule as the kernel's programs evaluate it: all of its fields match a passage, or the next row is tried.
-/// The layout is that of `struct dm_rule`.
+/// The programs get it field by field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(C)]
 pub struct Row {
     /// Number of the [`Gate`].
     pub gate: u32,
@@ -79,26 +78,13 @@ pub struct Row {
     pub port: u32,
 }
 
-impl Row {
-    /// The row as the kernel has it.
-    pub fn to_bytes(&self) -> [u8; 32] {
-        let Self { gate, becomes, account, home, label, peer, below, port } = *self;
-        let mut bytes = [0; 32];
-        let fields = [gate, becomes, account, home, label, peer, below, port];
-        for (at, field) in bytes.chunks_exact_mut(4).zip(fields) {
-            at.copy_from_slice(&field.to_ne_bytes());
-        }
-        bytes
-    }
-}
-
 /// A table of rules, with the part of the hierarchy that it needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     /// The rules, at most [`ROWS_MAX`], the first that matches first.
     pub rows: Vec<Row>,
-    /// Made accounts, each with a line: itself, those above it, and root to the end. The layout of the array is that
-    /// of `struct dm_line`. For the rows, an absent account is directly below root.
+    /// Made accounts, each with a line: itself, those above it, and root to the end. For the rows, an absent account
+    /// is directly below root.
     pub lines: Vec<(u32, [u32; LINE])>,
 }
 
@@ -112,7 +98,7 @@ pub struct Passage {
     pub home: u32,
     /// Label of the task before.
     pub label: u32,
-    /// The peer; `None` without a socket, and for a peer outside of all containers.
+    /// The peer; `None` without a socket, and for a peer outside of all containers or not known.
     pub peer: Option<u32>,
     /// Local port of the socket; 0 for a socket without ports.
     pub port: u32,

@@ -189,17 +189,14 @@ fn unknown_accounts_are_errors_and_unknown_containers_are_not() {
 }
 
 #[test]
-fn row_has_the_layout_of_the_kernel() {
+fn rows_have_numbers_of_accounts_and_lines_those_above() {
     let compiled = compile(WHOLE.replace("=peer", "=jones").as_str()).unwrap();
     let [first, second] = &compiled.table.rows[..] else { panic!("{compiled:?}") };
-    let fields: Vec<u32> = second
-        .to_bytes()
-        .chunks_exact(4)
-        .map(|field| u32::from_ne_bytes(field.try_into().unwrap()))
-        .collect();
-    assert_eq!(fields, [1, 2, 0, 70_000, 3, 1, BELOW_PEER, 5432], "{first:?}");
+    let (gate, becomes, account, home) = (1, 2, 0, 70_000);
+    let (label, peer, below, port) = (3, 1, BELOW_PEER, 5432);
+    let expected = Row { gate, becomes, account, home, label, peer, below, port };
+    assert_eq!(*second, expected, "{first:?}");
     assert_eq!((first.gate, first.becomes, first.account), (3, 3, 4));
-    assert_eq!(std::mem::size_of::<Row>(), 32);
     // jones, smith, and shop below smith; customers itself needs none.
     let line = |all: &[u32]| {
         let mut line = [0; LINE];

@@ -440,16 +440,10 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 	case DM_BECOMES_HOME:
 		return at->home;
 	case DM_BECOMES_PEER:
-		/* Work for the outside is work of the home. */
+		/* Work for the outside, or for an unknown side, is work of the home. */
 		return at->peer.account == DM_NOBODY ? at->home : at->peer;
 	case DM_BECOMES_ACCOUNT:
-		/* A row has no owner. */
-		if (at->account == at->home.account)
-			return at->home;
-		if (at->account == at->peer.account)
-			return at->peer;
-		if (at->account == at->label.account)
-			return at->label;
+		/* A made account, or root: these have no owner. */
 		party.account = at->account;
 		party.owner = 0;
 		return party;

@@ -2,10 +2,12 @@
 //! `gates.bpf.c`.
 //!
 //! Maps and links have names in a directory of a bpffs, which the caller mounts, and which keeps them while no
-//! process has a descriptor. Callers hold a lock for [`Gates::load`], [`Gates::apply`] and [`Gates::unload`].
+//! process has a descriptor. Callers hold a lock for [`Gates::load`], [`Gates::apply`],
+//! [`Gates::detach`] and [`Gates::remove`].
 //!
-//! ORDER: a load names the map of homes after all others, and an unload removes that name first of the maps.
-//! [`Gates::find`] looks for it: whoever finds it, finds the rest or gates that are being unloaded.
+//! ORDER: a load names the map of homes after all others, and [`Gates::remove`] removes that name
+//! first.
+//! [`Gates::find`] looks for it: behind it are all others, or gates that are being unloaded.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -228,7 +230,7 @@ pub struct Stat {
     pub passages: u64,
     /// Labels that they changed.
     pub changed: u64,
-    /// Passages with the other side outside of all containers.
+    /// Passages with the other side outside of all containers, or not known.
     pub unknown: u64,
     /// Labels that could not be kept.
     pub full: u64,
@@ -317,11 +319,6 @@ impl Gates {
         Ok(call::pinned(&self.dir.join(name))?.map(Map::new).transpose()?)
     }
 
-    /// The gates that are loaded.
-    pub fn which(&self) -> &[Gate] {
-        &self.which
-    }
-
     /// Makes `party` the home of processes below this cgroup. `netns` is the cookie of the stack of their domain.
     /// E2BIG if the map is full.
     pub fn enter(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
@@ -335,10 +332,18 @@ impl Gates {
         Ok(self.homes.set_new(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes()).map(drop)?)
     }
 
-    /// Ends the home of a cgroup that has no processes any more, and forgets what it has worked.
-    pub fn leave(&self, cgroup_v2_id: u64) -> Result<()> {
-        self.homes.remove(&cgroup_v2_id.to_ne_bytes())?;
-        self.forget(|cgroup| cgroup == cgroup_v2_id)
+    /// Ends the homes of cgroups that have no processes any more, and forgets what they have worked.
+    pub fn leave(&self, gone: &[u64]) -> Result<()> {
+        for id in gone {
+            self.homes.remove(&id.to_ne_bytes())?;
+        }
+        let Some(uses) = self.map(USES)? else { return Ok(()) };
+        for (key, _) in uses.entries()? {
+            if gone.contains(&Work::from_bytes(&key).cgroup) {
+                uses.remove(&key)?;
+            }
+        }
+        Ok(())
     }
 
     /// The cgroups that have a home.
@@ -376,17 +381,6 @@ impl Gates {
             }
         };
         Ok((uses.id, uses.entries()?.into_iter().map(read).collect()))
-    }
-
-    /// Forgets what some cgroups have worked.
-    pub fn forget(&self, is_gone: impl Fn(u64) -> bool) -> Result<()> {
-        let Some(uses) = self.map(USES)? else { return Ok(()) };
-        for (key, _) in uses.entries()? {
-            if is_gone(Work::from_bytes(&key).cgroup) {
-                uses.remove(&key)?;
-            }
-        }
-        Ok(())
     }
 
     /// Replaces the table: a passage is decided by the old one or by the new one as a whole. Rows of gates that are

@@ -31,9 +31,9 @@
 #define DM_BECOMES_PEER 2
 #define DM_BECOMES_ACCOUNT 3
 
-/* Matches every account, and the other side that is in no container. */
+/* Matches every account, and the other side that is in no container or not known. */
 #define DM_ANY 0xffffffffu
-/* The other side is in no container. No account has this number. */
+/* The other side is in no container, or not known (gates.bpf.c). No account has this number. */
 #define DM_NOBODY 0xfffffffeu
 
 /* In `below`: not for connections that the task's own container has opened. */
@@ -111,7 +111,7 @@ struct dm_line {
 struct dm_gate_count {
 	__u64 passages; /* of tasks of containers, where a row may match */
 	__u64 changed; /* labels */
-	__u64 unknown; /* the other side is in no container */
+	__u64 unknown; /* the other side is in no container, or not known */
 	__u64 full; /* labels that could not be kept */
 };
 
