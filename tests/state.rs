@@ -520,6 +520,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
     ("pidfd 1 0 0 0;pair 0 0 0 0;passfd 0 0 0 0", "a pidfd, which is not saved in flight"),
     ("device 736 583 24 222;mapfile 752 174 0 914", "shared memory mapped behind its end"),
+    (
+        "udp 521 332 901 161;fork 786 654 840 144;notice 541 239 144 783;exit 309 446 541 921",
+        "a UDP socket with a pending error that signals (O_ASYNC)",
+    ),
 ];
 
 #[test]

@@ -66,6 +66,10 @@ pub(super) fn save(
         {
             return Err("a UDP socket with errors in a queue (IP_RECVERR), not saved yet".into());
         }
+        // An error is read by taking it, and its repetition would signal once more, by default a process's end.
+        if open.flags() & libc::O_ASYNC as u32 != 0 {
+            return Err("a UDP socket with a pending error that signals (O_ASYNC), not saved".into());
+        }
         let copy = open.copy.try_clone().map_err(|e| format!("a UDP socket: {e}"))?;
         survey.found.in_error.push((open.index, copy));
     }
