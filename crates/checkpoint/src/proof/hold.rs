@@ -180,8 +180,11 @@ fn of_process(process: &mut Process, is_held: &[bool]) {
     }
 }
 
-/// Puts off the end of an interrupted wait, which a restore begins again.
+/// Puts off the end of an interrupted wait, which a restore begins again, or ends if its time is over by then.
 fn put_off(thread: &mut Thread) {
+    if let Some(limit) = thread.time_limit.as_mut().filter(|limit| limit.left_ns < LATER_NS) {
+        limit.left_ns += LATER_NS;
+    }
     let Some(restart) = &mut thread.restart else { return };
     // That of a futex may be a time of a clock.
     let is_futex = restart.call == libc::SYS_futex;
@@ -250,7 +253,9 @@ fn of_memory(memory: &mut Memory, wanted: &[u64]) {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_record::{Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, Watch, sample};
+    use dormouse_record::{
+        Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, TimeLimit, Watch, sample,
+    };
 
     use super::*;
 
@@ -326,6 +331,19 @@ mod tests {
         };
         let all = [Some(0), Some(7), Some(u64::MAX), None].map(left);
         assert_eq!(all, [Some(LATER_NS), Some(LATER_NS + 7), Some(u64::MAX), None]);
+    }
+
+    #[test]
+    fn time_limit_of_a_call_is_put_off_if_it_ends() {
+        let left = |left_ns| {
+            let mut all = sample::small();
+            let call = libc::SYS_epoll_wait;
+            let limit = TimeLimit { call, left_ns, at: None, microseconds: false };
+            all.processes[0].threads[0].time_limit = Some(limit);
+            let twin = records(&all).unwrap();
+            twin.processes[0].threads[0].time_limit.as_ref().unwrap().left_ns
+        };
+        assert_eq!([0, 7, u64::MAX].map(left), [LATER_NS, LATER_NS + 7, u64::MAX]);
     }
 
     #[test]

@@ -68,7 +68,9 @@ pub(super) fn save(
         }
         // An error is read by taking it, and its repetition would signal once more, by default a process's end.
         if open.flags() & libc::O_ASYNC as u32 != 0 {
-            return Err("a UDP socket with a pending error that signals (O_ASYNC), not saved".into());
+            return Err(
+                "a UDP socket with a pending error that signals (O_ASYNC), not saved".into()
+            );
         }
         let copy = open.copy.try_clone().map_err(|e| format!("a UDP socket: {e}"))?;
         survey.found.in_error.push((open.index, copy));
