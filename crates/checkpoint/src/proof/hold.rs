@@ -21,8 +21,11 @@
 //! and is compared.
 
 use dormouse_record::{
-    Area, Backing, File, Memory, PAGE_BYTES, Process, Records, Run, Thing, Thread, TimerFd,
+    Area, Backing, File, Memory, PAGE_BYTES, Process, Records, Run, Thing, Thread, TimeLimit,
+    TimerFd,
 };
+
+use crate::remaining;
 
 /// A time that no twin exists for: a day.
 const LATER_NS: u64 = 86_400_000_000_000;
@@ -182,7 +185,10 @@ fn of_process(process: &mut Process, is_held: &[bool]) {
 
 /// Puts off the end of an interrupted wait, which a restore begins again, or ends if its time is over by then.
 fn put_off(thread: &mut Thread) {
-    if let Some(limit) = thread.time_limit.as_mut().filter(|limit| limit.left_ns < LATER_NS) {
+    // Another call ends at a moment that it has been given.
+    let is_put_off =
+        |limit: &&mut TimeLimit| remaining::register(limit).is_some() && limit.left_ns < LATER_NS;
+    if let Some(limit) = thread.time_limit.as_mut().filter(is_put_off) {
         limit.left_ns += LATER_NS;
     }
     let Some(restart) = &mut thread.restart else { return };
@@ -253,9 +259,7 @@ fn of_memory(memory: &mut Memory, wanted: &[u64]) {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_record::{
-        Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, TimeLimit, Watch, sample,
-    };
+    use dormouse_record::{Descriptor, Inotify, Lease, Pipe, PipeEnd, Restart, Watch, sample};
 
     use super::*;
 
@@ -335,15 +339,16 @@ mod tests {
 
     #[test]
     fn time_limit_of_a_call_is_put_off_if_it_ends() {
-        let left = |left_ns| {
+        let left = |call, left_ns| {
             let mut all = sample::small();
-            let call = libc::SYS_epoll_wait;
             let limit = TimeLimit { call, left_ns, at: None, microseconds: false };
             all.processes[0].threads[0].time_limit = Some(limit);
             let twin = records(&all).unwrap();
             twin.processes[0].threads[0].time_limit.as_ref().unwrap().left_ns
         };
-        assert_eq!([0, 7, u64::MAX].map(left), [LATER_NS, LATER_NS + 7, u64::MAX]);
+        let of_epoll = [0, 7, u64::MAX].map(|ns| left(libc::SYS_epoll_wait, ns));
+        assert_eq!(of_epoll, [LATER_NS, LATER_NS + 7, u64::MAX]);
+        assert_eq!(left(libc::SYS_clock_nanosleep, 7), 7, "until a moment of a clock");
     }
 
     #[test]
