@@ -1272,9 +1272,9 @@ static const struct {
 #define KINDS (int)(sizeof table / sizeof *table)
 enum { PROGRAM, END, FORK, THREAD };
 
-#include "state_report.h"
-
 #include "state_wait.h"
+
+#include "state_report.h"
 
 /* ---- waiting */
 

@@ -193,8 +193,8 @@ static void report_socket(struct out *o, int fd)
 	int is_known = getsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &peek, &size) == 0 && peek < 0;
 	if (is_known && !(ask.revents & POLLERR)) {
 		char text[512];
-		ssize_t length = recv(fd, text, sizeof text, MSG_PEEK | MSG_DONTWAIT);
-		put(o, "fd/%d/received %zd %d %lx\n", fd, length, length < 0 ? errno : 0,
+		long length = call(SYS_recvfrom, fd, (long)text, sizeof text, MSG_PEEK | MSG_DONTWAIT, 0);
+		put(o, "fd/%d/received %ld %ld %lx\n", fd, length < 0 ? -1 : length, length < 0 ? -length : 0,
 		    length > 0 ? hash(7, text, length) : 0ul);
 	}
 }
