@@ -148,6 +148,8 @@ impl Counts {
         let mut cgroups = Vec::new();
         host.cgroups().iter().for_each(|dir| list_dirs(dir, &mut cgroups));
         let mut processes = processes_of(host, &cgroups);
+        // A settler rests for a second before it exits.
+        processes.retain(|line| !line.ends_with(" internal settle"));
         for one in [KEEPER, VAULT] {
             if let Some(at) = processes.iter().position(|line| *line == format!("[{one}]")) {
                 processes.remove(at);
@@ -227,6 +229,8 @@ struct Verb {
 type Words = &'static [&'static str];
 
 const RUN: Words = &["run", "-d", "--name", "x", "busybox", "sleep", "1000"];
+/// It removes itself, which is settled behind the answer.
+const RUN_ONCE: Words = &["run", "--rm", "--name", "x", "busybox", "true"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
 const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
@@ -493,6 +497,9 @@ fn commands_survive_keeper_killed_at_any_step() {
     let states = &["none", "running"];
     Verb { before: &[], command: RUN, states, after: &[REMOVE, RUN, EXEC, REMOVE] }
         .survives_its_keeper();
+    let states = &["none", "running", "stopped"];
+    Verb { before: &[], command: RUN_ONCE, states, after: &[REMOVE, RUN_ONCE, RUN, REMOVE] }
+        .survives_its_keeper();
     let (before, states) = (&[RUN], &["running"]);
     Verb { before, command: EXEC, states, after: &[EXEC, REMOVE] }.survives_its_keeper();
     let (states, after) = (&["running", "stopped"], &[RESTART, EXEC, REMOVE]);
@@ -517,6 +524,59 @@ fn create_survives_kill_at_any_step() {
 fn run_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: RUN, states, after: &[REMOVE, RUN, REMOVE] }.survives();
+}
+
+#[test]
+fn run_that_removes_itself_survives_kill_at_any_step() {
+    let states = &["none", "created", "running", "stopped"];
+    let after = &[REMOVE, RUN_ONCE, RUN, REMOVE];
+    Verb { before: &[], command: RUN_ONCE, states, after }.survives();
+}
+
+/// Runs a container that removes itself, and kills the keeper when the container is withdrawn and not settled.
+fn leave_withdrawn(host: &Host) {
+    let start = || Led::start(&host.dormouse(RUN_ONCE), &dormouse());
+    let mut led = start();
+    let renames = std::iter::from_fn(|| led.next_step()).filter(|call| *call == "rename").count();
+    host.await_removals();
+    // The last one withdraws the container.
+    let mut led = start();
+    for _ in 0..renames {
+        while led.next_step().expect("as many steps") != "rename" {}
+    }
+    led.next_step().expect("further steps");
+    let keeper = host.keeper().expect("a keeper");
+    signal(keeper, Signal::KILL);
+    assert!(wait_until(soon(), || host.keeper() != Some(keeper)), "the keeper ends");
+    while led.next_step().is_some() {}
+    let dead = std::fs::read_dir(host.root().join("lib/pending")).expect("a directory");
+    assert_eq!(dead.count(), 1, "withdrawn");
+}
+
+/// The next command settles a withdrawn container whose keeper was killed. It may be killed itself.
+#[test]
+fn settling_of_withdrawn_container_survives_kill_at_any_step() {
+    let scene = Scene::new();
+    let disk = rustix::fs::statvfs(scene.host.dir()).expect("a file system");
+    if disk.f_bavail < disk.f_blocks / 3 && disk.f_bavail * disk.f_frsize < 40 << 30 {
+        eprintln!("the disk is so full that containers are settled before the answer");
+        return;
+    }
+    let verb = Verb { before: &[], command: &["ps"], states: &["none"], after: &[RUN, REMOVE] };
+    let mut number = 0;
+    loop {
+        leave_withdrawn(&scene.host);
+        let Some((mut led, call)) = lead_to(&scene.host, verb.command, number) else { break };
+        let what = format!("ps killed at step {number}, {call}");
+        led.kill();
+        // Its name is free meanwhile.
+        assert_eq!(state_of_x(&scene.host), "none", "{what}");
+        verb.assert_usable(&scene, &what);
+        scene.host.dm(&["exec", "other", "true"]).ok();
+        number += 1;
+    }
+    verb.assert_usable(&scene, "ps without a kill");
+    assert!(number > 20, "{number} steps settle a container");
 }
 
 #[test]

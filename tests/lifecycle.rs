@@ -218,7 +218,8 @@ fn removal_that_ends_early_is_finished_by_the_next_command() {
     host.dm(&["kill", "a"]).ok();
     assert_eq!(run.wait().expect("it ends").code(), Some(137));
     assert_eq!(host.dm(&["ps", "--quiet"]).ok().lines().count(), 1);
-    let has_ended = || !host.processes().iter().any(|(_, line)| line.contains("--rm"));
+    let is_at_it = |line: &str| line.contains("--rm") || line.contains(" internal settle");
+    let has_ended = || !host.processes().iter().any(|(_, line)| is_at_it(line));
     assert!(wait_until(soon(), has_ended));
     let pending = host.root().join("lib/pending");
     let dead = || std::fs::read_dir(&pending).expect("a directory").flatten().next();

@@ -52,6 +52,11 @@ use self::writer::Snapshot;
 /// A part of the number of containers, and of their weight, whose change is ignored.
 const CHANGE: u64 = 20;
 
+/// Returns whether a container has, or had, a reservation.
+pub(crate) fn has_ledger(ground: &Ground) -> bool {
+    path(ground).exists()
+}
+
 /// Refuses limits that contradict each other, or that this host can never keep.
 pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     let cpu = Cpu::of(limits);

@@ -9,9 +9,9 @@ use std::path::Path;
 use dormouse_image::Store;
 use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource, Spec};
 
-use crate::disk::Lock;
+use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
-use crate::ground::{self, Ground};
+use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
 use crate::{account, contract, event, layer, net};
@@ -100,7 +100,15 @@ fn create_in(
         ground.images()?.find(image)?;
     }
     let addresses = match &spec.net {
-        NetMode::Address { domain } => ground.network()?.allocate(domain, id, &create.addresses)?,
+        NetMode::Address { domain } => {
+            let allocate =
+                || -> Result<_> { Ok(ground.network()?.allocate(domain, id, &create.addresses)?) };
+            match allocate() {
+                // The rest of a removal may have them for a moment.
+                Err(_) if end_withdrawn(ground, |_| true)? > 0 => allocate()?,
+                addresses => addresses?,
+            }
+        }
         NetMode::Host | NetMode::None => Vec::new(),
     };
     if spec.hostname.is_empty() {
@@ -123,6 +131,8 @@ fn create_in(
 /// Takes a name, also from a holder that no longer exists: a create or a removal that was
 /// killed between its two steps.
 fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
+    // The name is not to lead to the addresses of its last holder.
+    end_withdrawn(ground, |config| config.name == *name)?;
     let taken = ground.names.take(name, id);
     let Err(Error::NameTaken { .. }) = &taken else { return taken };
     if let Some(holder) = ground.names.holder(name)?
@@ -133,6 +143,30 @@ fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
         return ground.names.take(name, id);
     }
     taken
+}
+
+/// Ends the registrations of withdrawn containers in their domains, and releases their addresses, where the rest of
+/// their removal has not come to that. Returns their number.
+fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<usize> {
+    let mut ended = 0;
+    for (id, dir) in pending::withdrawn(ground)? {
+        let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
+        let Some(config) = config.filter(&which) else { continue };
+        // Its removal goes on in another process, or the lock shows that it was interrupted.
+        let _lock = match Lock::take(&dir) {
+            Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                ended += 1;
+                continue;
+            }
+            other => other?,
+        };
+        ended += 1;
+        if matches!(config.spec.net, NetMode::Address { .. }) && dir.exists() {
+            net::leave(ground, &id, Some(&config))?;
+            ground.network()?.release(&id)?;
+        }
+    }
+    Ok(ended)
 }
 
 /// Renames a container.

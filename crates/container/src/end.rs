@@ -4,10 +4,14 @@
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`,
 //! `later` and `unwoken`.
+//!
+//! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
+//! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
+//! next command does so. Only ends without effect on other containers qualify ([`may_settle_later`]).
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_kernel::cgroup::Cgroup;
@@ -18,7 +22,7 @@ use dormouse_model::{Config, ContainerId, NetMode, State};
 use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::exit::{self, SIGKILL};
-use crate::ground::Ground;
+use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
     account, contract, disk, event, gates, gating, hold, later, net, pending, shared, unwoken,
@@ -136,15 +140,39 @@ fn settle_with(
     if !config.spec.auto_remove {
         state::write_exit(ground, &config.id, &exit)?;
     }
-    let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
-    let mut more = vec![("exit_code", code)];
-    more.extend(later::failure(ground, &config.id).map(|why| ("reason", why)));
-    ground.record("die", config.id.as_str(), config.name.as_str(), &more);
+    record_death(ground, config, exit.code, later::failure(ground, &config.id));
     tear_down_with(ground, &config.id, Some(config), cgroup, Some(&init))?;
     if config.spec.auto_remove && finally {
         remove_files(ground, &config.id, Some(config), true)?;
     }
     Ok(Some(exit))
+}
+
+fn record_death(ground: &Ground, config: &Config, code: Option<i32>, reason: Option<String>) {
+    let code = code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
+    let mut more = vec![("exit_code", code)];
+    more.extend(reason.map(|why| ("reason", why)));
+    ground.record("die", config.id.as_str(), config.name.as_str(), &more);
+}
+
+/// Returns whether a container that removes itself, and whose first process has exited, may be withdrawn before it
+/// is settled. Until then no start of another container may depend on what it has: host ports, reservations, charges
+/// to an account or by gates, sockets in custody. Its slot and its addresses are waited for where they are short
+/// ([`crate::create`]).
+pub(crate) fn may_settle_later(ground: &Ground, config: &Config, pid: u32) -> Result<bool> {
+    let (id, spec) = (&config.id, &config.spec);
+    if !spec.auto_remove || !spec.publish.is_empty() || spec.account.is_some() {
+        return Ok(false);
+    }
+    let is_plain = |init: InitRecord| {
+        let slept = init.sleeping || init.wakes > 0 || init.drowsy_unix_ms.is_some();
+        init.pid == pid && !slept && init.restored_bytes == 0
+    };
+    Ok(state::read_init(ground, id)?.is_some_and(is_plain)
+        && !ground.asleep_dir(id).exists()
+        && !gone_dir(ground, id).exists()
+        && !contract::has_ledger(ground)
+        && gates::find(ground)?.is_none())
 }
 
 /// Settles a container under its lock.
@@ -350,9 +378,9 @@ pub(crate) fn remove_files(
     Ok(())
 }
 
-/// A withdrawn container: no command finds it, its name and addresses are free, and its kernel objects are gone. Its
-/// files and ids remain until [`Removal::complete`]. After a kill before that, the next command releases them, as
-/// those of every interrupted removal ([`crate::pending`]).
+/// A withdrawn container: no command finds it, and its name is free. What remains is released by
+/// [`Removal::complete`]. After a kill before that, the next command does so, as for every interrupted removal
+/// ([`crate::pending`]).
 #[derive(Debug)]
 pub(crate) struct Removal {
     config: Config,
@@ -362,7 +390,7 @@ pub(crate) struct Removal {
 }
 
 impl Removal {
-    /// Withdraws a container whose first process was settled; the caller holds its lock.
+    /// Withdraws a container whose first process was settled; the caller holds its lock. Its addresses are free, too.
     pub(crate) fn begin(ground: &Ground, config: Config, lock: Lock) -> Result<Self> {
         let dir = pending::withdraw(ground, &config.id)?;
         // The next command may want the same name and addresses.
@@ -375,8 +403,55 @@ impl Removal {
         Ok(Self { config, dir, _lock: lock })
     }
 
+    /// Withdraws a container that is not settled yet ([`may_settle_later`]); the caller holds its lock.
+    pub(crate) fn begin_unsettled(
+        ground: &Ground,
+        config: Config,
+        lock: Lock,
+        code: i32,
+    ) -> Result<Self> {
+        record_death(ground, &config, Some(code), None);
+        let dir = pending::withdraw(ground, &config.id)?;
+        ground.names.release(&config.name, &config.id)?;
+        ground.record("remove", config.id.as_str(), config.name.as_str(), &[]);
+        Ok(Self { config, dir, _lock: lock })
+    }
+
     /// Releases what remains.
     pub(crate) fn complete(&self, ground: &Ground) -> Result<()> {
-        pending::release(ground, &self.config.id, &self.dir, Some(&self.config), true)
+        complete(ground, &self.config.id, &self.dir, Some(&self.config))
     }
+}
+
+/// Settles and removes a withdrawn container, in its directory `dir`, as far as that is not done. The caller holds
+/// its lock. `config` is `None` if it is damaged.
+///
+/// ORDER: `RUN/c/ID` is the last of its kernel objects, in every teardown: without it there are none.
+pub(crate) fn complete(
+    ground: &Ground,
+    id: &ContainerId,
+    dir: &Path,
+    config: Option<&Config>,
+) -> Result<()> {
+    if ground.run_dir(id).exists() {
+        tear_down(ground, id, config)?;
+    }
+    pending::release(ground, id, dir, config, false)
+}
+
+/// The same for a container that may be withdrawn. Another process may be at it, and is waited for.
+pub(crate) fn complete_withdrawn(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let dir = pending::withdrawn_dir(ground, id);
+    let _lock = match Lock::take(&dir) {
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(());
+        }
+        other => other?,
+    };
+    // The last holder of the lock may have removed it.
+    if !dir.exists() {
+        return Ok(());
+    }
+    let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
+    complete(ground, id, &dir, config.as_ref())
 }

@@ -208,7 +208,7 @@ impl Engine {
     }
 
     /// Waits for the first process of a container, settles the container and returns the exit
-    /// status.
+    /// status. A container that removes itself is withdrawn, and may be settled behind the answer.
     pub fn finish(&self, running: Running) -> Result<ExitStatus> {
         settle::finish(&self.ground, running)
     }
@@ -638,6 +638,8 @@ impl Engine {
     /// Returns all accounts with their balances: root, then those that operators have made, then those of
     /// containers.
     pub fn accounts(&self) -> Result<Vec<AccountDetails>> {
+        // An ended container is charged before its removal is complete.
+        recover::settle_withdrawn(&self.ground)?;
         account::all(&self.ground)
     }
 

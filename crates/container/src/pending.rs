@@ -122,9 +122,28 @@ pub(crate) fn is_being_created(ground: &Ground, id: &ContainerId) -> Result<bool
 /// Withdraws a container; the caller holds its lock. No command finds the container when this
 /// returns, and [`release`] releases the rest.
 pub(crate) fn withdraw(ground: &Ground, id: &ContainerId) -> Result<PathBuf> {
-    let (dir, dead) = (ground.dir(id), path(ground, "dead", id));
+    let (dir, dead) = (ground.dir(id), withdrawn_dir(ground, id));
     fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;
     Ok(dead)
+}
+
+/// The directory of a container from its withdrawal until its removal is complete.
+pub(crate) fn withdrawn_dir(ground: &Ground, id: &ContainerId) -> PathBuf {
+    path(ground, "dead", id)
+}
+
+/// The containers that are withdrawn and not removed yet, with their directories.
+pub(crate) fn withdrawn(ground: &Ground) -> Result<Vec<(ContainerId, PathBuf)>> {
+    let pending = ground.places.pending();
+    let mut all = Vec::new();
+    for entry in fs::read_dir(&pending).map_err(Error::file("cannot list", &pending))? {
+        let entry = entry.map_err(Error::file("cannot list", &pending))?;
+        let name = entry.file_name();
+        let id =
+            name.to_str().and_then(|name| name.strip_prefix("dead-")?.parse::<ContainerId>().ok());
+        all.extend(id.map(|id| (id, entry.path())));
+    }
+    Ok(all)
 }
 
 /// LIMIT: number of unfinished changes beside which the files of a container are removed before its exit status is

@@ -1,13 +1,20 @@
 //! Recovery from killed commands, killed keepers and reboots.
 //!
-//! Uses `ground`, and its own modules.
+//! Uses `ground`, `pending`, `end`, and its own modules.
 
 use crate::error::Result;
 use crate::ground::Ground;
+use crate::{end, pending};
 
 pub(crate) mod boot;
 pub(crate) mod custody;
 pub(crate) mod interrupted;
+
+/// Waits until withdrawn containers are settled and removed, and completes the rest of interrupted removals.
+pub(crate) fn settle_withdrawn(ground: &Ground) -> Result<()> {
+    let withdrawn = pending::withdrawn(ground)?;
+    withdrawn.iter().try_for_each(|(id, _)| end::complete_withdrawn(ground, id))
+}
 
 /// Finishes the work of killed commands and recovers custody.
 pub(crate) fn recover(ground: &Ground) -> Result<()> {

@@ -12,15 +12,16 @@
 //! fills         memory of containers that is being filled while they run
 //! templates     processes whose memory newborns share, by serial number, with pending requests
 //! queue         errands: containers to be settled or woken by a process, 4 of each kind at once,
-//!               and up to 16 wakes where others last long
+//!               and up to 16 where others last long
 //! ```
 //!
 //! **Exit of a child.** The child is reaped. For a first process the exit file is written before
 //! the clients are notified, so that they find it. The connection that spawned it and those that
 //! wait receive `Exited`. If the spawner requested settling, it must send `Settled`; if its
-//! connection closes before that, or had closed long ago, `SETTLE... ID` is run in the host's mount
-//! namespace. Clean-up after a container's exit therefore happens at least once, even if processes
-//! are killed.
+//! connection closes before that, or had closed long ago, a *settler* receives the id. Clean-up after
+//! a container's exit therefore happens at least once, even if processes are killed. A settler is a
+//! process `SETTLE...` in the host's mount namespace. It reads lines `ID` from its standard input, and
+//! answers each with a byte when that container is settled. A settler without work exits after a second.
 //!
 //! **Sleep.** The sockets of a sleeping container are in [`Custody`]. When one becomes readable, or
 //! its alarm expires, a *waker* takes them and has the rest released. If the wake fails, the
@@ -42,7 +43,7 @@
 //! which removes resources that no container needs any more.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::ops::Bound;
@@ -84,10 +85,12 @@ use crate::{Failed, Step};
 const ERRANDS_MAX: usize = 4;
 /// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
 /// that does not answer.
-const LONG: Duration = Duration::from_secs(10);
-/// LIMIT: processes at once that wake, with those that last long.
-const WAKES_MAX: usize = 16;
-/// Idle time before the keeper, or a waker that is not needed, exits.
+const LONG_WAKE: Duration = Duration::from_secs(10);
+/// The same for settling, which lasts longer only while it waits to restart a container.
+const LONG_SETTLE: Duration = Duration::from_secs(1);
+/// LIMIT: processes at once that settle, and as many that wake, with those that last long.
+const LASTING_MAX: usize = 16;
+/// Idle time before the keeper, or a waker or settler that is not needed, exits.
 const IDLE: Duration = Duration::from_secs(1);
 /// Interval of the checks of logs.
 const LOOK: Duration = Duration::from_secs(2);
@@ -134,8 +137,12 @@ impl Errand {
         Self::Wake { id, why, is_second: false }
     }
 
-    fn is_wake(self) -> bool {
-        matches!(self, Self::Wake { .. })
+    /// The kind of the process that does it.
+    fn by(self) -> HandKind {
+        match self {
+            Self::Settle(_) => HandKind::Settler,
+            Self::Wake { .. } => HandKind::Waker,
+        }
     }
 }
 
@@ -163,18 +170,30 @@ impl Reason {
     }
 }
 
-/// A process that wakes containers, one after the other, on request.
+/// A process that wakes or settles containers, one after the other, on request.
 #[derive(Debug)]
-struct Waker {
+struct Hand {
     pid: u32,
-    /// The other end of its standard input. The waker exits when this is closed.
+    kind: HandKind,
+    /// The other end of its standard input. The process exits when this is closed.
     requests: OwnedFd,
+    /// When its last errand ended.
+    rests_since: Instant,
 }
 
-impl Waker {
-    /// Sends the id of the container to wake; returns false if the waker has exited.
-    fn request(&self, id: Id, why: Reason) -> bool {
-        let line = format!("{} {}\n", id.as_str(), why.word());
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HandKind {
+    Waker,
+    Settler,
+}
+
+impl Hand {
+    /// Sends its errand; returns false if the process has exited.
+    fn request(&self, errand: Errand) -> bool {
+        let line = match errand {
+            Errand::Settle(id) => format!("{}\n", id.as_str()),
+            Errand::Wake { id, why, .. } => format!("{} {}\n", id.as_str(), why.word()),
+        };
         rustix::net::send(&self.requests, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
     }
 }
@@ -192,7 +211,7 @@ pub struct Parts {
     pub outside: Outside,
     /// Settings that its newborns inherit.
     pub heritage: Heritage,
-    /// Program and arguments that settle; the id is appended.
+    /// Program and arguments of a settler.
     pub settle: Vec<CString>,
     /// Program and arguments of a waker.
     pub wake: Vec<CString>,
@@ -232,11 +251,9 @@ pub struct Server {
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Running>,
     /// By serial number.
-    wakers: HashMap<u64, Waker>,
+    hands: HashMap<u64, Hand>,
     /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
-    /// Time of the last wake.
-    woken: Instant,
     deaf_until: Option<Instant>,
     next_look: Instant,
     /// When the keeper exits, if it stays idle.
@@ -303,9 +320,8 @@ impl Server {
             templates: HashMap::new(),
             queue: VecDeque::new(),
             errands: HashMap::new(),
-            wakers: HashMap::new(),
+            hands: HashMap::new(),
             next_waker: Instant::now(),
-            woken: Instant::now(),
             deaf_until: None,
             next_look: Instant::now(),
             exits_at: None,
@@ -359,8 +375,7 @@ impl Server {
         let custody = self.custody.next();
         let alarm = self.alarms.next();
         let waker = self.lacks_a_waker().then_some(self.next_waker);
-        let is_more = self.at_rest().count() > usize::from(!self.custody.is_empty());
-        let rest = is_more.then(|| self.woken + IDLE);
+        let rest = self.next_rest();
         let pending = self.pending().map(|pending| pending.until).min();
         let sweep = self.sweep.next();
         let output = self.outputs.next();
@@ -418,7 +433,7 @@ impl Server {
             }
         }
         self.start_errands();
-        self.keep_a_waker(now);
+        self.keep_hands(now);
         if self.pending().any(|pending| pending.until <= now) {
             // A late answer could not be matched to its request.
             let is_late = |pending: &PendingBirth| pending.until <= now;
@@ -575,8 +590,8 @@ impl Server {
             }
             return;
         }
-        if self.wakers.contains_key(&serial) {
-            return self.receive_from_waker(serial);
+        if self.hands.contains_key(&serial) {
+            return self.receive_from_hand(serial);
         }
         if let Some(fill) = self.fills.remove(&serial) {
             return self.filled(fill);
@@ -1054,23 +1069,20 @@ impl Server {
     fn ended(&mut self, pid: u32, status: i32) {
         if let Some(Running { errand, .. }) = self.errands.remove(&pid) {
             let is_killed = code_of(status).1 == libc::SIGKILL;
+            self.dismiss(|hand| hand.pid == pid);
             match errand {
                 // Killed during the job or before it began: the next one completes it. A wake is
                 // retried once at once, not twice: memory may be too short for it.
                 Errand::Wake { id, why, is_second: false } if is_killed && self.custody.has(id) => {
-                    self.dismiss(|waker| waker.pid == pid);
                     self.queue.push_back(Errand::Wake { id, why, is_second: true });
                 }
-                Errand::Wake { id, .. } => {
-                    self.dismiss(|waker| waker.pid == pid);
-                    self.custody.came_back(&self.epoll, id);
-                }
+                Errand::Wake { id, .. } => self.custody.came_back(&self.epoll, id),
                 Errand::Settle(_) if is_killed => self.queue.push_back(errand),
                 Errand::Settle(_) => {}
             }
             return self.start_errands();
         }
-        if self.dismiss(|waker| waker.pid == pid) {
+        if self.dismiss(|hand| hand.pid == pid && hand.kind == HandKind::Waker) {
             self.next_waker = Instant::now() + IDLE;
         }
         let Some(child) = self.children.remove(&pid) else {
@@ -1166,42 +1178,64 @@ impl Server {
         }
     }
 
-    /// The wakes in progress, by their begin.
-    fn wakes(&self) -> impl Iterator<Item = Instant> {
-        let wakes = self.errands.values().filter(|running| running.errand.is_wake());
-        wakes.map(|running| running.since)
+    /// The errands of a kind in progress, by their begin.
+    fn begun(&self, kind: HandKind) -> impl Iterator<Item = Instant> {
+        let of_kind = self.errands.values().filter(move |running| running.errand.by() == kind);
+        of_kind.map(|running| running.since)
     }
 
     /// Index of the first errand in the queue whose kind is below its limit.
     fn next_errand(&self, now: Instant) -> Option<usize> {
-        let wakes = self.wakes().count();
-        let recent = self.wakes().filter(|since| *since + LONG > now).count();
-        let wake = recent < ERRANDS_MAX && wakes < WAKES_MAX;
-        let settle = self.errands.len() - wakes < ERRANDS_MAX;
-        self.queue.iter().position(|errand| if errand.is_wake() { wake } else { settle })
-    }
-
-    /// When the first of the wakes in progress lasts long, if another one waits for that.
-    fn next_long(&self, now: Instant) -> Option<Instant> {
-        let long = self.wakes().map(|since| since + LONG).filter(|long| *long > now).min();
-        long.filter(|_| self.queue.iter().any(|errand| errand.is_wake()))
-    }
-
-    /// Wakers that have nothing to do, by their serial numbers.
-    fn at_rest(&self) -> impl Iterator<Item = (u64, &Waker)> {
-        let rests = |(_, waker): &(&u64, &Waker)| !self.errands.contains_key(&waker.pid);
-        self.wakers.iter().filter(rests).map(|(serial, waker)| (*serial, waker))
-    }
-
-    /// Keeps one waker while any container sleeps, and ends the others when they have no work.
-    fn keep_a_waker(&mut self, now: Instant) {
-        let kept = match self.woken + IDLE <= now {
-            true => usize::from(!self.custody.is_empty()),
-            false => usize::MAX,
+        let may = |kind| {
+            let recent = self.begun(kind).filter(|since| *since + long(kind) > now).count();
+            recent < ERRANDS_MAX && self.begun(kind).count() < LASTING_MAX
         };
-        let spare: Vec<u32> = self.at_rest().skip(kept).map(|(_, waker)| waker.pid).collect();
-        self.dismiss(|waker| spare.contains(&waker.pid));
-        if self.lacks_a_waker() && self.next_waker <= now && self.make_waker().is_err() {
+        let (wake, settle) = (may(HandKind::Waker), may(HandKind::Settler));
+        self.queue.iter().position(|errand| match errand.by() {
+            HandKind::Waker => wake,
+            HandKind::Settler => settle,
+        })
+    }
+
+    /// When the first of the errands in progress lasts long, if another one waits for that.
+    fn next_long(&self, now: Instant) -> Option<Instant> {
+        let kinds = [HandKind::Waker, HandKind::Settler];
+        let waits = |kind: &HandKind| self.queue.iter().any(|errand| errand.by() == *kind);
+        let long = |kind| self.begun(kind).map(move |since| since + long(kind));
+        kinds.into_iter().filter(waits).flat_map(long).filter(|long| *long > now).min()
+    }
+
+    /// Hands of a kind that have nothing to do, by their serial numbers.
+    fn at_rest(&self, kind: HandKind) -> impl Iterator<Item = (u64, &Hand)> {
+        let rests = move |(_, hand): &(&u64, &Hand)| {
+            hand.kind == kind && !self.errands.contains_key(&hand.pid)
+        };
+        self.hands.iter().filter(rests).map(|(serial, hand)| (*serial, hand))
+    }
+
+    /// Hands at rest without the one waker that is kept while any container sleeps.
+    fn spare(&self) -> impl Iterator<Item = &Hand> {
+        let kept = usize::from(!self.custody.is_empty());
+        let spare = self.at_rest(HandKind::Waker).skip(kept);
+        spare.chain(self.at_rest(HandKind::Settler)).map(|(_, hand)| hand)
+    }
+
+    /// When the next of them has rested for long enough.
+    fn next_rest(&self) -> Option<Instant> {
+        self.spare().map(|hand| hand.rests_since + IDLE).min()
+    }
+
+    /// Keeps one waker while any container sleeps, and ends the other hands when they have no work.
+    fn keep_hands(&mut self, now: Instant) {
+        let over = |hand: &&Hand| hand.rests_since + IDLE <= now;
+        let spare: Vec<u32> = self.spare().filter(over).map(|hand| hand.pid).collect();
+        if !spare.is_empty() {
+            self.dismiss(|hand| spare.contains(&hand.pid));
+        }
+        if self.lacks_a_waker()
+            && self.next_waker <= now
+            && self.make_hand(HandKind::Waker).is_err()
+        {
             // A client then waits a little longer.
             self.next_waker = now + IDLE;
         }
@@ -1210,96 +1244,88 @@ impl Server {
     /// Returns whether containers are asleep while no waker is idle or starting.
     fn lacks_a_waker(&self) -> bool {
         let is_wanted = !self.custody.is_empty() && !self.parts.wake.is_empty();
-        is_wanted && self.wakers.is_empty() && self.errands.is_empty()
+        let is_waker = |hand: &Hand| hand.kind == HandKind::Waker;
+        is_wanted && !self.hands.values().any(is_waker) && self.errands.is_empty()
     }
 
-    /// Starts a waker, which receives requests under this serial number.
-    fn make_waker(&mut self) -> Result<u64, Errno> {
+    /// Starts a hand, which receives requests under this serial number.
+    fn make_hand(&mut self, kind: HandKind) -> Result<u64, Errno> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
-        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
-        let (input, requests) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-        let pid = self.run_program(&self.parts.wake, None, Some(input.as_fd()))?;
+        let (socket, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let (input, requests) = socketpair(AddressFamily::UNIX, socket, flags, None)?;
+        let program = match kind {
+            HandKind::Waker => &self.parts.wake,
+            HandKind::Settler => &self.parts.settle,
+        };
+        let pid = self.run_program(program, input.as_fd())?;
         self.serial += 1;
-        // A waker that cannot be polled exits, because its input is closed.
+        // A hand that cannot be polled exits, because its input is closed.
         self.watch(requests.as_fd(), self.serial)?;
-        self.wakers.insert(self.serial, Waker { pid, requests });
+        self.hands.insert(self.serial, Hand { pid, kind, requests, rests_since: Instant::now() });
         Ok(self.serial)
     }
 
-    /// Ends wakers. Returns whether there was one.
-    fn dismiss(&mut self, which: impl Fn(&Waker) -> bool) -> bool {
-        let before = self.wakers.len();
+    /// Ends hands. Returns whether there was one.
+    fn dismiss(&mut self, which: impl Fn(&Hand) -> bool) -> bool {
+        let before = self.hands.len();
         let epoll = &self.epoll;
-        self.wakers.retain(|_, waker| {
-            let goes = which(waker);
+        self.hands.retain(|_, hand| {
+            let goes = which(hand);
             if goes {
                 // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
-                let _ = epoll::delete(epoll, &waker.requests);
+                let _ = epoll::delete(epoll, &hand.requests);
             }
             !goes
         });
-        self.wakers.len() < before
+        self.hands.len() < before
     }
 
-    /// A waker has completed a wake, or has exited.
-    fn receive_from_waker(&mut self, serial: u64) {
-        let Some(Waker { pid, requests }) = self.wakers.get(&serial) else { return };
-        let pid = *pid;
+    /// A hand has done its errand, or has exited.
+    fn receive_from_hand(&mut self, serial: u64) {
+        let Some(hand) = self.hands.get_mut(&serial) else { return };
+        let (pid, kind) = (hand.pid, hand.kind);
         let mut answer = [0; 1];
-        match rustix::net::recv(requests, &mut answer, RecvFlags::DONTWAIT) {
+        match rustix::net::recv(&hand.requests, &mut answer, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) => {
-                self.woken = Instant::now();
+                hand.rests_since = Instant::now();
                 match self.errands.remove(&pid).map(|running| running.errand) {
                     Some(Errand::Wake { id, .. }) if answer == SILENT => {
                         self.custody.was_silent(&self.epoll, id);
                     }
                     Some(Errand::Wake { id, .. }) => self.custody.came_back(&self.epoll, id),
-                    _ => {}
+                    Some(Errand::Settle(_)) | None => {}
                 }
                 self.start_errands();
             }
             // An unfinished job is handled when the process is reaped.
             _ => {
-                self.dismiss(|waker| waker.pid == pid);
-                if !self.errands.contains_key(&pid) {
+                self.dismiss(|hand| hand.pid == pid);
+                if kind == HandKind::Waker && !self.errands.contains_key(&pid) {
                     self.next_waker = Instant::now() + IDLE;
                 }
             }
         }
     }
 
-    /// Runs an errand: by a waker, or by a program in the host's mount namespace.
+    /// Has an errand done by a hand at rest, or by a new one.
     fn run_errand(&mut self, errand: Errand) -> Result<u32, Errno> {
-        match errand {
-            Errand::Settle(id) => {
-                let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
-                self.run_program(&self.parts.settle, Some(&id), None)
-            }
-            Errand::Wake { id, why, .. } => {
-                self.woken = Instant::now();
-                let ready = self.at_rest().find(|(_, waker)| waker.request(id, why));
-                if let Some((_, waker)) = ready {
-                    return Ok(waker.pid);
-                }
-                let serial = self.make_waker()?;
-                let waker = self.wakers.get(&serial).ok_or(Errno::SRCH)?;
-                waker.request(id, why).then_some(waker.pid).ok_or(Errno::SRCH)
-            }
+        let kind = errand.by();
+        let ready = self.at_rest(kind).find(|(_, hand)| hand.request(errand));
+        if let Some((_, hand)) = ready {
+            return Ok(hand.pid);
         }
+        let serial = self.make_hand(kind)?;
+        let hand = self.hands.get(&serial).ok_or(Errno::SRCH)?;
+        hand.request(errand).then_some(hand.pid).ok_or(Errno::SRCH)
     }
 
-    /// Runs a program in the host's mount namespace, with one more word.
+    /// Runs a program in the host's mount namespace, with this standard input.
     ///
     /// ORDER: the caller blocks until execve(2). Until then the child shares the keeper's memory
     /// and its table of descriptors: no table of a hundred thousand entries is copied, and no
     /// descriptor that is closed meanwhile stays open in a copy.
-    fn run_program(
-        &self,
-        program: &[CString],
-        more: Option<&CStr>,
-        input: Option<BorrowedFd<'_>>,
-    ) -> Result<u32, Errno> {
+    fn run_program(&self, program: &[CString], input: BorrowedFd<'_>) -> Result<u32, Errno> {
         struct Becoming<'s> {
             server: &'s Server,
             program: &'s CString,
@@ -1314,17 +1340,14 @@ impl Server {
             }
             127
         }
-        let words = program.iter().map(CString::as_c_str).chain(more);
-        let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
+        let argv: Vec<_> = program.iter().map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
         let mut becoming = Becoming { server: self, program, argv: &argv };
-        // The child inherits standard input from the keeper: /dev/null, like standard output.
-        input.map_or(Ok(()), rustix::stdio::dup2_stdin)?;
+        // The child inherits standard input from the keeper: otherwise /dev/null, like standard output.
+        rustix::stdio::dup2_stdin(input)?;
         // SAFETY: the body makes system calls only, and writes nothing.
         let pid = unsafe { call::run_aside(body, (&raw mut becoming).cast()) };
-        if input.is_some() {
-            rustix::stdio::dup2_stdin(rustix::stdio::stdout())?;
-        }
+        rustix::stdio::dup2_stdin(rustix::stdio::stdout())?;
         Ok(pid? as u32)
     }
 
@@ -1365,6 +1388,14 @@ impl Server {
 
     /// Bytes of one entry of the table of children, for the curious.
     pub const CHILD_BYTES: usize = size_of::<(u32, Child)>();
+}
+
+/// The time from which an errand of a kind counts as one that lasts long.
+fn long(kind: HandKind) -> Duration {
+    match kind {
+        HandKind::Waker => LONG_WAKE,
+        HandKind::Settler => LONG_SETTLE,
+    }
 }
 
 /// Starts a reader of output and watches it. Returns its number.

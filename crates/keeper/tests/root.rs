@@ -653,7 +653,9 @@ fn root_engine_that_dies_leaves_no_process() {
 fn root_settle_runs_when_the_spawner_is_gone_and_only_then() {
     let scratch = Scratch::new();
     let settled = scratch.path("settled");
-    let script = format!("echo $0 >> {}", settled.display());
+    let log = settled.display();
+    let script =
+        format!("while read id; do echo $id >> {log}; echo $$ >> {log}.pids; echo >&0; done");
     let mut start = scratch.start();
     start.settle = ["/bin/busybox", "sh", "-c", &script].map(Into::into).to_vec();
     let mut keeper = Keeper::connect_or_start(&start).unwrap();
@@ -693,6 +695,39 @@ fn root_settle_runs_when_the_spawner_is_gone_and_only_then() {
     }
     assert!(until(|| read().lines().count() == 14), "{}", read());
     assert!(!read().contains("mine"));
+    // By processes that settle one container after the other, and exit when there are no more.
+    let mut keeper = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    (0..200).for_each(|n| keeper.settle(&format!("m{n}")).unwrap());
+    assert!(until(|| read().lines().count() == 214), "{}", read());
+    let pids = std::fs::read_to_string(scratch.path("settled.pids")).unwrap();
+    let pids: std::collections::BTreeSet<&str> = pids.lines().collect();
+    assert!(pids.len() < 100, "{pids:?}");
+    let is_there = |pid: &&str| std::path::Path::new("/proc").join(pid).exists();
+    assert!(until(|| !pids.iter().any(is_there)), "{pids:?}");
+}
+
+/// Containers that are restarted after a while do not hold up the end of others. Four are settled at once.
+#[test]
+fn root_waiting_settlers_do_not_hold_up_other_containers() {
+    let scratch = Scratch::new();
+    let (settled, over) = (scratch.path("settled"), scratch.path("over"));
+    let script = format!(
+        "while read id; do case $id in waits*) until [ -e {over} ]; do sleep 0.1; done;; esac; \
+         echo $id >> {log}; echo >&0; done",
+        over = over.display(),
+        log = settled.display()
+    );
+    let mut start = scratch.start();
+    start.settle = ["/bin/busybox", "sh", "-c", &script].map(Into::into).to_vec();
+    let mut keeper = Keeper::connect_or_start(&start).unwrap();
+    for id in ["waits1", "waits2", "waits3", "waits4", "waits5", "other"] {
+        keeper.settle(id).unwrap();
+    }
+    let read = || std::fs::read_to_string(&settled).unwrap_or_default();
+    let is_settled = until(|| read() == "other\n");
+    std::fs::write(&over, "").unwrap();
+    assert!(is_settled, "{}", read());
+    assert!(until(|| read().lines().count() == 6), "{}", read());
 }
 
 /// A file system of one container may never answer. Four wakes run at once.

@@ -88,31 +88,6 @@ pub fn setns(fd: BorrowedFd<'_>, flags: CloneFlags) -> Result<()> {
     call::setns(fd, flags).explain("setns", || format!("{fd:?}, {flags:?}"))
 }
 
-/// Runs `rest` in a child (fork(2)), and returns without waiting for it.
-///
-/// The standard streams of the child are `/dev/null`: no reader of the caller's output waits for its end. Other
-/// descriptors without close-on-exec are the caller's, and are closed: its pipes and locks end with this process.
-/// The rest stay open, with the locks of flock(2) on them, and blocked signals stay blocked. The child is reaped by
-/// this process, or by the next subreaper once this process has ended.
-///
-/// Errors: EINVAL in a process with several threads, and those of fork(2). `rest` has not run then.
-pub fn behind(rest: impl FnOnce()) -> Result<()> {
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null");
-    let null =
-        null.map_err(|e| rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO));
-    let null = null.explain("open", || "/dev/null".into())?;
-    if call::fork_alone().explain("fork", String::new)?.is_some() {
-        return Ok(());
-    }
-    // Ignored: what is written to the caller's streams at worst is the message of a panic.
-    let _ = rustix::stdio::dup2_stdin(&null);
-    let _ = rustix::stdio::dup2_stdout(&null);
-    let _ = rustix::stdio::dup2_stderr(&null);
-    call::close_inherited();
-    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(rest));
-    call::exit(i32::from(ended.is_err()))
-}
-
 /// Maps all file-backed pages of this program and its libraries, so that later steps wait for no
 /// page of them. On a kernel without this, pages are read when they are needed. KERNEL(5.14):
 /// MADV_POPULATE_READ.

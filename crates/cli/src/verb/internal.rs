@@ -19,10 +19,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Clean up after a container that ended without a waiting command
+    /// Clean up after containers that ended without a waiting command; reads their ids from standard
+    /// input, a socket, and answers there
     Settle {
-        /// Its id
-        id: String,
+        /// The id of one container
+        id: Option<String>,
     },
     /// Wake containers after an event; reads their ids and the reason (called, timer) from standard
     /// input, a socket, and answers there
@@ -50,9 +51,19 @@ enum What {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     match args.what {
-        What::Settle { id } => {
+        // The keeper of an older program.
+        What::Settle { id: Some(id) } => {
             let engine = global.engine()?;
             engine.settle(&id.parse()?)?;
+            Ok(0)
+        }
+        What::Settle { id: None } => {
+            let engine = global.engine()?;
+            for id in std::io::stdin().lines() {
+                let id = id.context("cannot read container id")?;
+                engine.settle(&id.parse()?)?;
+                answer(b"\n")?;
+            }
             Ok(0)
         }
         What::Wake => {
@@ -64,9 +75,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                 let id = words.next().unwrap_or_default();
                 let is_awake =
                     engine.wake_for_event(&id.parse()?, Reason::of_keeper(words.next()))?;
-                let answer: &[u8] = if is_awake { b"\n" } else { b"." };
-                let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
-                rustix::net::send(keeper, answer, flags).context("cannot answer the keeper")?;
+                answer(if is_awake { b"\n" } else { b"." })?;
                 engine.prepare_next();
             }
             Ok(0)
@@ -115,4 +124,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Ok(0)
         }
     }
+}
+
+/// Answers the keeper, whose socket is the standard input.
+fn answer(answer: &[u8]) -> Result<()> {
+    let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
+    rustix::net::send(keeper, answer, flags).map(drop).context("cannot answer the keeper")
 }

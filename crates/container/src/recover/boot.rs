@@ -139,14 +139,18 @@ pub(crate) fn sweep(ground: &Ground) -> Result<usize> {
             swept += 1;
         }
     }
+    // The rest of a removal is released by the process that has its lock.
     let is_someone = |id: &ContainerId| {
-        ground.dir(id).exists() || pending::is_being_created(ground, id).unwrap_or(true)
+        ground.dir(id).exists()
+            || pending::withdrawn_dir(ground, id).exists()
+            || pending::is_being_created(ground, id).unwrap_or(true)
     };
     swept += ground.network()?.sweep(&is_someone)? as usize;
     for entry in fs::read_dir(ground.places.running()).into_iter().flatten().flatten() {
         let id = entry.file_name().to_str().and_then(|n| n.parse::<ContainerId>().ok());
         if let Some(id) = id
             && !ground.dir(&id).exists()
+            && !pending::withdrawn_dir(ground, &id).exists()
         {
             end::tear_down(ground, &id, None)?;
             swept += 1;

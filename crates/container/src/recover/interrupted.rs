@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use dormouse_model::ContainerId;
+use dormouse_model::{Config, ContainerId};
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
@@ -51,14 +51,16 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             continue;
         }
         finished += 1;
-        // An interrupted removal still has its record. Volumes are kept, even if the removal
-        // was to remove them.
-        let config = match kind {
-            "dead" => disk::read_json(&entry.path().join(CONFIG)),
-            _ => Ok(None),
+        let released = match kind {
+            // An interrupted removal still has its record. Volumes are kept, even if the removal
+            // was to remove them.
+            "dead" => {
+                let config = disk::read_json(&entry.path().join(CONFIG));
+                let config: Option<Config> = config.unwrap_or(None);
+                end::complete(ground, &id, &entry.path(), config.as_ref())
+            }
+            _ => pending::release(ground, &id, &entry.path(), None, false),
         };
-        let config = config.unwrap_or(None);
-        let released = pending::release(ground, &id, &entry.path(), config.as_ref(), false);
         failed = failed.or(released.err());
     }
     failed.map_or(Ok(finished), Err)

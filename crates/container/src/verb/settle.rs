@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use dormouse_kernel::process;
 use dormouse_launch::ExitStatus;
 use dormouse_model::{ContainerId, Restart};
 
@@ -17,10 +16,10 @@ use crate::start::{self, Running};
 use crate::state::{self, Exit};
 
 /// Settles a container whose first process has exited, then restarts or removes it by its
-/// policy. The keeper calls this when no command waits for the container.
+/// policy. The keeper calls this when no command waits for the container, which may be withdrawn already.
 pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> {
     let lock = match ground.lock(id) {
-        Err(Error::NoContainer(_)) => return Ok(None),
+        Err(Error::NoContainer(_)) => return end::complete_withdrawn(ground, id).map(|()| None),
         other => other?,
     };
     let config = ground.config(id)?;
@@ -51,31 +50,48 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
 /// Waits for the first process of a container, settles the container and returns the exit
 /// status.
 ///
-/// A container that removes itself is withdrawn, and its files are removed by a child behind the answer: half of
-/// the time from the exit to the answer were these files on a disk (ext4, `bench start`).
+/// A container that removes itself is withdrawn. The rest of its end is behind the answer, because no other command
+/// depends on it: the keeper has it completed when the connection closes. After a killed keeper the next command does
+/// so.
 ///
-/// ORDER: the keeper is answered before the fork, so that its connection ends with this process.
+/// ORDER: the connection is closed before the lock is released, so that the keeper's settler waits for the lock
+/// already, and is ahead of the next command.
 pub(crate) fn finish(ground: &Ground, mut running: Running) -> Result<ExitStatus> {
     let status = running.wait()?;
     if running.keeper_is_gone {
         // No other process has the status. If the directory is gone, the container was removed.
         let _ = status.write(&ground.run_dir(&running.id), running.pid);
     }
-    let removal = settle_and_withdraw(ground, &running.id)?;
-    // A keeper that died meanwhile needs no report.
-    let _ = running.keeper.settled(running.pid);
-    let Some(removal) = removal else { return Ok(status) };
-    // The next command finishes what fails there. A caller with several threads has no such child.
-    let behind = pending::may_remove_behind(ground)
-        && process::behind(|| drop(removal.complete(ground))).is_ok();
-    if !behind {
-        removal.complete(ground)?;
+    match end_of(ground, &running, &status)? {
+        Some((removal, Rest::Behind)) => {
+            drop(running);
+            drop(removal);
+        }
+        ended => {
+            // A keeper that died meanwhile needs no report.
+            let _ = running.keeper.settled(running.pid);
+            ended.map_or(Ok(()), |(removal, _)| removal.complete(ground))?;
+        }
     }
     Ok(status)
 }
 
+/// When the rest of a removal is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// Before the exit status is returned.
+    Before,
+    /// Behind the answer, by the keeper.
+    Behind,
+}
+
 /// The same as [`settle`], but a container that removes itself is withdrawn only.
-fn settle_and_withdraw(ground: &Ground, id: &ContainerId) -> Result<Option<Removal>> {
+fn end_of(
+    ground: &Ground,
+    running: &Running,
+    status: &ExitStatus,
+) -> Result<Option<(Removal, Rest)>> {
+    let id = &running.id;
     let lock = match ground.lock(id) {
         Err(Error::NoContainer(_)) => return Ok(None),
         other => other?,
@@ -88,8 +104,16 @@ fn settle_and_withdraw(ground: &Ground, id: &ContainerId) -> Result<Option<Remov
         drop(lock);
         return settle(ground, id).map(|_| None);
     }
+    let rest = match running.keeper_is_gone || !pending::may_remove_behind(ground) {
+        true => Rest::Before,
+        false => Rest::Behind,
+    };
+    if rest == Rest::Behind && end::may_settle_later(ground, &config, running.pid)? {
+        let removal = Removal::begin_unsettled(ground, config, lock, status.code)?;
+        return Ok(Some((removal, rest)));
+    }
     match end::settle_locked(ground, &config, false)? {
-        Some(_) => Removal::begin(ground, config, lock).map(Some),
+        Some(_) => Ok(Some((Removal::begin(ground, config, lock)?, rest))),
         None => Ok(None), // asleep, or never started
     }
 }

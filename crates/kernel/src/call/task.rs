@@ -156,35 +156,6 @@ pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned, Errno> {
     Ok(Cloned::Parent { pid: pid as u32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
 }
 
-/// fork(2), in a process with one thread: EINVAL in any other. `None` in the child.
-///
-/// The child of the thread of a larger process would have the locks that other threads hold, the allocator's
-/// among them, and could not release them.
-pub fn fork_alone() -> Result<Option<u32>, Errno> {
-    // SAFETY: with this flag alone the call changes nothing. It fails in a process with several threads
-    // (unshare(2), CLONE_THREAD).
-    check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_THREAD as libc::c_ulong) })?;
-    // SAFETY: no other thread exists, so the child is a complete copy.
-    let pid = check(unsafe { libc::fork() } as c_long)?;
-    Ok((pid != 0).then_some(pid as u32))
-}
-
-/// Closes all descriptors behind the standard streams that an execve(2) would leave open. A program that opens its
-/// own with O_CLOEXEC has these from its caller.
-pub(crate) fn close_inherited() {
-    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let numbers: Vec<i32> =
-        open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers.into_iter().filter(|number| *number > 2) {
-        // SAFETY: no memory is passed.
-        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
-        if flags >= 0 && flags & libc::FD_CLOEXEC == 0 {
-            // SAFETY: no value of this program owns the descriptor: all that it opens are closed on exec.
-            unsafe { libc::close(number) };
-        }
-    }
-}
-
 /// unshare(2) of namespaces.
 ///
 /// NEWNS also gives the calling thread a root and a working directory of its own.
