@@ -159,7 +159,12 @@ pub(crate) fn main(args: Vec<OsString>) -> u8 {
         return fail::FAILED; // clap requires a verb
     };
     let verb = VERBS.iter().find(|v| v.name == name);
-    match verb.map_or(Ok(fail::FAILED), |v| (v.run)(&global, matches)) {
+    code(verb.map_or(Ok(fail::FAILED), |v| (v.run)(&global, matches)), verb)
+}
+
+/// Returns the exit code of a verb that has returned. An error is reported.
+pub(crate) fn code(result: Result<u8>, verb: Option<&'static Verb>) -> u8 {
+    match result {
         Ok(code) => code,
         Err(e) => match e.downcast::<clap::Error>() {
             Ok(e) => usage(&e, verb),
@@ -170,7 +175,7 @@ pub(crate) fn main(args: Vec<OsString>) -> u8 {
 
 /// Finds the verb on the command line without clap, so that clap need not have the others. `None`
 /// if another word stands first; clap then reports the mistake, or prints the help.
-fn find(args: &[OsString]) -> Option<&'static Verb> {
+pub(crate) fn find(args: &[OsString]) -> Option<&'static Verb> {
     let mut rest = args.iter().skip(1);
     loop {
         let word = rest.next()?;
@@ -320,6 +325,20 @@ fn without_noun(mut args: Vec<OsString>) -> Vec<OsString> {
         args.splice(at..at + 2, words.iter().map(OsString::from));
     }
     args
+}
+
+/// Reads a command line of `run` or `exec` by clap.
+#[cfg(test)]
+pub(crate) fn read(args: &[OsString]) -> Result<String, clap::Error> {
+    use clap::FromArgMatches;
+    let verb = find(args).expect("a verb");
+    let matches = base().subcommand(one(verb)).try_get_matches_from(args)?;
+    let global = Global { root: matches.get_one::<PathBuf>("root").cloned() };
+    let (_, of_verb) = matches.subcommand().expect("a verb");
+    Ok(match verb.name {
+        "run" => format!("{:?}", (global, "run", verb::run::Args::from_arg_matches(of_verb)?)),
+        _ => format!("{:?}", (global, "exec", verb::exec::Args::from_arg_matches(of_verb)?)),
+    })
 }
 
 #[cfg(test)]

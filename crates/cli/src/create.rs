@@ -119,7 +119,7 @@ pub(crate) struct CreateArgs {
     /// The first use of a volume copies the files, owner and mode of the image's directory at TARGET into
     /// it; nocopy leaves it empty.
     #[arg(long, short, value_name = "[SOURCE:]TARGET[:OPTIONS]", help_heading = "Files")]
-    volume: Vec<String>,
+    pub(crate) volume: Vec<String>,
     /// Mount, spelled out
     #[arg(long, value_name = "type=TYPE,...", help_heading = "Files")]
     mount: Vec<String>,
@@ -131,7 +131,7 @@ pub(crate) struct CreateArgs {
     shm_size: Option<Mount>,
     /// Make the root read-only
     #[arg(long, help_heading = "Files")]
-    read_only: bool,
+    pub(crate) read_only: bool,
 
     /// Network: address (own addresses in a shared stack), host, none
     #[arg(
@@ -208,6 +208,13 @@ pub(crate) struct AttachArgs {
     pub(crate) sig_proxy: bool,
 }
 
+impl AttachArgs {
+    /// The arguments without any option, with the defaults of clap's attributes.
+    pub(crate) fn plain() -> Self {
+        Self { detach_keys: DetachKeys::default(), sig_proxy: true }
+    }
+}
+
 /// Defaults of an image's configuration for its containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Defaults {
@@ -258,6 +265,56 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const SIGRTMIN_3: i32 = 37;
 
 impl CreateArgs {
+    /// The arguments without any option and word, with the defaults of clap's attributes.
+    pub(crate) fn plain() -> Self {
+        Self {
+            name: None,
+            rm: false,
+            process: ProcessArgs::default(),
+            entrypoint: None,
+            label: Vec::new(),
+            hostname: None,
+            init: false,
+            devpts: "yes".to_owned(),
+            systemd: "true".to_owned(),
+            restart: None,
+            sleep: SleepArgs::default(),
+            stop_signal: None,
+            stop_timeout: None,
+            log_max_size: None,
+            log_driver: None,
+            account: None,
+            shared: false,
+            cidfile: None,
+            rootfs: None,
+            pull: "missing".to_owned(),
+            quiet: false,
+            volume: Vec::new(),
+            mount: Vec::new(),
+            tmpfs: Vec::new(),
+            shm_size: None,
+            read_only: false,
+            net: "address".to_owned(),
+            domain: "default".to_owned(),
+            ip: Vec::new(),
+            publish: Vec::new(),
+            dns: Vec::new(),
+            add_host: Vec::new(),
+            help: None,
+            words: Vec::new(),
+            limits: LimitArgs::default(),
+            ulimit: Vec::new(),
+            oom_score_adj: None,
+            cap_add: Vec::new(),
+            cap_drop: Vec::new(),
+            security_opt: Vec::new(),
+            privileged: false,
+            ids: None,
+            sysctl: Vec::new(),
+            umask: None,
+        }
+    }
+
     /// The image's name as given; `None` with `--rootfs`.
     pub(crate) fn image(&self) -> Result<Option<&str>> {
         match (&self.rootfs, self.words.first()) {

@@ -11,8 +11,9 @@
 //! # What a start may cost
 //!
 //! `dormouse run IMAGE true` is measured against other runtimes in milliseconds, and each page this
-//! program touches costs microseconds before a container exists. So the verb is found before clap
-//! is called, and clap receives that one verb alone. A verb opens, reads and starts only what it
+//! program touches costs microseconds before a container exists. So the plainest forms of `run` and
+//! `exec` are read without clap ([`quick`]). Otherwise the verb is found before clap is called, and
+//! clap receives that one verb alone. A verb opens, reads and starts only what it
 //! needs. There is no async runtime. Threads are started by lists of many items only ([`output`],
 //! and the engine's list), by a large restore and by image transfers, never by a plain start.
 //!
@@ -45,6 +46,7 @@ mod log;
 mod name;
 mod option;
 mod output;
+mod quick;
 mod registry;
 mod session;
 mod signal;
@@ -63,5 +65,5 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // ORDER: first, before any file is created.
     umask::set();
-    ExitCode::from(command::main(std::env::args_os().collect()))
+    ExitCode::from(quick::main(std::env::args_os().collect()))
 }

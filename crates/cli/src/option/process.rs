@@ -8,7 +8,7 @@ use super::Invalid;
 use super::env::{Environment, Host};
 
 /// Options of a process.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct ProcessArgs {
     /// Keep its standard input open
     #[arg(long, short)]
@@ -18,7 +18,7 @@ pub(crate) struct ProcessArgs {
     pub(crate) tty: bool,
     /// Set an environment variable; NAME or PREFIX* take the caller's
     #[arg(long, short, value_name = "NAME=VALUE")]
-    env: Vec<String>,
+    pub(crate) env: Vec<String>,
     /// Read environment variables from a file
     #[arg(long, value_name = "FILE")]
     env_file: Vec<PathBuf>,

@@ -18,9 +18,9 @@ use crate::signal::Signals;
 pub(crate) struct Args {
     /// Leave it running in the background
     #[arg(long, short)]
-    detach: bool,
+    pub(crate) detach: bool,
     #[command(flatten)]
-    process: ProcessArgs,
+    pub(crate) process: ProcessArgs,
     /// All capabilities of the container's namespace, no seccomp filter
     #[arg(long)]
     privileged: bool,
@@ -28,7 +28,20 @@ pub(crate) struct Args {
     attach: AttachArgs,
     /// Container, then the command
     #[arg(required = true, num_args = 1.., trailing_var_arg = true, value_name = "CONTAINER COMMAND")]
-    words: Vec<String>,
+    pub(crate) words: Vec<String>,
+}
+
+impl Args {
+    /// The arguments without any option and word.
+    pub(crate) fn plain() -> Self {
+        Self {
+            detach: false,
+            process: ProcessArgs::default(),
+            privileged: false,
+            attach: AttachArgs::plain(),
+            words: Vec::new(),
+        }
+    }
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {

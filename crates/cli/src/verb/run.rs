@@ -16,11 +16,18 @@ use crate::signal::Signals;
 pub(crate) struct Args {
     /// Leave it running in the background and print its id
     #[arg(long, short)]
-    detach: bool,
+    pub(crate) detach: bool,
     #[command(flatten)]
     attach: AttachArgs,
     #[command(flatten)]
-    create: CreateArgs,
+    pub(crate) create: CreateArgs,
+}
+
+impl Args {
+    /// The arguments without any option and word.
+    pub(crate) fn plain() -> Self {
+        Self { detach: false, attach: AttachArgs::plain(), create: CreateArgs::plain() }
+    }
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
