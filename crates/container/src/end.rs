@@ -255,6 +255,9 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
         ground.network()?.doze(id)?;
     }
     shared::remove(ground, id)?;
+    // overlayfs makes this directory at each mount, and first removes an old one. On a disk that discards freed
+    // blocks the removal waits for the device, which is here not in the way of a wake. One with files stays.
+    let _ = fs::remove_dir(ground.dir(id).join("work/work"));
     // The parts of the old checkpoint that are still needed are linked into the new one.
     disk::remove_tree(&ground.woken_dir(id))?;
     remove_run_dir(ground, id)

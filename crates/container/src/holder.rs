@@ -165,9 +165,11 @@ fn shown(words: &str) -> String {
 /// Finds the process that holds the lock; `None` if it cannot be identified, or has ended.
 fn find(ground: &Ground, id: &ContainerId) -> Option<Holder> {
     let dir = ground.dir(id);
-    let device = device(&dir.join(CONFIG))?;
-    let file = |path: &Path| Some(format!("{device}:{}", fs::metadata(path).ok()?.ino()));
-    let lock = file(&dir)?;
+    // `beside` is a file on the same file system without an exclusive lock.
+    let file = |path: &Path, beside: &Path| {
+        Some(format!("{}:{}", device(beside)?, fs::metadata(path).ok()?.ino()))
+    };
+    let lock = file(&dir, &dir.join(CONFIG))?;
     let locks = proc::whole_text("/proc/locks").ok()?;
     for pid in locks.lines().filter_map(|line| exclusive(line, &lock)) {
         // ORDER: the open file is looked up after the pidfd is open, and the process lives thereafter: the
@@ -180,9 +182,10 @@ fn find(ground: &Ground, id: &ContainerId) -> Option<Holder> {
         let is_asleep = config.is_ok_and(|config| is_not_awake(ground, &config));
         let is_wake = is_asleep
             && (is_waker(ground, pid)
-                || pending::sleep_intents(ground, id)
-                    .iter()
-                    .any(|intent| file(intent).is_some_and(|lock| has_lock(pid, &lock))));
+                || pending::sleep_intents(ground, id).iter().any(|intent| {
+                    let lock = file(intent, &ground.places.run.join("boot"));
+                    lock.is_some_and(|lock| has_lock(pid, &lock))
+                }));
         if pidfd::is_alive(&process) {
             return Some(Holder { pid, process, is_wake });
         }

@@ -63,7 +63,8 @@
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
 //! LIB/containers/ID/asleep/origin.json    the container never ran; where its checkpoint comes from
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
-//! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
+//! LIB/pending/do-ID.NUMBER          a rename or a trial restore in progress; locked meanwhile
+//! RUN/pending/do-ID.NUMBER          a sleep, a wake or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots, owners             one bit per slot of host ids, and the container that owns it
 //! LIB/ids/instance, blocks          the id of this instance, and its blocks of slots (`host_ids`)

@@ -8,7 +8,9 @@
 //! always empty, however many containers there are.
 //!
 //! A change of an existing container is one rename of its record. A change that needs another step
-//! leaves an [`Intent`] there, `do-ID.NUMBER`, for as long as it takes.
+//! leaves an [`Intent`], `do-ID.NUMBER`, for as long as it takes. Most of them concern processes, and
+//! a boot ends those: such an intent is in `RUN/pending`. A file on the disk would be a tenth of a
+//! millisecond of a wake.
 //!
 //! The resources of an interrupted create are found by its id, in the tables of names, ids and
 //! addresses: a search, but in this case only. Releasing is repeated until it is complete, and
@@ -60,6 +62,16 @@ pub(crate) enum Intent {
     Sleep,
 }
 
+impl Intent {
+    /// Returns whether it is to be finished after a boot, too.
+    fn outlives_boot(&self) -> bool {
+        match self {
+            Self::Rename { .. } | Self::Twin => true,
+            Self::Pause | Self::Freezer | Self::Limits | Self::Sleep => false,
+        }
+    }
+}
+
 /// An intent, removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Doing {
@@ -87,9 +99,29 @@ impl Doing {
 pub(crate) fn intend(ground: &Ground, id: &ContainerId, intent: &Intent) -> Result<Doing> {
     // A separate name: a rename holds the container's lock, and a commit takes it later, so
     // neither may wait for the other's intent.
-    let path = path(ground, "do", id).with_extension(ground::new_id()?.short());
+    let name = format!("do-{id}.{}", ground::new_id()?.short());
     let _making = Lock::share(&ground.places.pending())?;
-    let doing = Doing { lock: Lock::take_new(&path)?, path, stays: false };
+    let (path, lock) = match intent.outlives_boot() {
+        true => {
+            let path = ground.places.pending().join(name);
+            (path.clone(), Lock::take_new(&path)?)
+        }
+        false => {
+            let path = ground.places.changes().join(name);
+            let lock = match Lock::take_new(&path) {
+                // Made at the first command after a boot; an older program has made it without this directory.
+                Err(Error::File { source, .. })
+                    if source.kind() == std::io::ErrorKind::NotFound =>
+                {
+                    disk::make_dir(&ground.places.changes(), 0o700)?;
+                    Lock::take_new(&path)?
+                }
+                other => other?,
+            };
+            (path, lock)
+        }
+    };
+    let doing = Doing { lock, path, stays: false };
     let text = serde_json::to_vec(intent).expect("names are written as text");
     doing.lock.write(&text, &doing.path)?;
     Ok(doing)
@@ -97,9 +129,10 @@ pub(crate) fn intend(ground: &Ground, id: &ContainerId, intent: &Intent) -> Resu
 
 /// Returns the files of unfinished sleeps and wakes of a container.
 pub(crate) fn sleep_intents(ground: &Ground, id: &ContainerId) -> Vec<PathBuf> {
-    let stem = path(ground, "do", id);
-    let entries = fs::read_dir(ground.places.pending()).into_iter().flatten().flatten();
-    let all = entries.map(|entry| entry.path()).filter(|path| path.with_extension("") == stem);
+    let stem = format!("do-{id}");
+    let entries = fs::read_dir(ground.places.changes()).into_iter().flatten().flatten();
+    let is_of = |path: &PathBuf| path.file_stem().is_some_and(|name| name == stem.as_str());
+    let all = entries.map(|entry| entry.path()).filter(is_of);
     all.filter(|path| matches!(disk::read_json(path), Ok(Some(Intent::Sleep)))).collect()
 }
 

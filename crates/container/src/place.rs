@@ -62,6 +62,11 @@ impl Places {
         self.lib.join("pending")
     }
 
+    /// Changes in progress that mean nothing after a boot. Made when it is first needed.
+    pub(crate) fn changes(&self) -> PathBuf {
+        self.run.join("pending")
+    }
+
     pub(crate) fn names(&self) -> PathBuf {
         self.lib.join("names")
     }

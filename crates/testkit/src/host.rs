@@ -178,10 +178,12 @@ impl Host {
     /// # Panics
     /// If one lasts too long.
     pub fn await_removals(&self) {
-        let pending = self.root().join("lib/pending");
-        let is_done =
-            || std::fs::read_dir(&pending).is_ok_and(|mut entries| entries.next().is_none());
-        assert!(wait_until(soon(), is_done), "a change never ends: {}", pending.display());
+        let is_empty = |dir: &str| {
+            std::fs::read_dir(self.root().join(dir)).is_ok_and(|mut all| all.next().is_none())
+        };
+        let has_changes = || self.root().join("run/pending").exists() && !is_empty("run/pending");
+        let is_done = || is_empty("lib/pending") && !has_changes();
+        assert!(wait_until(soon(), is_done), "a change of {} never ends", self.root().display());
     }
 
     /// Waits until the last life of a stopped container, by its id, is charged: its cgroup is gone.

@@ -79,8 +79,8 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
         }
         disk::make_dir(dir, mode)?;
     }
-    for dir in [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids"), p.running()]
-    {
+    let lib = [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids")];
+    for dir in lib.into_iter().chain([p.running(), p.changes()]) {
         disk::make_dir(&dir, mode)?;
     }
     let _lock = Lock::take(&p.run)?;

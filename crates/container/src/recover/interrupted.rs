@@ -19,8 +19,14 @@ use crate::{end, freeze, state, twin};
 /// Finishes interrupted commands. Returns their number.
 pub(crate) fn finish(ground: &Ground) -> Result<usize> {
     let pending = ground.places.pending();
-    let list = || fs::read_dir(&pending).map_err(Error::file("cannot list", &pending));
-    if list()?.next().is_none() {
+    let list = || -> Result<Vec<fs::DirEntry>> {
+        let lasting = fs::read_dir(&pending).map_err(Error::file("cannot list", &pending))?;
+        // The directory is made by the first change.
+        let others = fs::read_dir(ground.places.changes()).into_iter().flatten();
+        let all = lasting.chain(others).collect::<std::io::Result<_>>();
+        all.map_err(Error::file("cannot list", &pending))
+    };
+    if list()?.is_empty() {
         return Ok(0);
     }
     // Another process is making an entry or recovering already: leave the entries to the next
@@ -30,7 +36,6 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
     // An entry that cannot be finished keeps no other from it.
     let mut failed = None;
     for entry in list()? {
-        let entry = entry.map_err(Error::file("cannot list", &pending))?;
         let name = entry.file_name();
         let Some((kind, id)) = name.to_str().and_then(|name| name.split_once('-')) else {
             continue;
