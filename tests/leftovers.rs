@@ -56,6 +56,7 @@ fn vm_keeper_lingers_after_last_container_as_configured() {
     let stack = || host.dm(&["run", "--rm", "busybox", "readlink", "/proc/self/ns/net"]).ok();
     let first = stack();
     let keeper = host.keeper().expect("the keeper stays for ten minutes");
+    host.await_settlers();
     let mounts = || {
         let own = host.root().join("run").display().to_string();
         host.mounts().into_iter().filter(|at| at.starts_with(&own)).collect::<Vec<_>>()

@@ -186,6 +186,18 @@ impl Host {
         assert!(wait_until(soon(), is_done), "a change of {} never ends", self.root().display());
     }
 
+    /// Waits until no change is in progress, and the processes that have settled containers have exited.
+    ///
+    /// # Panics
+    /// If one stays.
+    #[track_caller]
+    pub fn await_settlers(&self) {
+        self.await_removals();
+        let is_settler = |line: &str| line.ends_with(" internal settle");
+        let is_done = || !self.processes().iter().any(|(_, line)| is_settler(line));
+        assert!(wait_until(soon(), is_done), "a settler stays: {:?}", self.processes());
+    }
+
     /// Waits until the last life of a stopped container, by its id, is charged: its cgroup is gone.
     ///
     /// # Panics
