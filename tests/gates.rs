@@ -503,6 +503,136 @@ fn rules_decide_for_whom_a_service_works() {
     assert_taken(&accounts(&host), "staff", 40);
 }
 
+/// A made account with a number of the operator's choice is removed, and another one has the number: what a service has
+/// worked for the first is not charged to the second.
+#[test]
+fn account_with_the_number_of_a_removed_one_pays_for_itself() {
+    const NUMBER: &str = "1073741824";
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    for (n, account) in ["first", "second"].into_iter().enumerate() {
+        host.dm(&["account", "create", "--number", NUMBER, account]).ok();
+        let run = ["run", "-d", "--name", "a", "--account", account, "busybox", "sleep", "100000"];
+        host.dm(&run).ok();
+        work(&host, "a", "db", 50 - 40 * n as u32, 1000);
+        let all = accounts(&host);
+        assert_taken(&all, account, 50 - 40 * n as u64);
+        assert!(n == 0 || is_near(figure(&all, "root", "CpuTakenNs"), 50), "{all:?}");
+        host.dm(&["rm", "--force", "a"]).ok();
+        host.dm(&["account", "rm", "--merge", account]).ok();
+    }
+    let root = figure(&accounts(&host), "root", "CpuTakenNs");
+    assert!(is_near(root, 60), "{root}");
+    // A rule names the third.
+    host.dm(&["account", "create", "--number", NUMBER, "third"]).ok();
+    let rules = "[[rule]]\ngate = \"receive\"\nhome = \"@db\"\naccount = \"third\"\n";
+    host.dm_with_input(rules.as_bytes(), &["rules", "apply", "-"]).ok();
+    clients(&host, &["a"]);
+    work(&host, "a", "db", 10, 1000);
+    let all = accounts(&host);
+    assert_taken(&all, "third", 10);
+    assert!(is_near(figure(&all, "root", "CpuTakenNs"), 60), "{all:?}");
+}
+
+/// The first request of a connection from before the load has no known client: it is work of the service itself, and
+/// not of the client before.
+#[test]
+fn connection_without_a_known_client_ends_the_label() {
+    let host = Host::with_busybox();
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    work(&host, "a", "db", 1, 1);
+    let mut earlier = host.dormouse(&["exec", "a", "probe", "work", "db", "80", "2", "400000"]);
+    let earlier = earlier.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut earlier = earlier.spawn().expect("started");
+    await_counted(&host, "db", 30);
+    load(&host);
+    // Behind the first request of the earlier connection, and before the second.
+    host.dm(&["exec", "b", "probe", "work", "db", "80", "1", "100000"]).ok();
+    earlier.wait().expect("a child");
+    await_counted(&host, "db", 900);
+    let all = accounts(&host);
+    assert_taken(&all, "@b", 100);
+    assert_eq!(figure(&all, "@a", "CpuTakenNs"), 0, "{all:?}");
+}
+
+/// A client over a unix socket has ended when the service reads its request.
+#[test]
+fn unix_client_that_ends_before_its_request_is_read_is_charged() {
+    let host = Host::with_busybox();
+    host.dm(&["volume", "create", "v"]).ok();
+    let run = ["run", "-d", "--name", "db", "--shared", "-v", "v:/v", "busybox", "probe"];
+    host.dm(&[&run[..], &["burn", "/v/socket", "-"]].concat()).ok();
+    for name in ["a", "b"] {
+        host.dm(&["run", "-d", "--name", name, "-v", "v:/v", "busybox", "sleep", "100000"]).ok();
+    }
+    load(&host);
+    let ask = |client: &str, us: &str| {
+        let mut ask = host.dormouse(&["exec", client, "probe", "work", "/v/socket", "-", "1", us]);
+        ask.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started")
+    };
+    assert!(wait_until(soon(), || ask("b", "1").wait().expect("a child").success()));
+    let mut first = ask("b", "3000000");
+    await_counted(&host, "db", 50);
+    let mut second = ask("a", "200000");
+    // Its request is written, and it waits for the answer.
+    host.wait_inside(
+        "a",
+        "grep -q unix_stream /proc/$(pidof probe)/stack || \
+                           grep -q 'S (sleeping)' /proc/$(pidof probe)/status",
+    );
+    host.dm(&["kill", "a"]).ok();
+    host.wait_for_state("a", "stopped");
+    first.wait().expect("a child");
+    second.wait().expect("a child");
+    await_counted(&host, "db", 3200);
+    let taken = || figure(&accounts(&host), "@a", "CpuTakenNs");
+    assert!(wait_until(soon(), || is_near(taken(), 200)), "{} ns", taken());
+    assert_taken(&accounts(&host), "@b", 3000);
+}
+
+/// Shared containers take no rows of the table.
+#[test]
+fn big_shared_container_after_many_others_works_for_its_client() {
+    let host = Host::with_busybox();
+    load(&host);
+    for n in 0..257 {
+        let name = format!("c{n}");
+        host.dm(&["create", "--name", &name, "--shared", "busybox", "true"]).ok();
+    }
+    serve(&host, "z", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    work(&host, "a", "z", 20, 1000);
+    assert_taken(&accounts(&host), "@a", 20);
+    let shown = host.dm(&["rules", "show", "--format", "{{.Shared}} {{.State}}"]).ok();
+    assert!(!shown.contains("inert"), "{shown}");
+    assert_eq!(shown.lines().count(), 258, "{shown}");
+}
+
+/// `account top` shows the time of a service at the client that it works for.
+#[test]
+fn top_shows_work_at_the_client() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    work(&host, "a", "db", 1, 1);
+    let top = ["account", "top", "--count", "1", "--every", "1s", "--format", "json"];
+    let line = thread::scope(|scope| {
+        scope.spawn(|| work(&host, "a", "db", 150, 20_000));
+        await_counted(&host, "db", 100);
+        host.dm(&top).ok()
+    });
+    let table: Value = serde_json::from_str(&line).expect("JSON");
+    let percent = |account: &str| {
+        let rows = table["Accounts"].as_array().expect("accounts");
+        let row = rows.iter().find(|row| row["Name"] == account);
+        row.and_then(|row| row["CpuPercent"].as_f64()).unwrap_or(0.0)
+    };
+    assert!(percent("@a") > 5.0 * percent("@db") && percent("@a") > 1.0, "{line}");
+}
+
 #[test]
 fn unloaded_gates_leave_no_program() {
     let host = Host::with_busybox();
@@ -512,14 +642,14 @@ fn unloaded_gates_leave_no_program() {
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "");
     assert_eq!(host.dm(&["gate", "load", "receive"]).ok(), "receive");
     let first = programs(&host);
-    assert_eq!(first.len(), 5, "{first:?}");
+    assert_eq!(first.len(), 6, "{first:?}");
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive");
     work(&host, "a", "db", 10, 1000);
     // Another set, in the place of the first.
     load(&host);
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive\nsend\nfork\nexec");
     let second = programs(&host);
-    assert_eq!(second.len(), 7, "{second:?}");
+    assert_eq!(second.len(), 8, "{second:?}");
     work(&host, "a", "db", 10, 1000);
     host.dm(&["gate", "unload"]).ok();
     host.dm(&["gate", "unload"]).ok();

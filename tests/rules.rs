@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use dormouse_bpf::call::{self, Map};
+use dormouse_bpf::gates::Rule;
 use dormouse_testkit::{Host, Led, dormouse};
 use serde_json::Value;
 
@@ -377,6 +379,61 @@ fn application_of_rules_survives_kill_at_any_step() {
         number += 1;
     }
     assert!(number > 3, "it has {number} steps");
+}
+
+/// The ports of the rules that the kernel's programs have.
+#[track_caller]
+fn ports_in_the_kernel(host: &Host) -> Vec<u32> {
+    // The bpffs is in the mount namespace of the host.
+    let gates = host.root().join("run/gates");
+    let gates = PathBuf::from(format!("/proc/{}/root{}", host.pid(), gates.display()));
+    let map = |name: &str| {
+        let found = call::pinned(&gates.join(name)).expect("a bpffs").expect("gates are loaded");
+        Map::new(found).expect("a map")
+    };
+    let index = map("dm_gate_active").get(&0_u32.to_ne_bytes()).expect("read").expect("a number");
+    let table = map("dm_gate_tables").get(&index).expect("read").expect("a table");
+    let number = |at: usize| u32::from_ne_bytes(table[at..at + 4].try_into().expect("4 bytes"));
+    // The header has 16 bytes, and the port of a row is at 28.
+    let rows = usize::try_from(number(0)).expect("a number");
+    (0..rows).map(|row| number(16 + row * size_of::<Rule>() + 28)).collect()
+}
+
+/// Whichever step of a change is the last one, the kernel follows the disk from the next command on.
+#[test]
+fn kernel_follows_the_disk_after_a_kill_at_any_step() {
+    let host = with_accounts(Host::with_busybox());
+    host.dm(&["create", "--name", "db", "busybox", "true"]).ok();
+    let new = file(&host, "new", &DATABASE.replace("5432", "80"));
+    let old = file(&host, "old", DATABASE);
+    host.dm(&["gate", "load", "receive"]).ok();
+    for (change, back) in [
+        (&["rules", "apply", &new][..], &["rules", "apply", &old][..]),
+        (&["rename", "db", "database"], &["rename", "database", "db"]),
+    ] {
+        apply(&host, &old);
+        let mut number = 0;
+        loop {
+            let mut led = Led::start(&host.dormouse(change), &dormouse());
+            let call = (0..=number).try_fold("", |_, _| led.next_step());
+            if call.is_some() {
+                led.kill();
+            }
+            let what = format!("{change:?} killed at step {number}, {call:?}");
+            host.dm(&["ps"]).ok();
+            let active = shown(&host).into_iter().filter(|row| row["State"] == "active");
+            let ports = active.map(|row| row["Port"].as_u64().expect("a port") as u32);
+            assert_eq!(ports_in_the_kernel(&host), ports.collect::<Vec<_>>(), "{what}");
+            host.dm(back);
+            if call.is_none() {
+                break;
+            }
+            number += 1;
+        }
+        assert!(number > 3, "{change:?} has {number} steps");
+    }
+    let pending = host.root().join("lib/pending");
+    assert_eq!(fs::read_dir(pending).expect("a directory").count(), 0);
 }
 
 #[test]

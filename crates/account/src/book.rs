@@ -58,6 +58,15 @@ impl Account {
         }
     }
 
+    /// Returns what tells it apart from an earlier account with its number: an operator may choose the number of a
+    /// removed one. 0 where numbers are given once.
+    pub fn owner(&self) -> u64 {
+        match Number::GLOBAL.contains(&self.number.0) {
+            true => self.created_unix_ms.unsigned_abs(),
+            false => 0,
+        }
+    }
+
     fn root() -> Self {
         let name = root_name();
         let labels = Some(BTreeMap::new());
@@ -360,6 +369,12 @@ mod tests {
         assert_eq!(book.next_number(0), Some(Number(2)));
         assert_eq!(book.next_number(7), Some(Number(8)), "7 was given to a removed one");
         assert_eq!(book.next_number(65_535), None);
+    }
+
+    #[test]
+    fn only_a_number_that_may_be_given_again_has_an_owner() {
+        let made = |number: u32| Account::new(Number(number), name("a"), name("root"), 77);
+        assert_eq!((made(1).owner(), made(1 << 30).owner()), (0, 77));
     }
 
     #[test]

@@ -75,8 +75,8 @@ impl From<Life> for String {
 pub struct Client {
     /// Its number.
     pub number: Number,
-    /// Of a container's own account, the first eight bytes of the container's id; else 0. The number alone has another
-    /// owner after the container was removed.
+    /// Of a container's own account, the first eight bytes of the container's id; of an account with a number of the
+    /// operator's choice, when it was made; else 0. The number alone may be another one's after a removal.
     pub owner: u64,
     /// The load of the gates that have counted, as a number that this boot uses once.
     pub load: u32,

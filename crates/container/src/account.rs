@@ -63,7 +63,9 @@ use crate::event::now_unix_ms;
 use crate::gates::{self, Works};
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-pub(crate) use rules::{apply, check, depends_on, explain, installed, rules_text, table};
+pub(crate) use rules::{
+    apply, check, depends_on, explain, installed, is_shared, rules_text, table,
+};
 pub(crate) use show::all;
 
 /// LIMIT: a file with more charges is added to the balances by the end of the next life: some 4,000.
@@ -109,27 +111,19 @@ pub(crate) fn label(config: &Config) -> String {
     }
 }
 
-/// Returns the number of a container's account. Root's stands for an account whose record is gone or damaged: that
+/// Returns a container's account as gates know it. Root stands for an account whose record is gone or damaged: that
 /// stops no container.
-fn number(ground: &Ground, config: &Config) -> Result<Number> {
-    Ok(match holder(&config.spec, &config.id) {
-        Holder::Root => Number::ROOT,
-        Holder::Own(_) => Number::own(config.ids),
+pub(crate) fn party(ground: &Ground, config: &Config) -> Result<Party> {
+    let (number, owner) = match holder(&config.spec, &config.id) {
+        Holder::Root => (Number::ROOT, 0),
+        Holder::Own(id) => (Number::own(config.ids), Client::owner(&id)),
         Holder::Made(name) => match store::made(ground, &name) {
-            Ok(Some(made)) => made.number,
-            Ok(None) | Err(Error::AccountDamaged { .. }) => Number::ROOT,
+            Ok(Some(made)) => (made.number, made.owner()),
+            Ok(None) | Err(Error::AccountDamaged { .. }) => (Number::ROOT, 0),
             Err(e) => return Err(e),
         },
-    })
-}
-
-/// Returns a container's account as gates know it.
-pub(crate) fn party(ground: &Ground, config: &Config) -> Result<Party> {
-    let owner = match holder(&config.spec, &config.id) {
-        Holder::Own(id) => Client::owner(&id),
-        Holder::Root | Holder::Made(_) => 0,
     };
-    Ok(Party { account: number(ground, config)?.0, owner })
+    Ok(Party { account: number.0, owner })
 }
 
 /// Keeps the account of a new container from being removed; `None` where it is not an operator's.
@@ -159,7 +153,7 @@ pub(crate) fn charge_end(
     init: Option<&InitRecord>,
 ) {
     // Without these figures the work is charged to the container's own account.
-    let works = Works::read(ground).unwrap_or_else(|e| {
+    let works = Works::read_of(ground, cgroup).unwrap_or_else(|e| {
         let name = config.map_or("", |config| config.name.as_str());
         ground.record("charge_lost", id.as_str(), name, &[("error", e.with_causes())]);
         Works::default()
@@ -387,6 +381,8 @@ pub struct LifeReading {
     pub life: Life,
     /// Its use up to now, or to its end.
     pub usage: Usage,
+    /// Its work for other accounts, and their names.
+    pub work: Vec<(String, Work)>,
     /// Whether it goes on.
     pub is_running: bool,
 }
@@ -410,20 +406,38 @@ pub(crate) fn readings(ground: &Ground) -> Result<Vec<LifeReading>> {
         read.map_err(Error::file("cannot read", &path))?;
         ended.extend(Charge::read_all(&bytes).0);
     }
+    let book = store::book(ground)?;
+    let has_work = running.iter().chain(&ended).any(|charge| !charge.work.is_empty());
+    let own: BTreeMap<u64, ContainerId> = match has_work {
+        true => ground.ids()?.into_iter().map(|id| (Client::owner(&id), id)).collect(),
+        false => BTreeMap::new(),
+    };
+    let own_name = |id: &ContainerId| match ground.config(id) {
+        Ok(config) => format!("@{}", config.name),
+        // Its balance moves to root.
+        Err(_) => ROOT.to_owned(),
+    };
+    let name_of = |client: &Client| match (made(&book, client), own.get(&client.owner)) {
+        (Some(account), _) => account.name.to_string(),
+        (None, Some(id)) => own_name(id),
+        (None, None) => ROOT.to_owned(),
+    };
     let reading = |charge: Charge, is_running: bool| {
         let account = match &charge.to {
             Holder::Root => ROOT.to_owned(),
             Holder::Made(name) => name.to_string(),
-            Holder::Own(id) => match ground.config(id) {
-                Ok(config) => format!("@{}", config.name),
-                // Its balance moves to root.
-                Err(_) => ROOT.to_owned(),
-            },
+            Holder::Own(id) => own_name(id),
         };
-        LifeReading { account, life: charge.life, usage: charge.usage, is_running }
+        let work = charge.work.iter().map(|work| (name_of(&work.client), *work)).collect();
+        LifeReading { account, life: charge.life, usage: charge.usage, work, is_running }
     };
     let ended = ended.into_iter().map(|charge| reading(charge, false));
     Ok(running.into_iter().map(|charge| reading(charge, true)).chain(ended).collect())
+}
+
+/// Returns the account of a client, if it is made and exists. Its number may be that of a removed account.
+fn made<'b>(book: &'b Book, client: &Client) -> Option<&'b Account> {
+    book.iter().find(|one| one.number == client.number && one.owner() == client.owner)
 }
 
 /// Returns made accounts with the one above each.
@@ -536,7 +550,7 @@ impl Clients<'_> {
         if client.number == Number::ROOT {
             return Ok(Holder::Root);
         }
-        if let Some(made) = self.book.iter().find(|account| account.number == client.number) {
+        if let Some(made) = made(self.book, client) {
             return Ok(Holder::Made(made.name.clone()));
         }
         if client.owner != 0

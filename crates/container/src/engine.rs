@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_account::Number;
-use dormouse_account::rule::{Compiled, Gate, Table};
+use dormouse_account::rule::{Compiled, Gate};
 use dormouse_api::EventKind;
 use dormouse_bpf::gates::Stat as GateStat;
 use dormouse_checkpoint::Refusal;
@@ -157,8 +157,7 @@ impl Engine {
 
     /// Renames a container.
     pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
-        create::rename(&self.ground, id, name)?;
-        gating::refresh(&self.ground)
+        gating::change(&self.ground, || create::rename(&self.ground, id, name))
     }
 
     /// Removes a new container that is not to be started after all.
@@ -607,21 +606,17 @@ impl Engine {
 impl Engine {
     /// Makes an account, and returns its number.
     pub fn create_account(&self, new: NewAccount) -> Result<Number> {
-        let number = account::create(&self.ground, new)?;
-        gating::refresh(&self.ground)?;
-        Ok(number)
+        gating::change(&self.ground, || account::create(&self.ground, new))
     }
 
     /// Changes an account.
     pub fn set_account(&self, name: &Name, update: AccountUpdate) -> Result<()> {
-        account::set(&self.ground, name, update)?;
-        gating::refresh(&self.ground)
+        gating::change(&self.ground, || account::set(&self.ground, name, update))
     }
 
     /// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.
     pub fn remove_account(&self, name: &Name, merge: bool) -> Result<()> {
-        account::remove(&self.ground, name, merge)?;
-        gating::refresh(&self.ground)
+        gating::change(&self.ground, || account::remove(&self.ground, name, merge))
     }
 
     /// Charges what running containers have used up to now.
@@ -660,9 +655,7 @@ impl Engine {
 
     /// Installs rules in place of all others, or none of them.
     pub fn apply_rules(&self, file: &str, text: &str) -> Result<Compiled> {
-        let compiled = account::apply(&self.ground, file, text)?;
-        gating::refresh(&self.ground)?;
-        Ok(compiled)
+        gating::change(&self.ground, || account::apply(&self.ground, file, text))
     }
 
     /// Returns the installed rules, with those of shared containers.
@@ -673,11 +666,6 @@ impl Engine {
     /// Returns the installed rules as they were given.
     pub fn rules_text(&self) -> Result<String> {
         account::rules_text(&self.ground)
-    }
-
-    /// Returns the installed rules as the kernel's programs evaluate them.
-    pub fn rule_table(&self) -> Result<Table> {
-        account::table(&self.ground)
     }
 
     /// Returns which rule decides a passage, and why.

@@ -39,6 +39,14 @@ impl Works {
         Ok(Self { load, uses })
     }
 
+    /// Reads that of the container with this cgroup alone.
+    pub(crate) fn read_of(ground: &Ground, cgroup: &Cgroup) -> Result<Self> {
+        let Some(gates) = find(ground)? else { return Ok(Self::default()) };
+        let Some(id) = cgroup.v2_id() else { return Ok(Self::default()) };
+        let (load, uses) = gates.uses_of(id)?;
+        Ok(Self { load, uses })
+    }
+
     /// Returns the work of the container with this cgroup.
     pub(crate) fn of(&self, cgroup_v2_id: u64) -> Vec<Work> {
         let of = self.uses.iter().filter(|one| one.service_cgroup == cgroup_v2_id);

@@ -9,6 +9,9 @@
 //! A load that is killed leaves a part, which the next load or unload removes. Labels begin again after a load. What
 //! was counted before is charged by the unload, before the figures are removed.
 //!
+//! **Changes of rules and accounts** are written to the disk, and then the table follows ([`change`]). A file in
+//! `LIB/pending` marks the time in between, so that the next command finishes what a killed one has begun.
+//!
 //! Uses `ground`, `gates`, `account` and `disk`.
 
 use std::fs;
@@ -18,7 +21,7 @@ use std::time::Duration;
 
 use dormouse_account::rule::{Gate, Table};
 use dormouse_bpf::call::{count_runs, wait_for_programs};
-use dormouse_bpf::gates::{self as programs, Gates, Party, Rule, Stat};
+use dormouse_bpf::gates::{self as programs, Gates, Home, Party, Rule, Stat};
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_model::Config;
@@ -26,7 +29,7 @@ use rustix::fs::CWD;
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
-use crate::ground::Ground;
+use crate::ground::{self, Ground};
 use crate::{account, gates};
 
 /// BPF_FS_MAGIC
@@ -43,9 +46,13 @@ pub(crate) fn enter(
     let Some(id) = cgroup.v2_id() else { return Ok(()) };
     let party = account::party(ground, config)?;
     announce_at(ground, &gates, config, party)?;
-    gates.enter(id, party, netns)?;
+    gates.enter(id, home(config, party, netns))?;
     let _ = refresh_for(ground, config); // an event has the cause
     Ok(())
+}
+
+fn home(config: &Config, party: Party, netns: Option<u64>) -> Home {
+    Home { party, netns, is_shared: account::is_shared(config) }
 }
 
 /// Makes the addresses of a container known.
@@ -126,7 +133,7 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
         let cgroup = ground.cgroups()?.find(id.as_str())?;
         if let Some(id) = cgroup.and_then(|cgroup| cgroup.v2_id()) {
             let netns = ground.network()?.netns_cookie(id)?;
-            gates.enter_new(id, party, netns)?;
+            gates.enter_new(id, home(&config, party, netns))?;
         }
     }
     loaded.attach()?;
@@ -143,15 +150,47 @@ fn apply_at(gates: &Gates, table: &Table) -> Result<()> {
         peer: row.peer,
         below: row.below,
         port: row.port,
+        owner: row.owner,
     };
-    let rows: Vec<Rule> = table.rows.iter().map(rule).collect();
+    let rows: Vec<Rule> = table.of_file().map(rule).collect();
     Ok(gates.apply(&rows, &table.lines)?)
+}
+
+/// Kind of the file that marks a change in progress.
+pub(crate) const CHANGE: &str = "table";
+
+/// Changes what the table is made from, and puts the new one in force, if gates are loaded.
+///
+/// ORDER: the mark is there before the change, and until the table is in force.
+pub(crate) fn change<T>(ground: &Ground, change: impl FnOnce() -> Result<T>) -> Result<T> {
+    let pending = ground.places.pending();
+    let mark = pending.join(format!("{CHANGE}-{}", ground::new_id()?));
+    let _lock = {
+        let _making = Lock::share(&pending)?;
+        Lock::take_new(&mark)?
+    };
+    let changed = change();
+    // A change that has failed may have been made all the same.
+    let refreshed = refresh(ground);
+    if refreshed.is_ok() {
+        disk::remove(&mark)?;
+    }
+    let value = changed?;
+    refreshed.map(|()| value)
+}
+
+/// Finishes the change of a killed command. A table that cannot be made now is left to the next command.
+pub(crate) fn finish_change(ground: &Ground, mark: &Path) -> Result<bool> {
+    match refresh(ground) {
+        Ok(()) => disk::remove(mark).map(|()| true),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Puts the table of the rules, which have changed, in force, if gates are loaded.
 ///
 /// ORDER: read under the lock: of two changes the later one has the last word.
-pub(crate) fn refresh(ground: &Ground) -> Result<()> {
+fn refresh(ground: &Ground) -> Result<()> {
     if gates::find(ground)?.is_none() {
         return Ok(());
     }

@@ -12,9 +12,7 @@ use std::collections::BTreeMap;
 
 use dormouse_model::Name;
 
-use super::table::{
-    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, ROWS_MAX, Row, Table,
-};
+use super::table::{ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, Row, Table};
 use super::text::{ERRORS_MAX, Origin, Rule, RuleError, Rules, Then, Who, finish};
 use crate::book::{Account, Book, BookError, ROOT};
 use crate::number::Number;
@@ -117,13 +115,7 @@ impl Compiled {
         });
         for index in order {
             let Some(rule) = rules.get(index) else { continue };
-            let row = match self.order.len() {
-                ROWS_MAX => {
-                    Err(format!("only {ROWS_MAX} rules are permitted, and those above are as many"))
-                }
-                _ => row(rule, book, own),
-            };
-            match row {
+            match row(rule, book, own) {
                 Ok(row) => {
                     self.table.rows.push(row);
                     self.order.push(index);
@@ -158,11 +150,14 @@ fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, Str
     let home = condition(&rule.home, BELOW_HOME)?;
     let label = condition(&rule.label, BELOW_LABEL)?;
     let peer = condition(&rule.peer, BELOW_PEER)?;
-    let (becomes, account) = match &rule.account {
-        Then::Keep => (Becomes::Keep, 0),
-        Then::Home => (Becomes::Home, 0),
-        Then::Peer => (Becomes::Peer, 0),
-        Then::Account(name) => (Becomes::Account, number(name)?),
+    let (becomes, account, owner) = match &rule.account {
+        Then::Keep => (Becomes::Keep, 0, 0),
+        Then::Home => (Becomes::Home, 0, 0),
+        Then::Peer => (Becomes::Peer, 0, 0),
+        Then::Account(name) => {
+            let account = book.find(name).map_err(|e| e.to_string())?;
+            (Becomes::Account, account.number.0, account.owner())
+        }
     };
     if matches!(rule.origin, Origin::Shared(_)) {
         below |= ACCEPTED;
@@ -177,6 +172,7 @@ fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, Str
         peer,
         below,
         port: rule.port.map_or(0, u32::from),
+        owner,
     })
 }
 

@@ -10,7 +10,7 @@ use crate::book::DEPTH_MAX;
 /// Number that stands for every account, and at the peer also for none.
 pub const ANY: u32 = u32::MAX;
 
-/// LIMIT: rows of a table.
+/// LIMIT: rows of a table, without those of shared containers.
 pub const ROWS_MAX: usize = 256;
 
 /// Entries of a line: an account on the deepest level, those above it, and root.
@@ -76,12 +76,15 @@ pub struct Row {
     pub below: u32,
     /// Local port of the socket; 0 is any, and sockets without ports.
     pub port: u32,
+    /// What tells `account` apart from an earlier one with its number: [`Account::owner`](crate::Account::owner).
+    pub owner: u64,
 }
 
 /// A table of rules, with the part of the hierarchy that it needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
-    /// The rules, at most [`ROWS_MAX`], the first that matches first.
+    /// The rules, the first that matches first: at most [`ROWS_MAX`] of the file, and then those of shared containers,
+    /// which the kernel's programs know by the container instead ([`Table::of_file`]).
     pub rows: Vec<Row>,
     /// Made accounts, each with a line: itself, those above it, and root to the end. For the rows, an absent account
     /// is directly below root.
@@ -140,6 +143,11 @@ impl fmt::Display for Gate {
 }
 
 impl Table {
+    /// Returns the rows of the file.
+    pub fn of_file(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.below & ACCEPTED == 0)
+    }
+
     /// Returns the index of the row that decides a passage, in the way of the kernel's programs.
     pub fn decide(&self, passage: &Passage) -> Option<usize> {
         self.rows.iter().position(|row| self.is_match(row, passage))

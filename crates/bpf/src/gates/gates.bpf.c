@@ -1,7 +1,8 @@
 /* Gates: places in the kernel where a task of one container begins to work for the account of another.
  *
  * A task has a *label*, the account that it works for: its *home*, the account of its container, until a
- * gate changes it. Rows of a table decide (`struct dm_rule`). The CPU time of a task with another label
+ * gate changes it. Rows of a table decide (`struct dm_rule`), and where none does, a shared container works
+ * for the clients that have opened connections to it (DM_HOME_SHARED). The CPU time of a task with another label
  * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
  * not: it is the rest of what the cgroup counts.
  *
@@ -15,6 +16,7 @@
  *   the data was taken or given.
  * - dm_gate_state (inet_sock_set_state) notes with a TCP connection which side opened it, and which
  *   account the other side has. It runs in softirq.
+ * - dm_gate_unix (sock_send_length) notes the same with the other end of a unix connection.
  *
  * All run for every task and socket of the host, with preemption off, and do nothing outside of the
  * containers of this instance.
@@ -30,7 +32,7 @@
  * the account that it found when it was established: the address may have another container later, while
  * data of the first is unread. Of a unix socket the peer's cgroup names the container, which is that of
  * the task which made the socket; connect(2) makes the sockets of both ends. A reply is no request:
- * the side that has opened a connection is noted, and the rows of shared containers ask for it.
+ * the side that has opened a connection is noted, and shared containers work for that side alone.
  *
  * Trust: a container controls its calls, the bytes and the ports of its packets, and network namespaces of
  * its own, where it has any address. It controls neither its cgroup nor the stack of its domain nor the
@@ -88,6 +90,14 @@ struct {
 	__type(key, struct dm_gate_work);
 	__type(value, struct dm_gate_use);
 } dm_gate_uses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_USES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_nth);
+	__type(value, struct dm_gate_client);
+} dm_gate_clients SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -210,13 +220,14 @@ struct passage {
 	__u32 gate;
 	__u32 port; /* of the socket, 0 where there is none */
 	__u32 is_opened; /* this side has opened the connection */
+	__u32 is_decided; /* by a row */
 	struct party home;
 	struct party label;
 	struct party peer;
 	/* What follows is of the search. */
 	__u32 table;
 	__u32 becomes;
-	__u32 account;
+	struct party account;
 	struct dm_line lines[3]; /* of home, label and peer, filled if a row asks for those below */
 };
 
@@ -241,7 +252,7 @@ static __always_inline __u64 estimate(struct task_struct *task)
 }
 
 /* Charges the time of a task up to `until` to its label. */
-static __always_inline void settle(struct label *label, __u64 until, __u64 switches)
+static __always_inline void settle(struct label *label, __u64 until)
 {
 	__s64 more = until - label->counted;
 	struct dm_gate_use *use;
@@ -256,8 +267,6 @@ static __always_inline void settle(struct label *label, __u64 until, __u64 switc
 	if (!use)
 		return;
 	__sync_fetch_and_add(&use->cpu_ns, more);
-	if (switches)
-		__sync_fetch_and_add(&use->switches, switches);
 }
 
 SEC("tp_btf/sched_switch")
@@ -269,7 +278,7 @@ int dm_gate_switch(__u64 *ctx)
 	struct turn *turn;
 
 	if (label)
-		settle(label, prev->se.sum_exec_runtime, 1);
+		settle(label, prev->se.sum_exec_runtime);
 	turn = bpf_map_lookup_elem(&dm_gate_turns, &zero);
 	if (!turn)
 		return 0;
@@ -281,20 +290,29 @@ int dm_gate_switch(__u64 *ctx)
 
 /* ---- labels ---- */
 
-/* Makes sure that work can be counted. */
-static __always_inline int can_count(const struct dm_gate_work *work)
+/* Makes sure that work can be counted, and is found by the end of the container. */
+static __always_inline int can_count(struct dm_gate_home *home, const struct dm_gate_work *work)
 {
+	struct dm_gate_nth nth = { .cgroup = work->cgroup };
+	struct dm_gate_client client = { .owner = work->owner, .account = work->account };
 	struct dm_gate_use none = {};
 
 	if (bpf_map_lookup_elem(&dm_gate_uses, work))
 		return 1;
-	bpf_map_update_elem(&dm_gate_uses, work, &none, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&dm_gate_uses, work) != 0;
+	/* Full, or another processor was first. */
+	if (bpf_map_update_elem(&dm_gate_uses, work, &none, BPF_NOEXIST))
+		return bpf_map_lookup_elem(&dm_gate_uses, work) != 0;
+	nth.number = __sync_fetch_and_add(&home->uses, 1);
+	if (!bpf_map_update_elem(&dm_gate_clients, &nth, &client, BPF_ANY))
+		return 1;
+	bpf_map_delete_elem(&dm_gate_uses, work);
+	return 0;
 }
 
 /* Gives a task with this label, or none yet, another one: the calling task, or a child that has not run yet. */
 static __always_inline void give(struct task_struct *task, struct label *label, int is_child,
-				 __u64 cgroup, const struct passage *at, const struct party *to)
+				 __u64 cgroup, struct dm_gate_home *home,
+				 const struct passage *at, const struct party *to)
 {
 	struct dm_gate_work work = { .cgroup = cgroup, .owner = to->owner, .account = to->account };
 	struct dm_gate_count *count;
@@ -311,7 +329,7 @@ static __always_inline void give(struct task_struct *task, struct label *label, 
 	until = is_child ? task->se.sum_exec_runtime : estimate(task);
 	count = counts(at->gate);
 	if (work.cgroup) {
-		if (!can_count(&work)) {
+		if (!can_count(home, &work)) {
 			if (count)
 				count->full++;
 			if (!label)
@@ -331,7 +349,7 @@ static __always_inline void give(struct task_struct *task, struct label *label, 
 	}
 	if (!label)
 		return;
-	settle(label, until, 0);
+	settle(label, until);
 	label->work = work;
 	if (count)
 		count->changed++;
@@ -384,15 +402,16 @@ static long match_row(__u64 index, void *context)
 	if (!table || index >= DM_GATE_ROWS_MAX)
 		return 1;
 	row = &table->rows[index];
-	if (row->gate != at->gate || (row->port && row->port != at->port) ||
-	    (row->below & DM_ACCEPTED && at->is_opened))
+	if (row->gate != at->gate || (row->port && row->port != at->port))
 		return 0;
 	if (!matches(row->home, row->below & 1, at->home.account, &at->lines[0]) ||
 	    !matches(row->label, row->below & 2, at->label.account, &at->lines[1]) ||
 	    !matches(row->peer, row->below & 4, at->peer.account, &at->lines[2]))
 		return 0;
+	at->is_decided = 1;
 	at->becomes = row->becomes;
-	at->account = row->account;
+	at->account.account = row->account;
+	at->account.owner = row->owner;
 	return 1;
 }
 
@@ -418,24 +437,28 @@ static __always_inline struct dm_gate_table *table_for(__u32 gate, __u32 *index)
 	return table && table->gates & (1 << gate) ? table : 0;
 }
 
-/* The label after a passage. */
-static __always_inline struct party decide(struct passage *at, struct dm_gate_table *table)
+/* The label after a passage. `table` is that of table_for(), and `flags` are those of the home. */
+static __always_inline struct party decide(struct passage *at, struct dm_gate_table *table, __u32 flags)
 {
 	struct dm_gate_count *count = counts(at->gate);
-	struct party party = at->label;
-	__u32 rows = table->count;
+	__u32 rows = table ? table->count : 0;
 
 	if (count) {
 		count->passages++;
 		if (at->peer.account == DM_NOBODY && at->gate <= DM_GATE_SEND)
 			count->unknown++;
 	}
-	if (table->below & 7) {
+	if (rows && table->below & 7) {
 		read_line(&at->lines[0], at->table, at->home.account);
 		read_line(&at->lines[1], at->table, at->label.account);
 		read_line(&at->lines[2], at->table, at->peer.account);
 	}
-	bpf_loop(rows < DM_GATE_ROWS_MAX ? rows : DM_GATE_ROWS_MAX, match_row, at, 0);
+	if (rows)
+		bpf_loop(rows < DM_GATE_ROWS_MAX ? rows : DM_GATE_ROWS_MAX, match_row, at, 0);
+	/* A shared container works for the other side of a connection that this other side has opened. */
+	if (!at->is_decided && flags & DM_HOME_SHARED && at->gate == DM_GATE_RECEIVE &&
+	    !at->is_opened)
+		at->becomes = DM_BECOMES_PEER;
 	switch (at->becomes) {
 	case DM_BECOMES_HOME:
 		return at->home;
@@ -443,12 +466,9 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 		/* Work for the outside, or for an unknown side, is work of the home. */
 		return at->peer.account == DM_NOBODY ? at->home : at->peer;
 	case DM_BECOMES_ACCOUNT:
-		/* A made account, or root: these have no owner. */
-		party.account = at->account;
-		party.owner = 0;
-		return party;
+		return at->account;
 	}
-	return party;
+	return at->label;
 }
 
 /* ---- processes ---- */
@@ -471,8 +491,8 @@ int dm_gate_fork(__u64 *ctx)
 	to = at.label;
 	table = table_for(DM_GATE_FORK, &at.table);
 	if (table)
-		to = decide(&at, table);
-	give(child, 0, 1, cgroup, &at, &to);
+		to = decide(&at, table, home->flags);
+	give(child, 0, 1, cgroup, home, &at, &to);
 	return 0;
 }
 
@@ -484,7 +504,7 @@ int dm_gate_exit(__u64 *ctx)
 
 	if (!label)
 		return 0;
-	settle(label, estimate(task), 0);
+	settle(label, estimate(task));
 	label->work.cgroup = 0;
 	return 0;
 }
@@ -509,8 +529,8 @@ int dm_gate_exec(__u64 *ctx)
 	at.home.account = home->account;
 	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	at.label = party_of(label, cgroup, &at.home);
-	to = decide(&at, table);
-	give(task, label, 0, cgroup, &at, &to);
+	to = decide(&at, table, home->flags);
+	give(task, label, 0, cgroup, home, &at, &to);
 	return 0;
 }
 
@@ -614,22 +634,54 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 	return found.is_opened;
 }
 
+/* A client may be gone when its first request is read: what it sends notes it with the other end. A connection has
+ * the same two ends as long as one of them has a caller. */
+SEC("tp_btf/sock_send_length")
+int dm_gate_unix(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0], *peer;
+	struct connection found = {};
+	struct dm_gate_home *home;
+	struct unix_sock *of;
+	__u64 cgroup;
+
+	if ((int)ctx[1] <= 0 || sk->__sk_common.skc_family != AF_UNIX)
+		return 0;
+	of = bpf_skc_to_unix_sock(sk);
+	if (!of || (sk->sk_type != SOCK_STREAM && sk->sk_type != SOCK_SEQPACKET))
+		return 0;
+	peer = of->peer;
+	if (!peer || bpf_sk_storage_get(&dm_gate_sockets, peer, 0, 0))
+		return 0;
+	cgroup = dm_container_of(sk->sk_cgrp_data.cgroup, config.level);
+	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	if (!home)
+		return 0;
+	found.owner = home->owner;
+	found.account = home->account;
+	/* As in look_unix(), seen from the other end. */
+	found.is_opened = !BPF_CORE_READ((struct unix_sock *)peer, addr);
+	bpf_sk_storage_get(&dm_gate_sockets, peer, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
+}
+
 static __always_inline int pass(struct sock *sk, __u32 gate)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct passage at = { .gate = gate, .peer.account = DM_NOBODY };
 	struct dm_gate_table *table = table_for(gate, &at.table);
-	__u64 cgroup = table ? dm_current_container(config.level) : 0;
 	struct dm_gate_home *home;
 	struct label *label;
 	struct party to;
+	__u64 cgroup;
 	__u16 family;
 
 	/* Most sockets of a host are of no container, and most gates have no row. */
-	if (!table)
+	if (!table && gate != DM_GATE_RECEIVE)
 		return 0;
+	cgroup = dm_current_container(config.level);
 	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
-	if (!home)
+	if (!home || (!table && !(home->flags & DM_HOME_SHARED)))
 		return 0;
 	at.home.owner = home->owner;
 	at.home.account = home->account;
@@ -644,8 +696,8 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	}
 	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	at.label = party_of(label, cgroup, &at.home);
-	to = decide(&at, table);
-	give(task, label, 0, cgroup, &at, &to);
+	to = decide(&at, table, home->flags);
+	give(task, label, 0, cgroup, home, &at, &to);
 	return 0;
 }
 

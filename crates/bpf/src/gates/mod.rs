@@ -28,13 +28,14 @@ pub static GROUP: Description = Description {
     object: include_bytes!(concat!(env!("OUT_DIR"), "/gates.o")),
     programs: &[],
     anchor: "",
-    maps: &[HOMES, PEERS, USES, TABLES, ACTIVE, LINES, COUNTS],
+    maps: &[HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS],
     about: "",
 };
 
 const HOMES: &str = "dm_gate_homes";
 const PEERS: &str = "dm_gate_peers";
 const USES: &str = "dm_gate_uses";
+const CLIENTS: &str = "dm_gate_clients";
 const TABLES: &str = "dm_gate_tables";
 const ACTIVE: &str = "dm_gate_active";
 const LINES: &str = "dm_gate_lines";
@@ -79,7 +80,8 @@ impl Gate {
 
 /// Programs that every gate needs: they add up, inherit and end labels.
 const ALWAYS: [&str; 3] = ["dm_gate_switch", "dm_gate_fork", "dm_gate_exit"];
-const STATE: &str = "dm_gate_state";
+/// Programs that note the other side of connections.
+const NOTES: [&str; 2] = ["dm_gate_state", "dm_gate_unix"];
 
 /// The program of a gate. That of forks inherits labels in any case, and has rows only if the gate is loaded.
 fn program(gate: Gate) -> &'static str {
@@ -94,9 +96,9 @@ fn program(gate: Gate) -> &'static str {
 /// Names of all programs in the order in which they are attached, those that count first.
 fn programs(gates: &[Gate]) -> Vec<&'static str> {
     let sockets = gates.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send));
-    let state = sockets.then_some(STATE);
+    let notes = NOTES.into_iter().filter(|_| sockets);
     let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
-    ALWAYS.into_iter().chain(state).chain(own).collect()
+    ALWAYS.into_iter().chain(notes).chain(own).collect()
 }
 
 record! {
@@ -113,6 +115,8 @@ record! {
         owner: u64,
         netns: u64,
         account: u32,
+        flags: u32,
+        uses: u32,
         reserved: u32,
     }
 }
@@ -137,7 +141,22 @@ record! {
 record! {
     struct UseRecord = "dm_gate_use" {
         cpu_ns: u64,
-        switches: u64,
+    }
+}
+
+record! {
+    struct Nth = "dm_gate_nth" {
+        cgroup: u64,
+        number: u32,
+        reserved: u32,
+    }
+}
+
+record! {
+    struct ClientRecord = "dm_gate_client" {
+        owner: u64,
+        account: u32,
+        reserved: u32,
     }
 }
 
@@ -156,11 +175,12 @@ record! {
         pub label: u32,
         /// The other side.
         pub peer: u32,
-        /// Bit 0 home, 1 label, 2 peer: accounts below it match as well. Bit 3: not for connections that the task's
-        /// own container has opened.
+        /// Bit 0 home, 1 label, 2 peer: accounts below it match as well.
         pub below: u32,
         /// Local port of the socket, 0 any.
         pub port: u32,
+        /// The owner of `account`, as in [`Party`].
+        pub owner: u64,
     }
 }
 
@@ -195,14 +215,29 @@ record! {
     }
 }
 
-/// An account with its owner: the number of a container's own account is given again after the container was removed.
+/// An account with its owner, which tells accounts apart that have one number after another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Party {
     /// The account.
     pub account: u32,
-    /// The first eight bytes of the container's id if it is its own account, else 0.
+    /// The first eight bytes of the container's id if it is its own account; when it was made, if an operator chose
+    /// its number; else 0.
     pub owner: u64,
 }
+
+/// What gates know of the container of a cgroup.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Home {
+    /// Its account.
+    pub party: Party,
+    /// The cookie of the stack of its domain; `None` without an address.
+    pub netns: Option<u64>,
+    /// Whether it works for its clients where no row decides.
+    pub is_shared: bool,
+}
+
+/// `DM_HOME_SHARED`
+const SHARED: u32 = 1;
 
 /// The work of a container for another account, since the gates were loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,8 +248,6 @@ pub struct Use {
     pub party: Party,
     /// CPU time, as the scheduler counts it.
     pub cpu_ns: u64,
-    /// Context switches away from a task that worked for the account.
-    pub switches: u64,
 }
 
 /// Counters of a gate or of a program that all gates need.
@@ -274,6 +307,14 @@ pub struct Gates {
     which: Vec<Gate>,
 }
 
+fn used(work: &Work, value: &[u8]) -> Use {
+    Use {
+        service_cgroup: work.cgroup,
+        party: Party { account: work.account, owner: work.owner },
+        cpu_ns: UseRecord::from_bytes(value).cpu_ns,
+    }
+}
+
 /// Gates that are loaded, and not attached yet.
 #[derive(Debug)]
 pub struct Loaded {
@@ -281,9 +322,15 @@ pub struct Loaded {
     programs: Vec<Program>,
 }
 
-fn home_of(party: Party, netns: Option<u64>) -> HomeRecord {
-    let (owner, netns) = (party.owner, netns.unwrap_or(0));
-    HomeRecord { owner, netns, account: party.account, reserved: 0 }
+fn home_record(home: Home) -> HomeRecord {
+    HomeRecord {
+        owner: home.party.owner,
+        netns: home.netns.unwrap_or(0),
+        account: home.party.account,
+        flags: if home.is_shared { SHARED } else { 0 },
+        uses: 0,
+        reserved: 0,
+    }
 }
 
 impl Gates {
@@ -319,31 +366,45 @@ impl Gates {
         Ok(call::pinned(&self.dir.join(name))?.map(Map::new).transpose()?)
     }
 
-    /// Makes `party` the home of processes below this cgroup. `netns` is the cookie of the stack of their domain.
-    /// E2BIG if the map is full.
-    pub fn enter(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
-        let home = home_of(party, netns);
-        Ok(self.homes.set(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes())?)
+    /// Makes this the home of processes below a cgroup, of which none has run yet. E2BIG if the map is full.
+    pub fn enter(&self, cgroup_v2_id: u64, home: Home) -> Result<()> {
+        Ok(self.homes.set(&cgroup_v2_id.to_ne_bytes(), &home_record(home).to_bytes())?)
     }
 
     /// The same for a cgroup that has none yet: a start that is under way knows better.
-    pub fn enter_new(&self, cgroup_v2_id: u64, party: Party, netns: Option<u64>) -> Result<()> {
-        let home = home_of(party, netns);
-        Ok(self.homes.set_new(&cgroup_v2_id.to_ne_bytes(), &home.to_bytes()).map(drop)?)
+    pub fn enter_new(&self, cgroup_v2_id: u64, home: Home) -> Result<()> {
+        let record = home_record(home).to_bytes();
+        Ok(self.homes.set_new(&cgroup_v2_id.to_ne_bytes(), &record).map(drop)?)
     }
 
     /// Ends the homes of cgroups that have no processes any more, and forgets what they have worked.
+    ///
+    /// ORDER: the home last: it leads to the others.
     pub fn leave(&self, gone: &[u64]) -> Result<()> {
         for id in gone {
+            if let (Some(uses), Some(clients)) = (self.map(USES)?, self.map(CLIENTS)?) {
+                for (nth, work) in self.clients(&clients, *id)? {
+                    uses.remove(&work.to_bytes())?;
+                    clients.remove(&nth.to_bytes())?;
+                }
+            }
             self.homes.remove(&id.to_ne_bytes())?;
         }
-        let Some(uses) = self.map(USES)? else { return Ok(()) };
-        for (key, _) in uses.entries()? {
-            if gone.contains(&Work::from_bytes(&key).cgroup) {
-                uses.remove(&key)?;
-            }
-        }
         Ok(())
+    }
+
+    /// The accounts that a container has worked for.
+    fn clients(&self, clients: &Map, cgroup_v2_id: u64) -> Result<Vec<(Nth, Work)>> {
+        let home = self.homes.get(&cgroup_v2_id.to_ne_bytes())?;
+        let count = home.map_or(0, |home| HomeRecord::from_bytes(&home).uses);
+        let mut all = Vec::new();
+        for number in 0..count {
+            let nth = Nth { cgroup: cgroup_v2_id, number, reserved: 0 };
+            let Some(found) = clients.get(&nth.to_bytes())? else { continue };
+            let ClientRecord { owner, account, .. } = ClientRecord::from_bytes(&found);
+            all.push((nth, Work { cgroup: cgroup_v2_id, owner, account, reserved: 0 }));
+        }
+        Ok(all)
     }
 
     /// The cgroups that have a home.
@@ -371,16 +432,20 @@ impl Gates {
     /// What containers have worked for other accounts, with the id of the map: it is another one after each load.
     pub fn uses(&self) -> Result<(u32, Vec<Use>)> {
         let Some(uses) = self.map(USES)? else { return Ok((0, Vec::new())) };
-        let read = |(key, value): (Vec<u8>, Vec<u8>)| {
-            let (work, used) = (Work::from_bytes(&key), UseRecord::from_bytes(&value));
-            Use {
-                service_cgroup: work.cgroup,
-                party: Party { account: work.account, owner: work.owner },
-                cpu_ns: used.cpu_ns,
-                switches: used.switches,
-            }
-        };
-        Ok((uses.id, uses.entries()?.into_iter().map(read).collect()))
+        let all = uses.entries()?.into_iter();
+        let all = all.map(|(key, value)| used(&Work::from_bytes(&key), &value));
+        Ok((uses.id, all.collect()))
+    }
+
+    /// What the container of this cgroup has worked for other accounts, in a time that does not depend on others.
+    pub fn uses_of(&self, cgroup_v2_id: u64) -> Result<(u32, Vec<Use>)> {
+        let (uses, clients) = (self.map(USES)?, self.map(CLIENTS)?);
+        let (Some(uses), Some(clients)) = (uses, clients) else { return Ok((0, Vec::new())) };
+        let mut all = Vec::new();
+        for (_, work) in self.clients(&clients, cgroup_v2_id)? {
+            all.extend(uses.get(&work.to_bytes())?.map(|value| used(&work, &value)));
+        }
+        Ok((uses.id, all))
     }
 
     /// Replaces the table: a passage is decided by the old one or by the new one as a whole. Rows of gates that are
@@ -425,7 +490,7 @@ impl Gates {
         let counts = self.map(COUNTS)?;
         let mut stats = Vec::new();
         let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
-        let always = ALWAYS.into_iter().chain([STATE]).map(|name| (None, name, name));
+        let always = ALWAYS.into_iter().chain(NOTES).map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
             let id = call::program_of_link(link.as_fd())?;
@@ -455,9 +520,8 @@ impl Gates {
     /// Ends all gates in a directory, complete or not. Labels end, and the figures stay until [`remove`](Self::remove).
     pub fn detach(dir: &Path) -> Result<()> {
         let gates = Gate::ALL.into_iter().map(Gate::name);
-        let state = [STATE].into_iter();
         // ORDER: those that change labels first.
-        for file in gates.chain(state).chain(ALWAYS.into_iter().rev()) {
+        for file in gates.chain(NOTES).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -465,7 +529,7 @@ impl Gates {
 
     /// Removes the maps.
     pub fn remove(dir: &Path) -> Result<()> {
-        for file in [HOMES, PEERS, USES, TABLES, ACTIVE, LINES, COUNTS] {
+        for file in [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS] {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -513,6 +577,10 @@ impl Loaded {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use dormouse_kernel::mount::{FsContext, MountAttr};
+
     use crate::group::tests::assert_full;
     use crate::record::tests::assert_same;
 
@@ -525,11 +593,13 @@ mod tests {
         assert_same::<PeerRecord>(GROUP.object);
         assert_same::<Work>(GROUP.object);
         assert_same::<UseRecord>(GROUP.object);
+        assert_same::<Nth>(GROUP.object);
+        assert_same::<ClientRecord>(GROUP.object);
         assert_same::<Rule>(GROUP.object);
         assert_same::<Place>(GROUP.object);
         assert_same::<Line>(GROUP.object);
         assert_same::<Count>(GROUP.object);
-        assert_eq!(size_of::<Rule>(), 32);
+        assert_eq!(size_of::<Rule>(), 40);
     }
 
     #[test]
@@ -539,12 +609,47 @@ mod tests {
         }
         assert_eq!(programs(&[]), ALWAYS);
         assert_eq!(programs(&[Gate::Fork]), ALWAYS);
-        assert_eq!(programs(&[Gate::Send])[3..], [STATE, "dm_gate_send"]);
+        let send = ["dm_gate_state", "dm_gate_unix", "dm_gate_send"];
+        assert_eq!(programs(&[Gate::Send])[3..], send);
     }
 
     #[test]
     fn root_kernel_takes_the_programs() {
         supported().unwrap();
+    }
+
+    #[test]
+    fn root_end_of_a_container_reads_and_forgets_its_own_work() {
+        let fs = FsContext::open("bpf").and_then(|fs| fs.create(MountAttr::NOSUID)).unwrap();
+        let dir = PathBuf::from(format!("/proc/self/fd/{}", fs.as_raw_fd()));
+        let loaded = Gates::load(&dir, some_constants(), &[Gate::Receive]).unwrap();
+        let gates = loaded.gates();
+        let map = |name| gates.map(name).unwrap().unwrap();
+        // As the programs do: container 7 has worked for 1, 2 and 3, of which the second found no room.
+        for cgroup in [7_u64, 8] {
+            let home = HomeRecord { uses: 3, ..home_record(Home::default()) };
+            map(HOMES).set(&cgroup.to_ne_bytes(), &home.to_bytes()).unwrap();
+            for number in [0, 2] {
+                let (owner, account, reserved) = (5, number + 1, 0);
+                let nth = Nth { cgroup, number, reserved };
+                let client = ClientRecord { owner, account, reserved };
+                map(CLIENTS).set(&nth.to_bytes(), &client.to_bytes()).unwrap();
+                let work = Work { cgroup, owner, account, reserved };
+                let used = UseRecord { cpu_ns: cgroup * 10 + u64::from(account) };
+                map(USES).set(&work.to_bytes(), &used.to_bytes()).unwrap();
+            }
+        }
+        let of = |cgroup: u64| {
+            let all = gates.uses_of(cgroup).unwrap().1.into_iter();
+            all.map(|one| (one.party.account, one.party.owner, one.cpu_ns)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(7), [(1, 5, 71), (3, 5, 73)]);
+        assert_eq!(gates.uses().unwrap().1.len(), 4);
+        gates.leave(&[7]).unwrap();
+        gates.leave(&[7]).unwrap();
+        assert_eq!((of(7), of(8)), (vec![], vec![(1, 5, 81), (3, 5, 83)]));
+        assert_eq!(map(CLIENTS).entries().unwrap().len(), 2);
+        assert_eq!(gates.homes().unwrap(), [8]);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 #define DM_GATE_HOMES_MAX 262144
 /* LIMIT: addresses of containers: the largest pool. */
 #define DM_GATE_PEERS_MAX 262144
-/* LIMIT: pairs of a container and an account that it has worked for. */
+/* LIMIT: pairs of a container and an account that it has worked for, in dm_gate_uses and dm_gate_clients. */
 #define DM_GATE_USES_MAX 262144
 /* LIMIT: accounts with a place in the hierarchy, of two tables. */
 #define DM_GATE_LINES_MAX 262144
@@ -36,8 +36,8 @@
 /* The other side is in no container, or not known (gates.bpf.c). No account has this number. */
 #define DM_NOBODY 0xfffffffeu
 
-/* In `below`: not for connections that the task's own container has opened. */
-#define DM_ACCEPTED 8
+/* In `flags` of a home: the container works for its clients where no row decides (`run --shared`). */
+#define DM_HOME_SHARED 1
 
 /* Known before the programs are loaded. */
 struct dm_gate_config {
@@ -48,13 +48,17 @@ struct dm_gate_config {
 };
 
 /* An account with its owner. The number of a container's own account is given again after the container
- * was removed. `owner` tells the two apart: the first eight bytes of the container's id, 0 for others. */
+ * was removed, and an operator may give that of a removed account to another one. `owner` tells the two
+ * apart: the first eight bytes of the container's id, or the time at which an account with a number of the
+ * operator's choice was made; 0 for others. */
 
 /* dm_gate_homes, by the cgroup id of a container. */
 struct dm_gate_home {
 	__u64 owner;
 	__u64 netns; /* cookie of its domain's stack; 0 if it has no address */
 	__u32 account;
+	__u32 flags;
+	__u32 uses; /* entries of dm_gate_clients that were begun: counted here, and written by no one else */
 	__u32 reserved;
 };
 
@@ -74,7 +78,19 @@ struct dm_gate_work {
 };
 struct dm_gate_use {
 	__u64 cpu_ns; /* as the scheduler counts it */
-	__u64 switches; /* context switches away from a task with this label */
+};
+
+/* dm_gate_clients: the accounts that a container has worked for, so that its end reads these alone. An entry
+ * can be absent. */
+struct dm_gate_nth {
+	__u64 cgroup;
+	__u32 number; /* below `uses` of the home */
+	__u32 reserved;
+};
+struct dm_gate_client {
+	__u64 owner;
+	__u32 account;
+	__u32 reserved;
 };
 
 /* A row of a table: the first that matches decides. */
@@ -85,8 +101,9 @@ struct dm_rule {
 	__u32 home; /* numbers of accounts, or DM_ANY */
 	__u32 label;
 	__u32 peer;
-	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well; DM_ACCEPTED */
+	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well */
 	__u32 port; /* local port of the socket; 0 matches all */
+	__u64 owner; /* of `account` */
 };
 
 /* dm_gate_tables: two of them, of which dm_gate_active names one. */

@@ -51,10 +51,8 @@ fn hold(ground: &Ground) -> Result<Option<Lock>> {
     if made.is_dir() { Lock::share(&made).map(Some) } else { Ok(None) }
 }
 
-/// Compiles rules. The caller holds the lock of accounts.
+/// Compiles rules, with those of shared containers. The caller holds the lock of accounts.
 fn compile(ground: &Ground, file: &str, text: &str) -> Result<Compiled> {
-    let failed = |errors: Vec<RuleError>| Error::Rules { file: file.to_owned(), errors };
-    let mut rules = Rules::parse(text).map_err(failed)?;
     let mut shared = Vec::new();
     for id in ground.ids()? {
         match ground.config(&id) {
@@ -65,11 +63,18 @@ fn compile(ground: &Ground, file: &str, text: &str) -> Result<Compiled> {
         }
     }
     shared.sort();
+    compile_with(ground, file, text, shared)
+}
+
+fn compile_with(ground: &Ground, file: &str, text: &str, shared: Vec<Name>) -> Result<Compiled> {
+    let failed = |errors: Vec<RuleError>| Error::Rules { file: file.to_owned(), errors };
+    let mut rules = Rules::parse(text).map_err(failed)?;
     rules.share(shared);
     with_own(ground, |own| rules.compile(&store::book(ground)?, own).map_err(failed))
 }
 
-fn is_shared(config: &Config) -> bool {
+/// Returns whether a container works for its clients where no rule decides.
+pub(crate) fn is_shared(config: &Config) -> bool {
     config.spec.shared && matches!(holder(&config.spec, &config.id), Holder::Own(_))
 }
 
@@ -138,12 +143,14 @@ pub(crate) fn installed(ground: &Ground) -> Result<Compiled> {
     compile(ground, &file(ground), &rules_text(ground)?)
 }
 
-/// Returns the installed rules as the kernel's programs evaluate them.
+/// Returns the installed rules of the file as the kernel's programs evaluate them. These know shared containers by
+/// their cgroups.
 ///
-/// Other rules, a move of an account, and each create, rename and removal of a container that a rule names or that is
-/// shared, make another table. The caller does not hold the lock of accounts.
+/// Other rules, a move of an account, and each create, rename and removal of a container that a rule names make another
+/// table. The caller does not hold the lock of accounts.
 pub(crate) fn table(ground: &Ground) -> Result<Table> {
-    Ok(installed(ground)?.table)
+    let _same = hold(ground)?;
+    Ok(compile_with(ground, &file(ground), &rules_text(ground)?, Vec::new())?.table)
 }
 
 /// Returns whether the table depends on the existence of a container with this name and these choices.
@@ -151,7 +158,7 @@ pub(crate) fn depends_on(ground: &Ground, config: &Config) -> Result<bool> {
     let names = |rule: &Rule| {
         rule.conditions().iter().any(|who| matches!(who, Who::Own(name) if *name == config.name))
     };
-    Ok(config.spec.shared || parsed(ground)?.all().iter().any(names))
+    Ok(parsed(ground)?.all().iter().any(names))
 }
 
 fn parsed(ground: &Ground) -> Result<Rules> {

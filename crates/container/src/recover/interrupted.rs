@@ -3,7 +3,7 @@
 //! Recovery never waits: a locked entry is left to the next command. An entry locked at last may have
 //! been published or finished meanwhile, so its name is looked up again.
 //!
-//! Uses `ground`, `state`, `freeze`, `pending`, `end` and `twin`.
+//! Uses `ground`, `state`, `freeze`, `pending`, `gating`, `end` and `twin`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{CONFIG, Ground};
 use crate::pending::{self, Intent};
-use crate::{end, freeze, state, twin};
+use crate::{end, freeze, gating, state, twin};
 
 /// Finishes interrupted commands. Returns their number.
 pub(crate) fn finish(ground: &Ground) -> Result<usize> {
@@ -46,6 +46,13 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         // ORDER: its last holder may have published it after it was opened here: then it is no
         // orphan.
         if !entry.path().exists() {
+            continue;
+        }
+        if kind == gating::CHANGE {
+            match gating::finish_change(ground, &entry.path()) {
+                Ok(is_finished) => finished += usize::from(is_finished),
+                Err(e) => failed = failed.or(Some(e)),
+            }
             continue;
         }
         if kind == "do" {

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dormouse_account::{Life, ROOT, Usage};
+use dormouse_account::{Client, Life, ROOT, Usage};
 use dormouse_container::{Engine, LifeReading};
 use dormouse_kernel::clock::now_unix_ms;
 use dormouse_model::{Invalid, parse_span_ms};
@@ -33,6 +33,8 @@ pub(super) fn every(text: &str) -> Result<Duration, Invalid> {
 struct Meter {
     /// With the number of the table in which it was seen.
     lives: BTreeMap<Life, (Usage, u64)>,
+    /// The same of their work for others, in nanoseconds.
+    work: BTreeMap<(Life, Client), (u64, u64)>,
     tables: u64,
 }
 
@@ -62,9 +64,19 @@ impl Meter {
             // A life that ends meanwhile has two readings.
             it.containers += usize::from(reading.is_running && *seen < self.tables);
             (*last, *seen) = (latest, self.tables);
+            for (client, work) in &reading.work {
+                let key = (reading.life.clone(), work.client);
+                let first = if is_first { work.cpu_ns } else { 0 };
+                let (last, seen) = self.work.entry(key).or_insert((first, 0));
+                let more = work.cpu_ns.saturating_sub(*last);
+                used.entry(reading.account.clone()).or_default().usage.cpu_given_ns += more;
+                used.entry(client.clone()).or_default().usage.cpu_taken_ns += more;
+                (*last, *seen) = (*last + more, self.tables);
+            }
         }
         self.lives.retain(|_, (_, seen)| *seen + KEPT_TABLES > self.tables);
-        used.retain(|_, it| it.containers > 0 || it.usage.cpu_ns > 0);
+        self.work.retain(|_, (_, seen)| *seen + KEPT_TABLES > self.tables);
+        used.retain(|_, it| it.containers > 0 || it.usage.charged_ns() > 0);
         used
     }
 }
@@ -99,8 +111,9 @@ struct Row {
     name: String,
     /// Containers with processes.
     containers: usize,
-    /// Of one CPU.
+    /// Of one CPU: for this account, wherever it is used.
     cpu_percent: f64,
+    /// In its containers, for whatever account.
     cpu_user_percent: f64,
     page_faults: f64,
     major_faults: f64,
@@ -128,7 +141,7 @@ fn rows(used: BTreeMap<String, Use>, time: Duration) -> Vec<Row> {
     let row = |(name, it): (String, Use)| Row {
         name,
         containers: it.containers,
-        cpu_percent: percent(it.usage.cpu_ns),
+        cpu_percent: percent(it.usage.charged_ns()),
         cpu_user_percent: percent(it.usage.cpu_user_ns),
         page_faults: per_second(it.usage.page_faults),
         major_faults: per_second(it.usage.major_faults),
@@ -186,7 +199,7 @@ pub(super) fn run(
         let used = meter.used(&engine.life_readings()?);
         let time = last.elapsed();
         last += time;
-        let cpu_ns = used.values().map(|it| it.usage.cpu_ns).sum::<u64>();
+        let cpu_ns = used.values().map(|it| it.usage.charged_ns()).sum::<u64>();
         let used = if recursive { with_below(&used, &engine.account_parents()?) } else { used };
         let rates = Rates {
             unix_ms: now_unix_ms(),
@@ -276,6 +289,7 @@ impl Screen {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_account::{Number, Work};
     use dormouse_model::ContainerId;
 
     use super::*;
@@ -284,7 +298,7 @@ mod tests {
         let container = ContainerId::from_bytes([7; 16]);
         let life = Life { container, boot: "b".into(), cgroup: life };
         let usage = Usage { cpu_ns, lives: 1, ..Usage::default() };
-        LifeReading { account: account.into(), life, usage, is_running }
+        LifeReading { account: account.into(), life, usage, work: Vec::new(), is_running }
     }
 
     fn cpu(used: &BTreeMap<String, Use>) -> Vec<(&str, u64, usize)> {
@@ -322,6 +336,30 @@ mod tests {
             meter.used(&[]);
         }
         assert!(meter.lives.is_empty());
+    }
+
+    #[test]
+    fn work_is_shown_where_it_is_charged() {
+        let with = |cpu_ns: u64, parts: [u64; 2]| {
+            let mut reading = reading("db", 1, cpu_ns, true);
+            let client = |number| Client { number: Number(number), owner: 0, load: 1 };
+            let part = |(number, cpu_ns)| Work { client: client(number), cpu_ns };
+            let work = (1..).zip(parts).map(part);
+            reading.work = ["a", "b"].map(String::from).into_iter().zip(work).collect();
+            vec![reading, super::tests::reading("a", 2, 50, true)]
+        };
+        let charged = |used: &BTreeMap<String, Use>| -> Vec<(String, u64)> {
+            used.iter().map(|(name, it)| (name.clone(), it.usage.charged_ns())).collect()
+        };
+        let of = |all: &[(&str, u64)]| -> Vec<(String, u64)> {
+            all.iter().map(|(name, ns)| ((*name).to_owned(), *ns)).collect()
+        };
+        let mut meter = Meter::default();
+        let first = meter.used(&with(100, [20, 30]));
+        assert_eq!(charged(&first), of(&[("a", 0), ("db", 0)]));
+        let second = meter.used(&with(200, [50, 40]));
+        assert_eq!(charged(&second), of(&[("a", 30), ("b", 10), ("db", 60)]));
+        assert_eq!(charged(&meter.used(&with(200, [50, 40]))), of(&[("a", 0), ("db", 0)]));
     }
 
     #[test]
