@@ -369,12 +369,12 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls", "serve", "tick", "hog"] {
+        for program in ["floor", "calls", "serve", "tick", "hog", "passage"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        for program in ["calls", "serve", "tick", "hog"] {
+        for program in ["calls", "serve", "tick", "hog", "passage"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
         }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
