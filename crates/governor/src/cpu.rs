@@ -177,7 +177,7 @@ fn own_shares(cpu: &Cpu) -> f64 {
     f64::from(cpu.weight) * SHARES_PER_WEIGHT
 }
 
-fn clamp(host: &Host, shares: f64) -> u32 {
+pub(crate) fn clamp(host: &Host, shares: f64) -> u32 {
     // LIMIT: with many busy containers beside one with a reservation, the kernel's largest weight is too
     // small for the reservation: on v2 with some 100 of the default weight, on v1 with some 250.
     shares.round().clamp(SHARES_MIN, f64::from(host.shares_max).max(SHARES_MIN)) as u32
@@ -252,7 +252,7 @@ pub fn decide<I: Clone + Ord>(
     (state, settings)
 }
 
-fn differs(old: u32, new: u32) -> bool {
+pub(crate) fn differs(old: u32, new: u32) -> bool {
     f64::from(old.abs_diff(new)) * CHANGE > f64::from(old)
 }
 

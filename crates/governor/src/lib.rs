@@ -6,4 +6,5 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+pub mod debt;
 pub mod memory;
