@@ -230,6 +230,11 @@ impl Hierarchy {
     }
 }
 
+/// The shares of a `cpu.weight`.
+pub fn shares_of_weight(weight: u32) -> u32 {
+    limit::shares(weight) as u32
+}
+
 /// The number of CPUs that are online.
 pub fn online_cpus() -> Result<u32, CgroupError> {
     Ok(count_cpus(proc::online_cpus().map_err(CgroupError::Read)?.trim()).unwrap_or(1).max(1))
