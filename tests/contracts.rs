@@ -52,7 +52,7 @@ pub(crate) fn id(host: &Host, name: &str) -> String {
 
 /// The CPU weight of a container, in shares of 1024, and the rounding of the kernel.
 #[track_caller]
-fn weight(host: &Host, name: &str) -> (f64, f64) {
+pub(crate) fn weight(host: &Host, name: &str) -> (f64, f64) {
     match number(host, &id(host, name), "cpu.shares", "cpu.weight") {
         (shares, true) => (shares as f64, 1.0),
         (weight, false) => (weight as f64 * 10.24, 6.0),
@@ -72,7 +72,7 @@ fn has_weight(host: &Host, name: &str, due: f64) {
 
 /// Quota, period and burst of a container, in microseconds.
 #[track_caller]
-fn quota(host: &Host, name: &str) -> [u64; 3] {
+pub(crate) fn quota(host: &Host, name: &str) -> [u64; 3] {
     let id = id(host, name);
     let (quota, is_v1) = number(host, &id, "cpu.cfs_quota_us", "cpu.max");
     let burst = number(host, &id, "cpu.cfs_burst_us", "cpu.max.burst").0;
@@ -108,6 +108,10 @@ impl Daemon {
         assert!(line.contains("daemon: ready"), "{line}");
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
         Self(child)
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.0
     }
 
     pub(crate) fn kill(&mut self) {

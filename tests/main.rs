@@ -15,6 +15,7 @@ mod compat;
 mod containerd;
 mod contracts;
 mod daemon;
+mod debts;
 mod drowsy;
 mod errors;
 mod fault;

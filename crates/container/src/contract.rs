@@ -24,13 +24,13 @@
 //!
 //! LIMIT: the ledger is that of one instance; instances (`--root`) promise the same CPUs independently.
 //!
-//! Uses `ground`, `state`, `settings` and `usage`.
+//! Uses `ground`, `state`, `settings`, `usage` and `debt`.
 
 mod ledger;
 mod memory;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::place::Places;
-use crate::{settings, state};
+use crate::{debt, settings, state};
 
 use self::ledger::{Extent, Grant, InForce, Ledger, lock, path, read, write};
 pub(crate) use self::memory::expect_restored;
@@ -384,22 +384,23 @@ pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
 
 /// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.
 pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
-    let mark = governed(ground);
     if governs {
-        return disk::write(&mark, b"", Durable::No);
+        return debt::mark(ground, &BTreeSet::new());
     }
-    // ORDER: the mark is removed last: if this is interrupted, the next command repeats it.
+    // ORDER: the mark is removed last: if this is interrupted, the next command repeats it. The weights of the others
+    // come first, because those of reservations depend on them.
+    let given_back = debt::give_back(ground);
     let weighed = match path(ground).exists() {
         true => ledger::change(ground, |ledger| weigh(ground, ledger)),
         false => Ok(()),
     };
-    disk::remove(&mark)?;
-    weighed
+    disk::remove(&debt::path(ground))?;
+    given_back.and(weighed)
 }
 
 /// Writes the static weights and limits if a daemon was killed while it governed them.
 pub(crate) fn recover(ground: &Ground) -> Result<()> {
-    let has = [governed(ground), governed_memory(ground)].map(|mark| mark.exists());
+    let has = [debt::path(ground), governed_memory(ground)].map(|mark| mark.exists());
     if has == [false; 2] {
         return Ok(());
     }
@@ -411,10 +412,6 @@ pub(crate) fn recover(ground: &Ground) -> Result<()> {
     // The limits that the daemon has lowered are raised, which does not wait.
     let limits = if has[1] { give_back(ground, Extent::Raises) } else { Ok(()) };
     weights.and(limits)
-}
-
-fn governed(ground: &Ground) -> PathBuf {
-    ground.places.run.join("governed")
 }
 
 /// Marks that a daemon changes limits of memory.

@@ -2,7 +2,7 @@
 //!
 //! Every method calls one function of the modules below, which take the engine's [`Ground`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use dormouse_bpf::gates::Stat as GateStat;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
-use dormouse_kernel::cgroup::Stats;
+use dormouse_kernel::cgroup::{Hierarchy, Stats};
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
@@ -25,6 +25,7 @@ use crate::account::{
     AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
 };
 use crate::create::Created;
+use crate::debt::{Debtor, Worked};
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
@@ -49,9 +50,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    account, archive, contract, create, drowsy, exec, gating, hold, idle, inspect, later, layer,
-    list, listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start, state,
-    template, tidy, unborn, usage, verb, volume, wake,
+    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later,
+    layer, list, listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start,
+    state, template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -561,6 +562,38 @@ impl Engine {
     /// killed.
     pub fn govern_cpu(&self, governs: bool) -> Result<()> {
         contract::govern(&self.ground, governs)
+    }
+
+    /// Returns whether clients pay for the work of shared services from their own share of CPU time: gates are loaded,
+    /// and `service-debt` is not off.
+    pub fn charges_debts(&self) -> Result<bool> {
+        debt::is_on(&self.ground)
+    }
+
+    /// Returns the running containers as debts need them, in cgroups that the caller has opened. Those that are
+    /// `known` are read again only if they have changed.
+    pub fn debtors(
+        &self,
+        cgroups: &Hierarchy,
+        known: BTreeMap<ContainerId, Debtor>,
+    ) -> Result<BTreeMap<ContainerId, Debtor>> {
+        debt::debtors(&self.ground, cgroups, known)
+    }
+
+    /// Returns what containers have worked for other accounts; `None` without gates.
+    pub fn worked(&self) -> Result<Option<Vec<Worked>>> {
+        debt::worked(&self.ground)
+    }
+
+    /// Marks the containers of which the caller, a daemon that governs weights, changes the weight or the quota beyond
+    /// reservations. The settings of their contracts are written with those of reservations.
+    pub fn mark_debts(&self, changed: &BTreeSet<ContainerId>) -> Result<()> {
+        debt::mark(&self.ground, changed)
+    }
+
+    /// Writes the settings of the contracts of all containers that are marked, while the caller goes on governing.
+    pub fn give_back_debts(&self) -> Result<()> {
+        debt::give_back(&self.ground)
     }
 }
 

@@ -115,7 +115,10 @@ pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
     make().map_err(Error::call("cannot mount a bpffs"))?;
     load_at(ground, &place, which).inspect_err(|_| {
         let _ = unload_alone(ground); // the first error is the one to return
-    })
+    })?;
+    // A daemon has debts paid from now on.
+    ground.record("gates_loaded", "", "", &[]);
+    Ok(())
 }
 
 fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
@@ -222,7 +225,9 @@ pub(crate) fn unload(ground: &Ground) -> Result<bool> {
         return Ok(false);
     }
     let _alone = lock(ground)?;
-    unload_alone(ground)
+    let was_there = unload_alone(ground)?;
+    ground.record("gates_unloaded", "", "", &[]);
+    Ok(was_there)
 }
 
 /// ORDER: the programs end, the last figures are charged, the figures are removed.

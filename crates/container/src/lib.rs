@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage contract                 the same
+//! silence shared volume usage debt contract            the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -80,7 +80,7 @@
 //! RUN/c/ID/log.json                 the pipes for its output
 //! RUN/c/ID/restored                 the memory with which a command restored it (`contract`)
 //! RUN/contract.json                 reservations of the running containers (`contract`)
-//! RUN/governed                      a daemon changes the CPU weights of these containers
+//! RUN/governed                      a daemon changes CPU weights of containers; those with a debt (`debt`)
 //! RUN/governed-memory               a daemon changes limits of memory of running containers
 //! RUN/unwoken-ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
 //! RUN/wakes                         when clients may wake containers again (`caller`)
@@ -131,6 +131,7 @@ mod archive;
 mod caller;
 mod contract;
 mod create;
+mod debt;
 mod disk;
 mod drowsy;
 mod end;
@@ -192,6 +193,7 @@ pub use account::{
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
+pub use debt::{Debtor, Payer, Worked};
 pub use dormouse_bpf::gates::Stat as GateStat;
 pub use drowsy::PushOut;
 pub use engine::Engine;

@@ -21,6 +21,7 @@
 //! [contract]
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! host-memory-reserve = "5%"   # memory that containers cannot reserve, or use beside a guarantee
+//! service-debt = true   # clients pay for the work of shared services from their own share of CPU time
 //!
 //! [account]
 //! every = "15m"   # how often the daemon charges what running containers have used, 1s to 1d
@@ -82,6 +83,12 @@ pub(crate) fn account_period(path: &Path) -> Result<Duration> {
 struct ContractSection {
     host_cpu_reserve: Option<String>,
     host_memory_reserve: Option<String>,
+    service_debt: Option<bool>,
+}
+
+/// Returns whether clients pay for the work of shared services from their own share of CPU time.
+pub(crate) fn charges_debts(path: &Path) -> Result<bool> {
+    Ok(read(path)?.contract.service_debt.unwrap_or(true))
 }
 
 /// The part of the CPUs that is kept for the host by default: a twentieth.
@@ -398,6 +405,18 @@ mod tests {
             assert!(error.to_string().contains("15m"), "{error}");
         }
         assert!(read("[account]\nevry = \"1h\"\n").is_err());
+    }
+
+    #[test]
+    fn debts_are_charged_unless_switched_off() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            charges_debts(file.path())
+        };
+        assert!(read("").unwrap() && read("[contract]\nservice-debt = true\n").unwrap());
+        assert!(!read("[contract]\nservice-debt = false\n").unwrap());
+        assert!(read("[contract]\nservice-debt = \"off\"\n").is_err());
     }
 
     #[test]

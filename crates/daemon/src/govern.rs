@@ -6,9 +6,11 @@
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
-//! **Nothing to do.** Without a running container that has a reservation of CPU the room has no due time but the round
-//! every ten minutes, as the other rooms: an idle host does not tick. Guarantees of memory do not change that: on
-//! cgroup v2 the kernel keeps them, and on v1 the thread.
+//! While gates are loaded, clients of shared services pay for their work ([`crate::debts`]), by the same weights.
+//!
+//! **Nothing to do.** Without gates and without a running container that has a reservation of CPU the room has no due
+//! time but the round every ten minutes, as the other rooms: an idle host does not tick. Guarantees of memory do not
+//! change that: on cgroup v2 the kernel keeps them, and on v1 the thread.
 //!
 //! **Killed.** The weights in the kernel stay, and the first command afterwards, or the next daemon, writes the
 //! static ones (`RUN/governed` marks that they were changed). The next daemon begins with full buckets.
@@ -25,6 +27,7 @@ use dormouse_governor::cpu::{
 use dormouse_kernel::cgroup::{self, CpuShare, CpuTime, Hierarchy};
 use dormouse_model::{ContainerId, Cpu};
 
+use crate::debts::Debts;
 use crate::error::{Result, step};
 use crate::notify::say;
 use crate::room::{Notice, Room};
@@ -56,6 +59,7 @@ pub(crate) struct Governor {
     /// Governs memory, on cgroup v1, from the first guarantee on.
     shrinker: Option<Shrinker>,
     state: State<ContainerId>,
+    debts: Debts,
     /// Containers may have come, changed or gone since the last round.
     is_outdated: bool,
     /// Time of the last round.
@@ -78,6 +82,7 @@ impl Governor {
             held: BTreeMap::new(),
             shrinker: None,
             state: State::default(),
+            debts: Debts::new(now),
             is_outdated: true,
             round: now,
             decided: now,
@@ -91,7 +96,8 @@ impl Governor {
         self.is_outdated = false;
         self.look_at_memory()?;
         let reserved = self.engine.cpu_reservations()?;
-        if reserved.is_empty() {
+        let has_debts = self.engine.charges_debts()? && !self.engine.started()?.is_empty();
+        if reserved.is_empty() && !has_debts {
             return self.rest();
         }
         let cgroups = match self.cgroups.take() {
@@ -121,10 +127,14 @@ impl Governor {
                 self.held.insert(id, Held { cpu, share });
             }
         }
-        self.cgroups = Some(cgroups);
         // A start or an end has written static weights.
         self.state.forget_weights();
-        Ok(())
+        let debts = match has_debts && cgroups.has_cpu() {
+            true => self.debts.find(&self.engine, &cgroups, now),
+            false => self.debts.stop(&self.engine),
+        };
+        self.cgroups = Some(cgroups);
+        debts
     }
 
     /// Notifies the thread for memory, and begins it with the first guarantee. It stays for the next ones.
@@ -141,15 +151,27 @@ impl Governor {
         Ok(())
     }
 
-    /// Leaves the weights alone, because no running container has a reservation.
+    /// Leaves the weights alone, because no running container has a reservation or a debt.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
+        self.debts.clear();
         self.state = State::default();
         self.others_read = None;
         match self.cgroups.take() {
             Some(_) => Ok(self.engine.govern_cpu(false)?),
             None => Ok(()),
         }
+    }
+
+    /// Has debts counted and settled, if they are due, or if weights of reservations were decided.
+    fn charge_debts(&mut self, now: Instant, is_due: bool) -> Result<()> {
+        let Some(cgroups) = &self.cgroups else { return Ok(()) };
+        if is_due && !self.debts.count(&self.engine, &self.time, &self.host, now)? {
+            // An event of the unload is on its way.
+            self.is_outdated = true;
+            return Ok(());
+        }
+        self.debts.settle(&self.engine, cgroups, &self.host)
     }
 
     /// Reads, decides and writes.
@@ -159,7 +181,10 @@ impl Governor {
         let mut reserved = Vec::with_capacity(self.held.len());
         for (id, held) in &self.held {
             match held.share.used_ns()? {
-                Some(used_ns) => reserved.push(Reserved { id: id.clone(), cpu: held.cpu, used_ns }),
+                Some(used_ns) => {
+                    let used_ns = self.debts.own_ns(id, used_ns);
+                    reserved.push(Reserved { id: id.clone(), cpu: held.cpu, used_ns });
+                }
                 None => self.is_outdated = true, // it has stopped, or sleeps
             }
         }
@@ -168,6 +193,12 @@ impl Governor {
         let was = std::mem::take(&mut self.state);
         let (state, settings) = cpu::decide(&self.host, &readings, was);
         self.state = state;
+        if self.debts.is_on() {
+            for setting in &settings {
+                self.debts.set_base(&setting.id, setting.shares);
+            }
+            return if settings.is_empty() { Ok(()) } else { self.charge_debts(now, false) };
+        }
         for setting in settings {
             if let Some(held) = self.held.get(&setting.id) {
                 held.share.set(setting.shares).inspect_err(|_| self.state.forget_weights())?;
@@ -192,12 +223,24 @@ impl Governor {
             }
             // A container that has ended since it was listed does not compete.
             let used_ns = self.time.of(id.as_str()).ok().flatten();
-            let shares = cgroups.shares_of(id.as_str()).ok().flatten();
+            // A debt changes the weight in the kernel, and not what is due.
+            let in_kernel = || cgroups.shares_of(id.as_str()).ok().flatten();
+            let shares = self.debts.shares(&id).or_else(in_kernel);
             if let (Some(used_ns), Some(shares)) = (used_ns, shares) {
                 others.push(Other { id, shares, used_ns });
             }
         }
         Ok(others)
+    }
+}
+
+impl Governor {
+    /// The time of the next round.
+    fn next_round(&self) -> Instant {
+        match self.is_outdated {
+            true => (self.round + TICK).max(self.debts.not_before().unwrap_or(self.round)),
+            false => self.round + ROUND_EVERY,
+        }
     }
 }
 
@@ -211,19 +254,25 @@ impl Room for Governor {
     }
 
     fn due(&self) -> Option<Instant> {
-        let next_tick = self.cgroups.is_some().then(|| self.decided + TICK);
-        let round = if self.is_outdated { self.round + TICK } else { self.round + ROUND_EVERY };
-        next_tick.into_iter().chain([round]).min()
+        let next_tick = (!self.held.is_empty()).then(|| self.decided + TICK);
+        next_tick.into_iter().chain(self.debts.due()).chain([self.next_round()]).min()
     }
 
     fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
-        let round = if self.is_outdated { TICK } else { ROUND_EVERY };
-        if self.round + round <= now {
-            self.find(now).inspect_err(|_| self.is_outdated = true)?;
-        }
-        if self.cgroups.is_some() && self.decided + TICK <= now {
+        let found = match self.next_round() <= now {
+            true => self.find(now).inspect_err(|_| self.is_outdated = true),
+            false => Ok(()),
+        };
+        // ORDER: time at services is counted before reservations are decided.
+        let charged = match self.debts.due().is_some_and(|due| due <= now) {
+            true => self.charge_debts(now, true),
+            false => Ok(()),
+        };
+        // Reservations are kept, whatever hinders debts.
+        if !self.held.is_empty() && self.decided + TICK <= now {
             self.govern(now)?;
         }
+        found.and(charged)?;
         Ok(Vec::new())
     }
 

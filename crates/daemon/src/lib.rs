@@ -11,6 +11,7 @@
 //!                                                   ([`budget`]): workers suspend others
 //! the keeper exits ----> what it held is re-created ([`recovery`])
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
+//! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
@@ -34,6 +35,7 @@
 
 mod account;
 mod budget;
+mod debts;
 mod error;
 mod gate;
 mod govern;

@@ -1,0 +1,155 @@
+//! Debts: what a daemon needs to know of running containers so that the work of shared services is paid by their
+//! clients ([`dormouse_governor::debt`]), and how the settings of the contracts are found again without it.
+//!
+//! `RUN/governed` has a line with the id of each container whose weight or quota may differ from its contract. A daemon
+//! writes the line before it changes one. [`give_back`] writes the settings of these containers.
+//!
+//! Uses `ground`, `settings`, `gates` and `account`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use dormouse_kernel::cgroup::Hierarchy;
+use dormouse_model::{ContainerId, Cpu, Limits};
+
+use crate::disk::{self, Durable};
+use crate::error::{Error, Result};
+use crate::ground::{CONFIG, Ground};
+use crate::{account, gates, settings};
+
+/// LIMIT: a larger file is none of ours: some 30,000 containers with debts.
+const MARK_BYTES_MAX: u64 = 1 << 20;
+
+/// An account that pays for work, as gates know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Payer {
+    number: u32,
+    owner: u64,
+}
+
+/// A running container, as far as debts need it.
+#[derive(Debug, Clone)]
+pub struct Debtor {
+    /// Its account. `None` for root, which is the account of containers that have nothing to do with each other.
+    pub payer: Option<Payer>,
+    /// Its contract.
+    pub cpu: Cpu,
+    /// Its cgroup, which is another one after a restart.
+    pub cgroup_v2_id: u64,
+    /// Of the file with its configuration.
+    stamp: (u64, i64, i64),
+}
+
+/// What a container has worked for an account, since the gates were loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Worked {
+    /// The container's cgroup.
+    pub cgroup_v2_id: u64,
+    /// The account.
+    pub payer: Payer,
+    /// CPU time.
+    pub cpu_ns: u64,
+}
+
+/// Returns whether debts are to be enforced: gates are loaded, and the setting is on.
+pub(crate) fn is_on(ground: &Ground) -> Result<bool> {
+    // A damaged setting is reported by the verbs, and ends no debts.
+    let is_wanted = || settings::charges_debts(&ground.settings()).unwrap_or(true);
+    Ok(gates::find(ground)?.is_some() && is_wanted())
+}
+
+/// Returns the running containers. Those that are `known` are read again only if they have changed.
+pub(crate) fn debtors(
+    ground: &Ground,
+    cgroups: &Hierarchy,
+    mut known: BTreeMap<ContainerId, Debtor>,
+) -> Result<BTreeMap<ContainerId, Debtor>> {
+    let mut all = BTreeMap::new();
+    for id in ground.started()? {
+        // A container that is just being started, or has just ended: an event comes.
+        let Some(cgroup_v2_id) = cgroups.v2_id(id.as_str())? else { continue };
+        let Ok(meta) = fs::metadata(ground.dir(&id).join(CONFIG)) else { continue };
+        let stamp = (meta.ino(), meta.mtime(), meta.mtime_nsec());
+        let same = |it: &Debtor| it.cgroup_v2_id == cgroup_v2_id && it.stamp == stamp;
+        let debtor = match known.remove(&id).filter(same) {
+            Some(debtor) => debtor,
+            None => match ground.config(&id) {
+                Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
+                config => {
+                    let config = config?;
+                    let party = account::party(ground, &config)?;
+                    let payer = Payer { number: party.account, owner: party.owner };
+                    let payer = (payer.number != 0).then_some(payer);
+                    Debtor { payer, cpu: Cpu::of(&config.spec.limits), cgroup_v2_id, stamp }
+                }
+            },
+        };
+        all.insert(id, debtor);
+    }
+    Ok(all)
+}
+
+/// Returns what was worked for other accounts; `None` without gates.
+pub(crate) fn worked(ground: &Ground) -> Result<Option<Vec<Worked>>> {
+    let Some(gates) = gates::find(ground)? else { return Ok(None) };
+    let one = |one: dormouse_bpf::gates::Use| Worked {
+        cgroup_v2_id: one.service_cgroup,
+        payer: Payer { number: one.party.account, owner: one.party.owner },
+        cpu_ns: one.cpu_ns,
+    };
+    Ok(Some(gates.uses()?.1.into_iter().map(one).collect()))
+}
+
+/// Marks that a daemon governs weights, and which settings may differ from contracts.
+pub(crate) fn mark(ground: &Ground, changed: &BTreeSet<ContainerId>) -> Result<()> {
+    let text: String = changed.iter().map(|id| format!("{id}\n")).collect();
+    disk::write(&path(ground), text.as_bytes(), Durable::No)
+}
+
+/// Where a daemon marks that it governs weights.
+pub(crate) fn path(ground: &Ground) -> PathBuf {
+    ground.places.run.join("governed")
+}
+
+/// Writes the settings of the contracts of all containers that are marked. Weights of reservations, which depend on
+/// other containers, are left to the caller.
+pub(crate) fn give_back(ground: &Ground) -> Result<()> {
+    let path = path(ground);
+    let file = match File::open(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(Error::file("cannot read", &path))?,
+    };
+    let mut text = String::new();
+    let read = file.take(MARK_BYTES_MAX).read_to_string(&mut text);
+    read.map_err(Error::file("cannot read", &path))?;
+    let mut done = Ok(());
+    // The file is written by a rename, so a line that is no id is none of ours.
+    for id in text.lines().filter_map(|line| line.parse::<ContainerId>().ok()) {
+        done = done.and(give_back_of(ground, &id));
+    }
+    done
+}
+
+fn give_back_of(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let (Ok(config), Some(cgroup)) = (ground.config(id), ground.cgroups()?.find(id.as_str())?)
+    else {
+        return Ok(());
+    };
+    let cpu = Cpu::of(&config.spec.limits);
+    let plain = Limits {
+        cpu_reserve_milli: Some(cpu.reserve_milli),
+        cpu_weight: Some(cpu.weight),
+        cpu_max_milli: cpu.max_milli,
+        cpu_period_us: Some(cpu.period_us),
+        cpu_burst: cpu.burst,
+        ..Limits::default()
+    };
+    match cgroup.set(&plain) {
+        // It has ended meanwhile.
+        Err(_) if ground.cgroups()?.find(id.as_str())?.is_none() => Ok(()),
+        other => Ok(other?),
+    }
+}
