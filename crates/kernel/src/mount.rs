@@ -14,8 +14,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use crate::Errno;
 use crate::call::{self, CloneFlags, FsCommand};
 use crate::error::{CallError, Explain, Result};
 
@@ -164,6 +165,40 @@ pub fn clone_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
         let thread = std::thread::Builder::new().name("mounts".into()).spawn_scoped(scope, copy);
         match thread.explain("clone", || "a thread".into())?.join() {
             Ok(copied) => copied,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Attaches detached mounts over files of procfs and sysfs in another mount namespace, at paths from its root. A place
+/// that is not there, or is of another file system, is left out; no link is followed.
+///
+/// A thread enters the namespace for that and ends there. EPERM without CAP_SYS_ADMIN over the namespace.
+pub fn cover_in(namespace: BorrowedFd<'_>, mounts: &[(OwnedFd, &str)]) -> Result<()> {
+    const KERNEL_FILES: [u64; 2] = [0x9fa0, 0x6265_6572];
+    let cover = || -> Result<()> {
+        crate::process::unshare(CloneFlags::FS)?;
+        call::setns(namespace, CloneFlags::NEWNS)
+            .explain("setns", || format!("{}, NEWNS", namespace.as_raw_fd()))?;
+        for (mount, path) in mounts {
+            let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let place = rustix::fs::openat2(rustix::fs::CWD, *path, flags, Mode::empty(), how);
+            let place = match place {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                place => place.explain("openat2", || (*path).to_owned())?,
+            };
+            let of = rustix::fs::fstatfs(&place).explain("fstatfs", || (*path).to_owned())?;
+            if KERNEL_FILES.contains(&(of.f_type as u64)) {
+                attach(mount.as_fd(), place.as_fd(), "")?;
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("mounts".into()).spawn_scoped(scope, cover);
+        match thread.explain("clone", || "a thread".into())?.join() {
+            Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })

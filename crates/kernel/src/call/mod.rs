@@ -5,6 +5,7 @@
 //! thread that does not exist any more. Strings are [`CStr`]s for the same reason. Errors are bare
 //! [`Errno`]s; the modules above add the call and the hint.
 
+mod fanotify;
 mod file;
 mod memory;
 mod mount;
@@ -16,6 +17,7 @@ mod terminal;
 mod trace;
 mod userfault;
 
+pub use fanotify::*;
 pub use file::*;
 pub use memory::*;
 pub use mount::*;

@@ -298,6 +298,16 @@ static FEATURES: &[Feature] = &[
         host::freeze,
     ),
     feature(
+        "permission events of a file system",
+        "4.20",
+        "views that the daemon writes when they are opened",
+        (
+            "views as they were at the start or the last update",
+            "`free` inside shows the limit, and no use",
+        ),
+        mount::open_events,
+    ),
+    feature(
         "cgroup.kill",
         "5.14",
         "killing all at once, also those that fork",

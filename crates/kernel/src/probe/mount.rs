@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use super::scratch::{Probed, Reason, Scratch, lack, open_dir};
 use crate::mount::{FsContext, MountAttr, OverlayLayer};
-use crate::{mount, namespace, resolve};
+use crate::{call, mount, namespace, resolve};
 
 /// Host id of id 0 of the probes' user namespace.
 const BASE: u32 = 700_000;
@@ -183,6 +183,14 @@ pub(super) fn loop_device(scratch: &Scratch) -> Probed {
         // Another process took it between the two calls.
     }
     lack("others took every free one")
+}
+
+/// A group that is asked before a file of a new tmpfs is opened. Nothing opens one.
+pub(super) fn open_events(_: &Scratch) -> Probed {
+    let tree = FsContext::open("tmpfs")?.create(MountAttr::NOSUID)?;
+    let group = call::fanotify_init()?;
+    call::fanotify_open_perm(group.as_fd(), tree.as_fd())?;
+    Ok(String::new())
 }
 
 pub(super) fn mqueue(_: &Scratch) -> Probed {
