@@ -231,6 +231,8 @@ type Words = &'static [&'static str];
 const RUN: Words = &["run", "-d", "--name", "x", "busybox", "sleep", "1000"];
 /// It removes itself, which is settled behind the answer.
 const RUN_ONCE: Words = &["run", "--rm", "--name", "x", "busybox", "true"];
+const LIMITED: Words =
+    &["run", "-d", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox", "sleep", "1000"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
 const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
@@ -337,7 +339,8 @@ impl Scene {
     fn new() -> Self {
         let host = Host::with_busybox();
         host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
-        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        // With views, whose file system stays.
+        host.dm(&["run", "--rm", "--memory", "64m", "busybox", "true"]).ok();
         host.await_removals();
         let before = Counts::of(&host);
         Self { host, before }
@@ -577,6 +580,12 @@ fn settling_of_withdrawn_container_survives_kill_at_any_step() {
     }
     verb.assert_usable(&scene, "ps without a kill");
     assert!(number > 20, "{number} steps settle a container");
+}
+
+#[test]
+fn run_with_views_survives_kill_at_any_step() {
+    let states = &["none", "created", "running", "stopped"];
+    Verb { before: &[], command: LIMITED, states, after: &[REMOVE, LIMITED, REMOVE] }.survives();
 }
 
 #[test]

@@ -45,4 +45,5 @@ mod software;
 mod swap;
 mod terminal;
 mod unwoken;
+mod views;
 mod volume;

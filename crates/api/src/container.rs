@@ -118,6 +118,9 @@ pub struct Inspect<'a> {
     /// The object because of which its last checkpoint was not proven by a trial restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unproven: Option<String>,
+    /// Resources that programs inside do not see as its limits are.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_shown_inside: Vec<&'a str>,
     /// Files of its output.
     pub logs: Vec<String>,
     /// The whole configuration from its creation, as it is stored.

@@ -22,7 +22,7 @@ use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
     LogDriver, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
-    Spec, User, parse_bytes,
+    Spec, User, Views, parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -65,6 +65,15 @@ pub(crate) struct CreateArgs {
     /// systemd has one in any case.
     #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = ["yes", "no"])]
     devpts: String,
+    /// Show its own memory and CPUs in /proc and /sys: auto (what is limited), yes, no (the host's)
+    ///
+    /// A process in a user namespace inside cannot mount a procfs beside these views: containers in a container need
+    /// 'no'.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    views: Views,
+    /// Choose this number of CPUs for it, and no other
+    #[arg(long, value_name = "NUMBER", conflicts_with = "cpuset_cpus")]
+    nproc: Option<u32>,
     /// Treat the command as a systemd: true (if it looks like one), always, false
     #[arg(long, value_name = "MODE", default_value = "true", value_parser = ["true", "always", "false"])]
     systemd: String,
@@ -423,6 +432,8 @@ impl CreateArgs {
             log_driver: self.log_driver.map_or_else(here.log_driver, Ok)?,
             account: self.account.clone(),
             shared: self.shared,
+            views: self.views,
+            nproc: self.nproc,
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })

@@ -1,20 +1,21 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `contract`, `net`, `pending` and `layer`.
+//! Uses `ground`, `account`, `contract`, `view`, `net`, `pending` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
 use dormouse_image::Store;
-use dormouse_model::{Config, ContainerId, Name, NetMode, RootSource, Spec};
+use dormouse_kernel::proc;
+use dormouse_model::{Config, ContainerId, IdSlot, Name, NetMode, RootSource, Spec};
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
-use crate::{account, contract, event, layer, net};
+use crate::{account, contract, event, layer, net, view};
 
 /// A container that was just created and is still locked: no other command starts, changes or
 /// removes it while this exists.
@@ -98,6 +99,11 @@ fn create_in(
         && create.image.is_none()
     {
         ground.images()?.find(image)?;
+    }
+    if let Some(count) = spec.nproc {
+        let online = proc::online_cpus().map_err(Error::call("cannot read"))?;
+        let set = view::choose_cpus(count, ids.base / IdSlot::IDS, &online)?;
+        spec.limits.cpuset_cpus = Some(set);
     }
     let addresses = match &spec.net {
         NetMode::Address { domain } => {

@@ -3,7 +3,7 @@
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`,
-//! `later` and `unwoken`.
+//! `view`, `later` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -25,7 +25,7 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, contract, disk, event, gates, gating, hold, later, net, pending, shared, unwoken,
+    account, contract, disk, event, gates, gating, hold, later, net, pending, shared, unwoken, view,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -56,6 +56,7 @@ fn tear_down_with(
         keep(net::leave(ground, id, config));
     }
     keep(shared::remove(ground, id));
+    keep(view::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
     match first {
         None => remove_run_dir(ground, id),
@@ -258,6 +259,7 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     // overlayfs makes this directory at each mount, and first removes an old one. On a disk that discards freed
     // blocks the removal waits for the device, which is here not in the way of a wake. One with files stays.
     let _ = fs::remove_dir(ground.dir(id).join("work/work"));
+    view::remove(ground, id)?;
     // The parts of the old checkpoint that are still needed are linked into the new one.
     disk::remove_tree(&ground.woken_dir(id))?;
     remove_run_dir(ground, id)

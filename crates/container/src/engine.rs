@@ -76,6 +76,11 @@ impl Engine {
         &self.ground.places
     }
 
+    /// The directory of all views, which is a mount while containers have views.
+    pub fn views(&self) -> PathBuf {
+        self.ground.places.views()
+    }
+
     /// Returns the command line of this program's internal verb for these places; a container's id
     /// is appended by the caller.
     pub fn internal(&self, verb: &str) -> Result<Vec<OsString>> {

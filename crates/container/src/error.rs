@@ -313,7 +313,7 @@ impl Error {
     }
 
     /// The message with those of all causes, as the command prints them, in one line.
-    pub(crate) fn with_causes(&self) -> String {
+    pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {

@@ -1,13 +1,15 @@
 //! End of a freeze, and the completion of interrupted changes of freezer and limits.
 //!
-//! Uses `ground`, `state`, `hold` and `contract`.
+//! Uses `ground`, `state`, `hold`, `contract` and `view`.
+
+use std::os::fd::AsFd;
 
 use dormouse_model::Config;
 
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-use crate::{contract, hold};
+use crate::{contract, hold, view};
 
 /// Thaws a container.
 ///
@@ -39,9 +41,10 @@ pub(crate) fn finish(ground: &Ground, config: &Config, stays: bool) -> Result<()
 
 /// Finishes an interrupted change of limits: sets the limits of the record.
 pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
-    state::alive(ground, config)?;
+    let (init, process) = state::alive(ground, config)?;
     contract::admit_again(ground, config)?;
     let limits = &config.spec.limits;
     state::cgroup(ground, config)?.set(limits)?;
-    contract::balance_all(ground, limits, limits)
+    contract::balance_all(ground, limits, limits)?;
+    view::update(ground, config, (init.pid, process.as_fd()))
 }

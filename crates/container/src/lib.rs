@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt contract            the same
+//! silence shared volume usage debt contract view       the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -86,6 +86,7 @@
 //! RUN/wakes                         when clients may wake containers again (`caller`)
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
+//! RUN/views/BASE/                   its views: files over those of procfs and sysfs (`view`)
 //! ```
 //!
 //! # Locks, outermost first
@@ -104,6 +105,7 @@
 //!    `/var/lib/dormouse-ids/lock` below that of the slots, held for one change of the host's table of blocks;
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
+//!    `RUN/views.lock`: held while the tmpfs of views is mounted (`view`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
@@ -184,6 +186,7 @@ mod unwoken;
 mod usage;
 mod user;
 mod verb;
+mod view;
 mod volume;
 mod wake;
 
@@ -216,6 +219,7 @@ pub use state::Exit;
 pub use template::Template;
 pub use unborn::Unborn;
 pub use unwoken::FailedWake;
+pub use view::{Viewed, gaps as view_gaps};
 pub use volume::Volume;
 
 pub use dormouse_kernel::ErrorKind;

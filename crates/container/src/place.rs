@@ -84,6 +84,11 @@ impl Places {
         self.run.join("tmpfs")
     }
 
+    /// The tmpfs of views; see `view.rs`.
+    pub(crate) fn views(&self) -> PathBuf {
+        self.run.join("views")
+    }
+
     /// The shared tmpfs of an earlier version.
     pub(crate) fn shared(&self) -> PathBuf {
         self.run.join("shared")

@@ -5,7 +5,7 @@
 //! mounts are directories of a shared tmpfs, `/sys` is a clone of its domain's. `--devpts no` leaves the
 //! devpts out.
 //!
-//! Uses `ground`, `io`, `net`, `volume`, and its own modules.
+//! Uses `ground`, `io`, `net`, `view`, `volume`, and its own modules.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::io::TTY_GROUP;
 use crate::net::Net;
+use crate::view;
 use crate::volume;
 
 pub(crate) mod dir;
@@ -48,7 +49,7 @@ pub(crate) struct HostMounts {
     sys: OwnedFd,
     /// `/run` and `/run/lock`, for systemd.
     systemd: Option<[OwnedFd; 2]>,
-    /// Files of names, with their targets.
+    /// Files of names, and views, with their targets.
     names: Vec<(OwnedFd, &'static str)>,
     /// A file and a directory to be mounted over hidden paths.
     masks: Option<[OwnedFd; 2]>,
@@ -69,13 +70,15 @@ pub(crate) fn host_mounts(
         let run = dir::clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?;
         Ok([run, dir::clone_dir(&shared.join("lock"), no_exec)?])
     };
+    let mut names = name::mounts(ground, config, net, shared)?;
+    names.extend(view::make(ground, config)?);
     let is_masked = !config.spec.security.privileged && !weakened("masked-paths");
     Ok(HostMounts {
         dev: dir::clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?,
         shm: dir::clone_dir(&shared.join("shm"), no_exec)?,
         sys: dir::clone_of(net.sys(), Path::new(""), sys_attr)?,
         systemd: config.spec.systemd.then(systemd).transpose()?,
-        names: name::mounts(ground, config, net, shared)?,
+        names,
         masks: is_masked.then(|| masks(shared)).transpose()?,
     })
 }
@@ -273,6 +276,7 @@ fn configured(config: &Config) -> Vec<String> {
         all.extend(["/run", "/run/lock", "/sys/fs/cgroup"]);
     }
     all.extend(hidden());
+    all.extend(view::of(config).into_iter().map(|view| view.target()));
     all.extend(config.spec.mounts.iter().map(|mount| &*mount.target));
     all.into_iter().map(str::to_owned).collect()
 }

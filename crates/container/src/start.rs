@@ -16,8 +16,8 @@
 //! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `process`, `net`, `later`, `layer`, `root`,
-//! `create`, `end`, `restore` and `remove`.
+//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
+//! `root`, `create`, `end`, `restore` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,9 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
-use crate::{contract, end, event, exit, gating, hold, io, later, layer, process, remove, usage};
+use crate::{
+    contract, end, event, exit, gating, hold, io, later, layer, process, remove, usage, view,
+};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]
@@ -197,7 +199,10 @@ fn start_clean(
         contract::expect_restored(ground, &config.id, from.memory_bytes())?;
     }
     let map = config.ids.to_proc_text();
-    let (flags, maps) = (process::namespaces(), (map.clone(), map));
+    let (mut flags, maps) = (process::namespaces(), (map.clone(), map));
+    // A restore sets the clocks of the checkpoint.
+    let has_clock = from.is_none() && view::has_clock(config);
+    flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
     let (cgroup, (mut keeper, expected)) =
         ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
             let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
@@ -244,6 +249,9 @@ fn start_clean(
         plan.join_cgroup(fd);
     }
     root::plan_namespaces(&mut plan, config);
+    if has_clock {
+        view::plan_clock(ground, &mut plan, config, (newborn.pid, newborn.start_time))?;
+    }
     let mut plan = newborn.send_part(plan)?;
     // The source mounts are closed at the end.
     let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
@@ -287,6 +295,7 @@ fn start_clean(
             let console = kept.console.as_ref().map(AsFd::as_fd);
             let fds = (pidfd.as_fd(), console);
             conduct(ground, config, newborn, &mut keeper, (from, restore), (&init, fds))?;
+            view::note_clock(ground, config, pid)?;
         }
     }
     Ok(Running {

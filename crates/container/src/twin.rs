@@ -21,7 +21,7 @@
 //! **No room.** The container may be able to wake although no twin can be made beside it: memory or tasks are
 //! short ([`Unmade::NoRoom`]).
 //!
-//! Uses `ground`, `state`, `account`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
+//! Uses `ground`, `state`, `account`, `view`, `hold`, `pending`, `process`, `io`, `settings`, `root` and `restore`.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use dormouse_checkpoint::save::{Blocks, Subject};
 use dormouse_kernel::call::{CloneFlags, Namespace};
 use dormouse_kernel::cgroup::{Cgroup, Stats};
 use dormouse_kernel::{CallError, Errno, mount, pidfd, scale, weakened};
-use dormouse_launch::{Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
+use dormouse_launch::{Keeper, Kind, LaunchError, Newborn, Plan, Spawn, TargetKind};
 use dormouse_model::{Config, ContainerId, Limits};
 use dormouse_record::Records;
 
@@ -44,7 +44,7 @@ use crate::io::{self, Io};
 use crate::pending::{self, Intent};
 use crate::restore::Watch;
 use crate::user::PasswdUser;
-use crate::{account, hold, process, restore, settings};
+use crate::{account, hold, process, restore, settings, view};
 
 /// The highest value of `/proc/PID/oom_score_adj`.
 const FIRST_TO_BE_KILLED: i32 = 1000;
@@ -193,7 +193,7 @@ fn live(ground: &Ground, original: Original, proof: &Proof, limit: Duration) -> 
     let first = io::clone_fd(newborn.pidfd.as_fd())?;
     let watch = Watch::begin(io::clone_fd(newborn.pidfd.as_fd())?, limit);
     let pid = newborn.pid;
-    let read = follow(&original, newborn, &cgroup, mounts, &made).and_then(|traced| {
+    let read = follow(ground, &original, newborn, &cgroup, mounts, &made).and_then(|traced| {
         let subject = Subject {
             init: pid,
             pids: Vec::new(),
@@ -242,6 +242,7 @@ fn birth(ground: &Ground, config: &Config, keeper: &mut Keeper) -> Result<(Newbo
 
 /// Gives the newborn its plan, and seizes it where it begins to follow the restore.
 fn follow(
+    ground: &Ground,
     original: &Original,
     mut newborn: Newborn,
     cgroup: &Cgroup,
@@ -249,7 +250,7 @@ fn follow(
     restore: &Restore,
 ) -> Result<Traced> {
     let config = &original.config;
-    let plan = plan(original, &mut newborn, cgroup, mounts, restore)?;
+    let plan = plan(ground, original, &mut newborn, cgroup, mounts, restore)?;
     let failed = |e: LaunchError| process::exec_error(&config.spec.process, e);
     newborn.send(plan).map_err(failed)?;
     newborn.ready().map_err(failed)?;
@@ -271,6 +272,7 @@ fn follow(
 }
 
 fn plan(
+    ground: &Ground,
     original: &Original,
     newborn: &mut Newborn,
     cgroup: &Cgroup,
@@ -297,6 +299,10 @@ fn plan(
     if let Some(proc) = newborn.take_proc() {
         let proc = plan.fd(proc);
         plan.proc(proc, "/proc");
+        for (tree, target) in view::again(ground, config)? {
+            let tree = plan.fd(tree);
+            plan.attach(tree, target, TargetKind::File, false);
+        }
     }
     plan.hostname(&config.spec.hostname);
     if let Some(domain) = &config.spec.domainname {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ContainerId, IdMap, Invalid, Limits, LogDriver, Name, Reference, WakeOn};
+use crate::{ContainerId, IdMap, Invalid, Limits, LogDriver, Name, Reference, Views, WakeOn};
 
 /// The configuration of one container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,6 +124,12 @@ pub struct Spec {
     /// It works for other containers: what it does for a client is charged to the client's account.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// Which files of procfs and sysfs show its own resources.
+    #[serde(default, skip_serializing_if = "Views::is_default")]
+    pub views: Views,
+    /// The number of CPUs in a set that was chosen for it (`limits.cpuset_cpus`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nproc: Option<u32>,
 }
 
 fn yes() -> bool {

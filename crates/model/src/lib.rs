@@ -14,6 +14,7 @@ mod log;
 mod reference;
 mod size;
 mod state;
+mod view;
 mod wake;
 
 pub use config::{
@@ -30,6 +31,7 @@ pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
 pub use reference::Reference;
 pub use size::{parse_bytes, parse_cpus, parse_span_ms};
 pub use state::State;
+pub use view::Views;
 pub use wake::{WakeOn, WakeOnTimer};
 
 /// Input that is not a value of its type, with a description of valid ones.

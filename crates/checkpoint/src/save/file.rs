@@ -377,7 +377,9 @@ pub(crate) fn mapped(
         return Ok(*index);
     }
     let file = found(survey, seen, link, &stat, open.as_fd())?;
-    let unchanged = !writes && file.deleted.is_none();
+    // A view over a file of procfs or sysfs shows the present, also after a restore.
+    let is_view = ["/proc/", "/sys/"].iter().any(|above| link.starts_with(above));
+    let unchanged = !writes && !is_view && file.deleted.is_none();
     let identity = (stat.st_dev, stat.st_ino);
     let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
     survey.named.insert((name, flags, namespace), index);

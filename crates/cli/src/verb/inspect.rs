@@ -163,6 +163,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         account: engine.account_of(c),
         shared: c.spec.shared,
         unproven: engine.unproven(&c.id),
+        not_shown_inside: dormouse_container::view_gaps(c),
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
     })
@@ -210,6 +211,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
         ("memory", c.spec.limits.memory_max_bytes.map_or_else(String::new, output::bytes)),
         ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
+        ("not shown inside", dormouse_container::view_gaps(c).join("; ")),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         ("CPU time used", used),
         ("account", engine.account_of(c)),

@@ -1,6 +1,8 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `net`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `freeze` and `pending`.
+
+use std::os::fd::AsFd;
 
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_model::{CPU_WEIGHT, ContainerId, Limits, State};
@@ -9,7 +11,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{contract, freeze, net, state, usage};
+use crate::{contract, freeze, net, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
@@ -67,6 +69,11 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         ground.write_config(&ground.dir(id), &config)?;
         let _ = freeze::finish_limits(ground, &config); // the first error is returned
         return Err(e);
+    }
+    if let Some(init) = observed.init.as_ref().filter(|_| changed)
+        && let Some(process) = state::handle(init)
+    {
+        view::update(ground, &config, (init.pid, process.as_fd()))?;
     }
     ground.record("update", id.as_str(), config.name.as_str(), &[]);
     Ok(())

@@ -1,0 +1,184 @@
+//! Truthful views: files of procfs and sysfs inside a container agree with its limits.
+
+use std::time::Instant;
+
+use dormouse_testkit::Host;
+
+use crate::contracts::start;
+
+const MIB_KIB: u64 = 1024;
+
+/// The output of a script in a container.
+#[track_caller]
+fn inside(host: &Host, name: &str, script: &str) -> String {
+    host.dm(&["exec", name, "sh", "-c", script]).ok()
+}
+
+/// A number of `/proc/meminfo` in a container, in KiB.
+#[track_caller]
+fn meminfo(host: &Host, name: &str, field: &str) -> u64 {
+    let text = inside(host, name, "cat /proc/meminfo");
+    let line = text.lines().find(|line| line.starts_with(&format!("{field}:")));
+    let line = line.unwrap_or_else(|| panic!("no {field}: {text}"));
+    line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// The mounts of views in a container.
+#[track_caller]
+fn mounted(host: &Host, name: &str) -> Vec<String> {
+    let table = inside(host, name, "cat /proc/self/mountinfo");
+    let places = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let is_view = |place: &&str| {
+        ["meminfo", "swaps", "cpuinfo", "stat", "loadavg", "diskstats", "online", "possible"]
+            .contains(&place.rsplit('/').next().unwrap_or_default())
+    };
+    let mut places: Vec<String> = places.filter(is_view).map(str::to_owned).collect();
+    places.sort();
+    places
+}
+
+const OF_MEMORY: [&str; 4] = ["/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/swaps"];
+
+#[test]
+fn vm_views_show_the_limits_of_the_container() {
+    let host = Host::with_busybox();
+    let begin = Instant::now();
+    start(&host, "x", &["--memory", "64m", "--cpus", "1"]);
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+    assert!(meminfo(&host, "x", "MemAvailable") <= 64 * MIB_KIB);
+    assert!(meminfo(&host, "x", "SwapTotal") <= 64 * MIB_KIB);
+    assert_eq!(inside(&host, "x", "grep -c ^processor /proc/cpuinfo").trim(), "1");
+    assert_eq!(inside(&host, "x", "cat /sys/devices/system/cpu/online"), "0");
+    assert_eq!(inside(&host, "x", "grep -c '^cpu[0-9]' /proc/stat").trim(), "1");
+    assert_eq!(inside(&host, "x", "wc -w < /proc/loadavg").trim(), "5");
+    assert!(inside(&host, "x", "cat /proc/swaps").starts_with("Filename"));
+    // The kernel's own file, by the boot clock of the container.
+    let uptime = inside(&host, "x", "cat /proc/uptime");
+    let seconds: f64 = uptime.split(' ').next().and_then(|s| s.parse().ok()).expect("a number");
+    assert!(seconds <= begin.elapsed().as_secs_f64() + 0.1, "{uptime}");
+    // btime of /proc/stat and the start times of processes are of the same clock (ps, top).
+    let btime = inside(&host, "x", "sed -n 's/^btime //p' /proc/stat");
+    let now = inside(&host, "x", "date +%s");
+    let [btime, now] = [&btime, &now].map(|text| text.trim().parse::<f64>().expect("a number"));
+    let uptime = inside(&host, "x", "cat /proc/uptime");
+    let seconds: f64 = uptime.split(' ').next().and_then(|s| s.parse().ok()).expect("a number");
+    assert!(now - btime <= seconds + 2.0 && btime <= now, "{btime} {now} {seconds}");
+    let born = inside(&host, "x", "sed 's/.*) //' /proc/1/stat | cut -d' ' -f20");
+    assert!(
+        born.trim().parse::<u64>().expect("a number") < 1000,
+        "start time of process 1: {born}"
+    );
+    let text = host.dm(&["inspect", "--format", "table", "x"]).ok();
+    assert!(text.contains("nproc"), "{text}");
+    assert_eq!(host.inspect("x")["not_shown_inside"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn vm_container_without_limits_has_the_files_of_the_kernel() {
+    let host = Host::with_busybox();
+    start(&host, "x", &[]);
+    start(&host, "no", &["--memory", "64m", "--views", "no"]);
+    start(&host, "privileged", &["--memory", "64m", "--privileged"]);
+    for name in ["x", "no", "privileged"] {
+        assert_eq!(mounted(&host, name), Vec::<String>::new(), "{name}");
+    }
+    assert!(!host.root().join("run/views").exists(), "nothing is mounted for them");
+    start(&host, "yes", &["--views", "yes"]);
+    assert_eq!(mounted(&host, "yes").len(), 7);
+    let all = host.sh("grep -c ^processor /proc/cpuinfo").ok();
+    assert_eq!(inside(&host, "yes", "grep -c ^processor /proc/cpuinfo"), all);
+}
+
+#[test]
+fn vm_update_changes_views_at_once() {
+    let host = Host::with_busybox();
+    start(&host, "x", &[]);
+    host.dm(&["update", "--memory", "64m", "x"]).ok();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+    assert_eq!(mounted(&host, "x"), OF_MEMORY);
+    host.dm(&["update", "--memory", "96m", "x"]).ok();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 96 * MIB_KIB);
+    host.dm(&["update", "--cpus", "0.5", "x"]).ok();
+    assert_eq!(inside(&host, "x", "cat /sys/devices/system/cpu/online"), "0");
+    assert_eq!(mounted(&host, "x").len(), 7);
+    host.put_to_sleep("x");
+    host.dm(&["update", "--memory", "80m", "x"]).ok();
+    host.dm(&["wake", "x"]).ok();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 80 * MIB_KIB);
+    assert_eq!(mounted(&host, "x").len(), 7);
+}
+
+/// A process inside cannot change a view, whatever it can do to the mount of it.
+#[test]
+fn vm_view_cannot_be_written_from_inside() {
+    let host = Host::with_busybox();
+    let attack = "echo x > /proc/meminfo; rm -f /proc/meminfo; chmod 666 /proc/meminfo
+        mount -o remount,bind,rw /proc/meminfo; mount -o remount,rw /proc/meminfo
+        chmod 666 /proc/meminfo; echo x > /proc/meminfo; truncate -s 0 /proc/meminfo
+        chown 0:0 /proc/meminfo; umount /proc/meminfo; true";
+    start(&host, "x", &["--memory", "64m"]);
+    inside(&host, "x", attack);
+    assert_eq!(mounted(&host, "x"), OF_MEMORY);
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+    // With all capabilities inside, mounts can be removed: the file stays as it is.
+    start(
+        &host,
+        "strong",
+        &["--memory", "64m", "--cap-add", "ALL", "--security-opt", "seccomp=unconfined"],
+    );
+    inside(&host, "strong", attack);
+    let views = host.root().join("run/views");
+    let all = host.sh(&format!("head -qn 1 {}/*/meminfo", views.display())).ok();
+    let all: Vec<&str> = all.lines().collect();
+    assert_eq!(all, ["MemTotal:          65536 kB"; 2]);
+}
+
+/// Programs that have views open are saved and restored with them.
+#[test]
+fn vm_views_survive_sleep_checkpoint_and_clone() {
+    let host = Host::with_busybox();
+    let holder = "exec 3</proc/meminfo 4</sys/devices/system/cpu/online; read -r line <&3
+        while :; do sleep 1000; done";
+    let options = ["run", "-d", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox"];
+    host.dm(&[&options[..], &["busybox", "sh", "-c", holder]].concat()).ok();
+    host.wait_inside("x", "test -e /proc/1/fd/4");
+    let before = inside(&host, "x", "cat /proc/uptime");
+    for _ in 0..2 {
+        host.put_to_sleep("x");
+        host.dm(&["wake", "x"]).ok();
+        assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+        assert_eq!(mounted(&host, "x").len(), 7);
+        assert_eq!(inside(&host, "x", "readlink /proc/1/fd/3"), "/proc/meminfo");
+    }
+    let uptime =
+        |text: &str| text.split(' ').next().and_then(|s| s.parse::<f64>().ok()).expect("a number");
+    let after = inside(&host, "x", "cat /proc/uptime");
+    assert!(uptime(&after) >= uptime(&before), "{before} {after}");
+    let btime = inside(&host, "x", "echo $(( $(date +%s) - $(sed -n 's/^btime //p' /proc/stat) ))");
+    let since: f64 = btime.trim().parse().expect("a number");
+    let now = uptime(&inside(&host, "x", "cat /proc/uptime"));
+    assert!((now - since).abs() <= 2.0, "{now} {since}");
+    assert_eq!(host.inspect("x")["unproven"].as_str().unwrap_or_default(), "");
+    host.dm(&["clone", "--name", "y", "x"]).ok();
+    host.wait_for_state("y", "running");
+    host.dm(&["update", "--memory", "72m", "y"]).ok();
+    assert_eq!(meminfo(&host, "y", "MemTotal"), 72 * MIB_KIB);
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+    host.dm(&["checkpoint", "x"]).ok();
+    host.dm(&["restore", "x"]).ok();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 64 * MIB_KIB);
+}
+
+#[test]
+fn vm_nproc_is_a_set_of_cpus() {
+    let host = Host::with_busybox();
+    start(&host, "x", &["--nproc", "1"]);
+    assert_eq!(inside(&host, "x", "nproc"), "1");
+    let cpu = inside(&host, "x", "cat /sys/devices/system/cpu/online");
+    assert_eq!(inside(&host, "x", "cat /sys/devices/system/cpu/possible"), cpu);
+    assert_eq!(inside(&host, "x", "sed -n 's/^Cpus_allowed_list:\\t//p' /proc/self/status"), cpu);
+    let processor = inside(&host, "x", "sed -n 's/^processor[^0-9]*//p' /proc/cpuinfo");
+    assert_eq!(processor, cpu);
+    let refused = host.dm(&["run", "--nproc", "100000", "busybox", "true"]).fails();
+    assert!(refused.contains("the host has"), "{refused}");
+}
