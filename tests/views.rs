@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use dormouse_testkit::Host;
+use dormouse_testkit::{Host, soon, wait_until};
 
-use crate::contracts::start;
+use crate::contracts::{Daemon, start};
 
 const MIB_KIB: u64 = 1024;
 
@@ -181,4 +181,66 @@ fn vm_nproc_is_a_set_of_cpus() {
     assert_eq!(processor, cpu);
     let refused = host.dm(&["run", "--nproc", "100000", "busybox", "true"]).fails();
     assert!(refused.contains("the host has"), "{refused}");
+}
+
+/// Fills memory in a container, and returns when its view shows that.
+#[track_caller]
+fn shows_use(host: &Host, name: &str, mib: u64) {
+    let file = format!("/dev/shm/{mib}");
+    inside(host, name, &format!("dd if=/dev/zero of={file} bs=1M count={mib} 2>/dev/null"));
+    let shown = || meminfo(host, name, "Shmem") >= mib * MIB_KIB;
+    assert!(wait_until(soon(), shown), "{}", meminfo(host, name, "Shmem"));
+    inside(host, name, &format!("rm {file}"));
+    let is_gone = || meminfo(host, name, "Shmem") < mib * MIB_KIB;
+    assert!(wait_until(soon(), is_gone), "{}", meminfo(host, name, "Shmem"));
+}
+
+#[test]
+fn vm_daemon_writes_views_when_they_are_opened() {
+    let host = Host::with_busybox();
+    start(&host, "x", &["--memory", "64m", "--cpus", "1"]);
+    let mut daemon = Daemon::start(&host);
+    shows_use(&host, "x", 8);
+    // A container that starts later, and one that wakes.
+    start(&host, "y", &["--memory", "64m"]);
+    shows_use(&host, "y", 9);
+    host.put_to_sleep("y");
+    host.dm(&["wake", "y"]).ok();
+    shows_use(&host, "y", 10);
+    inside(&host, "x", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done");
+    let used = || {
+        let text = inside(&host, "x", "grep '^cpu ' /proc/stat");
+        let words: Vec<u64> =
+            text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        words[0] + words[2] > 0 && inside(&host, "x", "cat /proc/loadavg") != "0.00 0.00 0.00 1/1 1"
+    };
+    assert!(wait_until(soon(), used));
+    host.dm(&["update", "--memory", "48m", "x"]).ok();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 48 * MIB_KIB);
+    // Killed: the last contents stay, and no open waits.
+    daemon.kill();
+    assert_eq!(meminfo(&host, "x", "MemTotal"), 48 * MIB_KIB);
+    host.dm(&["rm", "-f", "y"]).ok();
+    start(&host, "y", &["--memory", "40m"]);
+    assert_eq!(meminfo(&host, "y", "MemTotal"), 40 * MIB_KIB);
+    let _daemon = Daemon::start(&host);
+    shows_use(&host, "y", 11);
+    shows_use(&host, "x", 12);
+}
+
+/// Opens in a loop keep no other container waiting.
+#[test]
+fn vm_container_that_opens_views_in_a_loop_stalls_no_other() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    start(&host, "x", &["--memory", "64m"]);
+    start(&host, "loop", &["--memory", "64m"]);
+    let hog = "for i in 1 2 3 4 5 6 7 8; do
+        (while :; do read -r a </proc/meminfo; read -r a </proc/loadavg; done) & done; sleep 1000";
+    host.dm(&["exec", "-d", "loop", "sh", "-c", hog]).ok();
+    for round in 0..3 {
+        shows_use(&host, "x", 4 + round);
+    }
+    host.dm(&["rm", "-f", "loop"]).ok();
+    shows_use(&host, "x", 9);
 }

@@ -13,6 +13,7 @@
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
 //! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
+//! the open of a view inside a container ----> its contents ([`view`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
 //!
@@ -46,6 +47,7 @@ mod room;
 mod settings;
 mod shrink;
 mod swap;
+mod view;
 mod watch;
 mod work;
 
@@ -72,6 +74,7 @@ use recovery::Recovery;
 use room::Room;
 pub use settings::{Batch, Memory, Reclaim, Settings};
 pub use swap::SwapFile;
+use view::Views;
 use work::Work;
 
 /// Time for which another process may keep the lock of a daemon that was killed.
@@ -111,6 +114,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
     }
     rooms.push(Box::new(Governor::begin(Rc::clone(&engine), Rc::clone(&cpu))));
     rooms.push(Box::new(Accounts::begin(&engine)?));
+    rooms.push(Box::new(Views::begin(&engine)));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)
 }
