@@ -312,6 +312,8 @@ impl CreateArgs {
             help: None,
             words: Vec::new(),
             limits: LimitArgs::default(),
+            views: Views::default(),
+            nproc: None,
             ulimit: Vec::new(),
             oom_score_adj: None,
             cap_add: Vec::new(),
