@@ -6,6 +6,7 @@ use std::fs;
 use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use dormouse_bpf::call::Program;
 use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
@@ -631,6 +632,101 @@ fn top_shows_work_at_the_client() {
         row.and_then(|row| row["CpuPercent"].as_f64()).unwrap_or(0.0)
     };
     assert!(percent("@a") > 5.0 * percent("@db") && percent("@a") > 1.0, "{line}");
+}
+
+/// Pseudo-random numbers (xorshift64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// One of the threads of the churn, with clients of its own. Commands may fail: containers are killed meanwhile.
+fn churn(host: &Host, thread: u64, seed: u64, end: Instant) {
+    const FORKS: &str = "i=0; while [ $i -lt 30 ]; do /bin/busybox true & i=$((i+1)); done; wait";
+    let mut chance = Chance(seed * 1000 + thread + 1);
+    let name = |n: u64| format!("c{thread}{n}");
+    let run = |n: u64, address: &str| {
+        let name = name(n);
+        let run = ["run", "-d", "--name", &name, "--ip", address, "busybox", "sleep", "100000"];
+        host.dm(&run)
+    };
+    for n in 0..2 {
+        host.dm(&["run", "-d", "--name", &name(n), "busybox", "sleep", "100000"]).ok();
+    }
+    let addresses = [0, 1].map(|n| host.address_of(&name(n)));
+    while Instant::now() < end {
+        let n = chance.below(2);
+        let (client, service) = (name(n), ["db", "each", "forks"][chance.below(3) as usize]);
+        let (times, us) = (1 + chance.below(20), 1 + chance.below(4000));
+        // That service makes so many processes for each request.
+        let us = (if service == "forks" { us / 400 } else { us }).to_string();
+        let times = times.to_string();
+        let ask = ["exec", &client, "probe", "work", service, "80", &times, &us];
+        match chance.below(12) {
+            0 => {
+                let mut command = host.dormouse(&ask);
+                let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+                let mut asking = command.spawn().expect("started");
+                thread::sleep(Duration::from_millis(chance.below(20)));
+                host.dm(&["kill", &client]);
+                asking.wait().expect("a child");
+                host.dm(&["start", &client]);
+            }
+            1 => {
+                // The next container has its address and, as a rule, its number; its ports come again.
+                host.dm(&["rm", "--force", &client]);
+                run(n, &addresses[n as usize]);
+            }
+            2 => drop(host.dm(&["exec", service, "sh", "-c", FORKS])),
+            3 => drop(host.dm(&["account", "ls"])),
+            4 if thread == 0 => drop(host.dm(&["restart", "--time", "0", "db"])),
+            5 if thread == 0 => drop(host.dm(&["sleep", "each"])),
+            6 => drop(
+                host.dm(&["exec", &client, "probe", "work-udp", "udp", "80", &times, &us, "-"]),
+            ),
+            _ => drop(host.dm(&ask)),
+        }
+    }
+}
+
+/// Clients that die in the middle and are made again at their addresses, ports that are used again, forks and execs in
+/// services, and services that restart and sleep: what accounts have together is what the kernel has counted. The test
+/// runs fifteen seconds, or DORMOUSE_CHURN_S.
+#[test]
+fn big_charges_are_conserved_over_churn() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let end = Duration::from_secs(number("DORMOUSE_CHURN_S").unwrap_or(15));
+    let seed = number("DORMOUSE_CHURN_SEED").unwrap_or(7);
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    serve(&host, "each", &["burn-each", "0.0.0.0", "80"]);
+    serve(&host, "forks", &["burn-forks", "0.0.0.0", "80"]);
+    serve(&host, "udp", &["burn-udp", "0.0.0.0", "80"]);
+    let end = Instant::now() + end;
+    thread::scope(|scope| {
+        for thread in 0..3 {
+            let host = &host;
+            scope.spawn(move || churn(host, thread, seed, end));
+        }
+    });
+    for name in ["db", "each", "forks", "udp", "c00", "c01", "c10", "c11", "c20", "c21"] {
+        host.dm(&["rm", "--force", name]);
+    }
+    host.await_removals();
+    // The balances of all have moved to root.
+    let all = accounts(&host);
+    let (charged, counted) = (sum(&all, "CpuNs"), kernel_ns(&host));
+    assert!(charged.abs_diff(counted) * 100 <= counted, "seed {seed}: {charged} and {counted} ns");
+    let (taken, given) = (sum(&all, "CpuTakenNs"), sum(&all, "CpuGivenNs"));
+    assert_eq!(taken, given, "{all:?}");
+    assert!(taken * 10 > charged, "seed {seed}: {taken} ns of {charged} were work for others");
 }
 
 #[test]

@@ -34,10 +34,15 @@
  * burn-forks ADDRESS PORT   the same, each request by as many processes as it has microseconds, which are
  *                           made one by the other
  * work NAME PORT TIMES US   has so many requests of so many microseconds served on one connection
+ * burn-udp ADDRESS PORT     the same as burn, for datagrams
+ * work-udp NAME PORT TIMES US SOURCE
+ *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
+ *                           the usual one
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * except those of the servers and of waits. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -794,6 +799,55 @@ static int work(char **args)
 	return 0;
 }
 
+static int burn_udp(char **args)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_DGRAM, &own);
+
+	if (bind(fd, own->ai_addr, own->ai_addrlen))
+		return fail("bind");
+	for (;;) {
+		struct sockaddr_storage peer;
+		socklen_t length = sizeof(peer);
+		char text[64];
+		ssize_t got = recvfrom(fd, text, sizeof(text) - 1, 0, (void *)&peer, &length);
+
+		if (got < 0)
+			return fail("recvfrom");
+		text[got] = 0;
+		burn_for(atol(text));
+		sendto(fd, "done\n", 5, 0, (void *)&peer, length);
+	}
+}
+
+static int work_udp(char **args)
+{
+	struct addrinfo *other;
+	int fd = open_socket(args[0], args[1], SOCK_DGRAM, &other);
+	char control[CMSG_SPACE(sizeof(struct in_pktinfo))] = { 0 }, text[64];
+	struct iovec data = { .iov_base = args[3], .iov_len = strlen(args[3]) };
+	struct msghdr message = { .msg_name = other->ai_addr, .msg_namelen = other->ai_addrlen,
+				  .msg_iov = &data, .msg_iovlen = 1 };
+	struct in_pktinfo *info = (void *)CMSG_DATA((struct cmsghdr *)control);
+
+	limit(fd);
+	if (strcmp(args[4], "-")) {
+		message.msg_control = control;
+		message.msg_controllen = sizeof(control);
+		CMSG_FIRSTHDR(&message)->cmsg_level = IPPROTO_IP;
+		CMSG_FIRSTHDR(&message)->cmsg_type = IP_PKTINFO;
+		CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(*info));
+		inet_pton(AF_INET, args[4], &info->ipi_spec_dst);
+	}
+	for (int i = 0; i < atoi(args[2]); i++) {
+		if (sendmsg(fd, &message, 0) < 0)
+			return fail("sendmsg");
+		if (recv(fd, text, sizeof(text), 0) != 5)
+			return fail("recv");
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -809,7 +863,8 @@ int main(int argc, char **argv)
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
 		      { "crowd", 2, crowd }, { "lines", 2, lines },
 		      { "burn", 2, burn }, { "burn-each", 2, burn_each },
-		      { "burn-forks", 2, burn_forks }, { "work", 4, work } };
+		      { "burn-forks", 2, burn_forks }, { "work", 4, work },
+		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);
