@@ -27,7 +27,7 @@ fn busy(host: &Host, name: &str, options: &[&str]) {
     host.dm(&[&run[..], &["busybox", "sh", "-c", "while :; do :; done"]].concat()).ok();
 }
 
-/// Requests without end, one after the other.
+/// Requests without end, one after the other. On a busy host one may take longer than its client waits.
 struct Asking<'a> {
     host: &'a Host,
     client: &'a str,
@@ -37,17 +37,19 @@ struct Asking<'a> {
 impl<'a> Asking<'a> {
     #[track_caller]
     fn begin(host: &'a Host, client: &'a str) -> Self {
-        let ask = ["exec", client, "probe", "work", "db", "80"];
-        let is_there = || host.dm(&[&ask[..], &["0", "1"]].concat()).status == 0;
-        assert!(wait_until(soon(), is_there), "the service does not listen");
-        let mut command = host.dormouse(&[&ask[..], &["1000000", "3000"]].concat());
+        let is_there = || host.dm(&["exec", client, "probe", "work", "db", "80", "0", "1"]).status;
+        assert!(wait_until(soon(), || is_there() == 0), "the service does not listen");
+        let ask = "touch /asks; while [ -e /asks ]; do probe work db 80 1000000 20000; done";
+        let mut command = host.dormouse(&["exec", client, "sh", "-c", ask]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("started");
         Self { host, client, child }
     }
 
     #[track_caller]
     fn end(mut self) {
-        self.host.dm(&["exec", self.client, "sh", "-c", "kill $(pidof probe)"]).ok();
+        self.host
+            .dm(&["exec", self.client, "sh", "-c", "rm /asks; kill $(pidof probe); true"])
+            .ok();
         self.child.wait().expect("a child");
     }
 }
