@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `contract`, `view`, `net`, `pending` and `layer`.
+//! Uses `ground`, `account`, `contract`, `gating`, `view`, `net`, `pending` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
-use crate::{account, contract, event, layer, net, view};
+use crate::{account, contract, event, gating, layer, net, view};
 
 /// A container that was just created and is still locked: no other command starts, changes or
 /// removes it while this exists.
@@ -110,9 +110,12 @@ fn create_in(
             let allocate =
                 || -> Result<_> { Ok(ground.network()?.allocate(domain, id, &create.addresses)?) };
             match allocate() {
-                // The rest of a removal may have them for a moment.
-                Err(_) if end_withdrawn(ground, |_| true)? > 0 => allocate()?,
-                addresses => addresses?,
+                // The rest of a removal may have them for a moment, or have had them.
+                Err(_) => {
+                    end_withdrawn(ground, |_| true)?;
+                    allocate()?
+                }
+                Ok(addresses) => addresses,
             }
         }
         NetMode::Host | NetMode::None => Vec::new(),
@@ -152,27 +155,26 @@ fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
 }
 
 /// Ends the registrations of withdrawn containers in their domains, and releases their addresses, where the rest of
-/// their removal has not come to that. Returns their number.
-fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<usize> {
-    let mut ended = 0;
+/// their removal has not come to that.
+fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<()> {
     for (id, dir) in pending::withdrawn(ground)? {
         let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
         let Some(config) = config.filter(&which) else { continue };
         // Its removal goes on in another process, or the lock shows that it was interrupted.
         let _lock = match Lock::take(&dir) {
             Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                ended += 1;
                 continue;
             }
             other => other?,
         };
-        ended += 1;
         if matches!(config.spec.net, NetMode::Address { .. }) && dir.exists() {
             net::leave(ground, &id, Some(&config))?;
+            // ORDER: its rules end before another container has its addresses.
+            gating::withdraw(ground, &config)?;
             ground.network()?.release(&id)?;
         }
     }
-    Ok(ended)
+    Ok(())
 }
 
 /// Renames a container.

@@ -158,8 +158,8 @@ fn record_death(ground: &Ground, config: &Config, code: Option<i32>, reason: Opt
 
 /// Returns whether a container that removes itself, and whose first process has exited, may be withdrawn before it
 /// is settled. Until then no start of another container may depend on what it has: host ports, reservations, charges
-/// to an account or by gates, sockets in custody. Its slot and its addresses are waited for where they are short
-/// ([`crate::create`]).
+/// to an account or by gates, sockets in custody. Its addresses are waited for where they are short
+/// ([`crate::create`]). LIMIT: files in its tmpfs and /dev/shm hold memory until then.
 pub(crate) fn may_settle_later(ground: &Ground, config: &Config, pid: u32) -> Result<bool> {
     let (id, spec) = (&config.id, &config.spec);
     if !spec.auto_remove || !spec.publish.is_empty() || spec.account.is_some() {

@@ -659,6 +659,9 @@ impl Engine {
 
     /// Charges what running containers have used up to now.
     pub fn charge_running(&self) -> Result<()> {
+        // An ended container is charged before its removal is complete. One that cannot be removed has its own error
+        // in the next command.
+        let _ = recover::settle_withdrawn(&self.ground);
         account::update(&self.ground)
     }
 
@@ -671,8 +674,6 @@ impl Engine {
     /// Returns all accounts with their balances: root, then those that operators have made, then those of
     /// containers.
     pub fn accounts(&self) -> Result<Vec<AccountDetails>> {
-        // An ended container is charged before its removal is complete.
-        recover::settle_withdrawn(&self.ground)?;
         account::all(&self.ground)
     }
 

@@ -31,7 +31,8 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
     }
     // Another process is making an entry or recovering already: leave the entries to the next
     // command.
-    let Some(_alone) = Lock::try_take(&pending)? else { return Ok(0) };
+    let Some(alone) = Lock::try_take(&pending)? else { return Ok(0) };
+    let mut dead = Vec::new();
     let mut finished = 0;
     // An entry that cannot be finished keeps no other from it.
     let mut failed = None;
@@ -42,7 +43,7 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         };
         let id = id.split_once('.').map_or(id, |(id, _)| id);
         let Ok(id) = id.parse::<ContainerId>() else { continue };
-        let Some(_lock) = Lock::try_take(&entry.path())? else { continue };
+        let Some(lock) = Lock::try_take(&entry.path())? else { continue };
         // ORDER: its last holder may have published it after it was opened here: then it is no
         // orphan.
         if !entry.path().exists() {
@@ -63,17 +64,19 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             continue;
         }
         finished += 1;
-        let released = match kind {
-            // An interrupted removal still has its record. Volumes are kept, even if the removal
-            // was to remove them.
-            "dead" => {
-                let config = disk::read_json(&entry.path().join(CONFIG));
-                let config: Option<Config> = config.unwrap_or(None);
-                end::complete(ground, &id, &entry.path(), config.as_ref())
-            }
-            _ => pending::release(ground, &id, &entry.path(), None, false),
-        };
+        if kind == "dead" {
+            dead.push((id, entry.path(), lock));
+            continue;
+        }
+        let released = pending::release(ground, &id, &entry.path(), None, false);
         failed = failed.or(released.err());
+    }
+    // A removal may take long, and no create, sleep or wake waits for it: its own lock suffices.
+    drop(alone);
+    for (id, dir, _lock) in dead {
+        // An interrupted removal still has its record. Volumes are kept, even if the removal was to remove them.
+        let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
+        failed = failed.or(end::complete(ground, &id, &dir, config.as_ref()).err());
     }
     failed.map_or(Ok(finished), Err)
 }

@@ -22,7 +22,14 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
         Err(Error::NoContainer(_)) => return end::complete_withdrawn(ground, id).map(|()| None),
         other => other?,
     };
-    let config = ground.config(id)?;
+    let config = match ground.config(id) {
+        // It was withdrawn while this process waited for the lock.
+        Err(Error::NoContainer(_)) => {
+            drop(lock);
+            return end::complete_withdrawn(ground, id).map(|()| None);
+        }
+        other => other?,
+    };
     let exit = end::settle_locked(ground, &config, true)?;
     let Some(exit) = exit.filter(|e| wants_restart(config.spec.restart, e)) else {
         return Ok(None);
