@@ -100,10 +100,12 @@ fn create_in(
     {
         ground.images()?.find(image)?;
     }
-    if let Some(count) = spec.nproc {
+    // A clone keeps the set of its original, to which its threads may be bound.
+    if let Some(count) = spec.nproc.filter(|_| spec.limits.cpuset_cpus.is_none()) {
         let online = proc::online_cpus().map_err(Error::call("cannot read"))?;
         let set = view::choose_cpus(count, ids.base / IdSlot::IDS, &online)?;
         spec.limits.cpuset_cpus = Some(set);
+        contract::check(ground, &spec.limits)?;
     }
     let addresses = match &spec.net {
         NetMode::Address { domain } => {

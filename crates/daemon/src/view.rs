@@ -18,7 +18,7 @@
 //! **Killed at any time.** The kernel closes the group with the process and lets all waiting opens go on. Views keep
 //! their last contents. LIMIT: while the whole process is stopped (SIGSTOP, a debugger), opens of views wait.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -91,7 +91,8 @@ impl Room for Views {
     fn turn(&mut self, _now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
         self.due = None;
         let device = device(&self.all);
-        if self.server.as_ref().map(|server| server.device) != device {
+        let serves = self.server.as_ref().filter(|server| server.is_alive());
+        if serves.map(|server| server.device) != device {
             self.server = None; // its file system is gone
             self.server =
                 device.map(|device| Server::start(&self.all, &self.parent, device)).transpose()?;
@@ -129,6 +130,8 @@ struct Job {
 #[derive(Debug)]
 struct Server {
     device: u64,
+    /// The root of the file system. While it is open, no other one has the number.
+    root: OwnedFd,
     /// Closed at the end.
     over: Option<OwnedFd>,
     responder: Option<JoinHandle<()>>,
@@ -138,11 +141,10 @@ impl Server {
     fn start(all: &Path, parent: &str, device: u64) -> Result<Self> {
         let group = Arc::new(fanotify_init().map_err(step("watch views"))?);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(all, flags, Mode::empty()).map_err(step("open the views"))?;
+        let root = rustix::fs::open(all, flags, Mode::empty()).map_err(step("open the views"))?;
         let (is_over, over) = pipe_with(PipeFlags::CLOEXEC).map_err(step("make a pipe"))?;
         let waiting = Waiting::default();
         let (jobs, to_do) = mpsc::channel();
-        let mut server = Self { device, over: Some(over), responder: None };
         let (all, parent) = (all.to_owned(), parent.to_owned());
         let writer = {
             let (group, waiting) = (Arc::clone(&group), Arc::clone(&waiting));
@@ -158,10 +160,15 @@ impl Server {
             move || respond(Responder::new(group, waiting, jobs), is_over.as_fd(), &writer)
         };
         let responder = named("views").spawn(responder).map_err(step("make a thread"))?;
-        server.responder = Some(responder);
+        let server = Self { device, root, over: Some(over), responder: Some(responder) };
         // ORDER: the threads first: from now on opens wait for them.
-        fanotify_open_perm(group.as_fd(), dir.as_fd()).map_err(step("watch views"))?;
+        fanotify_open_perm(group.as_fd(), server.root.as_fd()).map_err(step("watch views"))?;
         Ok(server)
+    }
+
+    /// Whether its threads have not failed.
+    fn is_alive(&self) -> bool {
+        self.responder.as_ref().is_some_and(|responder| !responder.is_finished())
     }
 }
 
@@ -197,12 +204,12 @@ struct Responder {
     /// When each view was last given to the writer, by the number of its inode.
     served: HashMap<u64, Instant>,
     /// Files whose opens are not reported, and until when.
-    ignored: VecDeque<(OwnedFd, Instant)>,
+    ignored: Vec<(OwnedFd, Instant)>,
 }
 
 impl Responder {
     fn new(group: Arc<OwnedFd>, waiting: Waiting, jobs: Sender<Job>) -> Self {
-        Self { group, waiting, jobs, served: HashMap::new(), ignored: VecDeque::new() }
+        Self { group, waiting, jobs, served: HashMap::new(), ignored: Vec::new() }
     }
 
     /// Serves until `over` is closed.
@@ -227,11 +234,13 @@ impl Responder {
             }
             let now = Instant::now();
             self.end_waits(now);
-            while self.ignored.front().is_some_and(|(_, until)| *until <= now) {
-                if let Some((file, _)) = self.ignored.pop_front() {
+            self.ignored.retain(|(file, until)| {
+                let is_left = *until > now;
+                if !is_left {
                     let _ = fanotify_ignore(group.as_fd(), file.as_fd(), false); // removed meanwhile
                 }
-            }
+                is_left
+            });
             match fanotify_read(group.as_fd()) {
                 Ok(openings) => openings.into_iter().for_each(|one| self.open(one, now)),
                 // The kernel has refused the open of an event for which there was no descriptor.
@@ -248,8 +257,8 @@ impl Responder {
         const AGAIN: Duration = Duration::from_millis(1);
         self.jobs = mpsc::channel().0;
         while !writer.is_finished() {
-            let Ok(openings) = fanotify_read(self.group.as_fd()) else { return };
-            for opening in openings {
+            // An event that cannot be read is refused by the kernel.
+            for opening in fanotify_read(self.group.as_fd()).unwrap_or_default() {
                 let _ = fanotify_allow(self.group.as_fd(), opening.file.as_fd()); // its opener was killed
             }
             std::thread::sleep(AGAIN);
@@ -260,7 +269,7 @@ impl Responder {
     fn next(&self) -> Option<Instant> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = waiting.values().flatten().map(|(_, until)| *until).min();
-        let ignored = self.ignored.front().map(|(_, until)| *until);
+        let ignored = self.ignored.iter().map(|(_, until)| *until);
         waits.into_iter().chain(ignored).min()
     }
 
@@ -307,7 +316,7 @@ impl Responder {
         if let Some(at) = self.served.get(&inode).filter(|at| is_fresh(at)).copied() {
             if fanotify_ignore(group.as_fd(), file.as_fd(), true).is_ok() {
                 allow(&file);
-                self.ignored.push_back((file, at + FRESH));
+                self.ignored.push((file, at + FRESH));
                 return;
             }
             return allow(&file);
