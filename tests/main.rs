@@ -16,6 +16,7 @@ mod containerd;
 mod contracts;
 mod daemon;
 mod debts;
+mod disk_rates;
 mod drowsy;
 mod errors;
 mod fault;

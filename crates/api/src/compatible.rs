@@ -294,8 +294,26 @@ pub struct HostConfig {
     pub pids_limit: u32,
     /// Share of contended disk time; 0 is the default.
     pub blkio_weight: u32,
+    /// The most bytes read per second.
+    pub blkio_device_read_bps: Vec<DeviceRate>,
+    /// The most bytes written per second.
+    pub blkio_device_write_bps: Vec<DeviceRate>,
+    /// The most requests per second that read.
+    pub blkio_device_read_i_ops: Vec<DeviceRate>,
+    /// The most requests per second that write.
+    pub blkio_device_write_i_ops: Vec<DeviceRate>,
     /// Resource limits of its processes.
     pub ulimits: Vec<Ulimit>,
+}
+
+/// The most on one disk.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DeviceRate {
+    /// The device; empty for the disk with the container's storage.
+    pub path: String,
+    /// Bytes or requests per second.
+    pub rate: u64,
 }
 
 /// Where the output of a container goes.

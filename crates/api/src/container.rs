@@ -121,6 +121,9 @@ pub struct Inspect<'a> {
     /// Resources that programs inside do not see as its limits are.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_shown_inside: Vec<&'a str>,
+    /// Limits that this host takes and does not enforce, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_enforced: Vec<String>,
     /// Files of its output.
     pub logs: Vec<String>,
     /// The whole configuration from its creation, as it is stored.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dormouse_kernel::cgroup;
-use dormouse_model::Cpu;
+use dormouse_model::{Cpu, DiskRate};
 use serde::Serialize;
 
 /// One container in `stats --json`.
@@ -49,6 +49,13 @@ pub struct Stats {
     pub cpu_weight: u32,
     /// The most CPU time, in thousandths of one CPU; null if there is no limit.
     pub cpu_max_milli: Option<u32>,
+    /// Bytes read from block devices per second, since the reading before.
+    pub io_read_bps: u64,
+    /// Bytes written to block devices per second, since the reading before.
+    pub io_write_bps: u64,
+    /// The most that is read and written per second.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disk_rates: Vec<DiskRate>,
 }
 
 impl Stats {
@@ -57,7 +64,7 @@ impl Stats {
     pub fn of(
         id: String,
         name: String,
-        cpu: &Cpu,
+        (cpu, disk_rates): (&Cpu, Vec<DiskRate>),
         now: &cgroup::Stats,
         before: Option<(&cgroup::Stats, Duration)>,
     ) -> Self {
@@ -65,6 +72,12 @@ impl Stats {
             let passed = passed.as_nanos().max(1) as f64;
             now.cpu_usage_ns.saturating_sub(before.cpu_usage_ns) as f64 / passed * 100.0
         });
+        let per_second = |now: u64, of: fn(&cgroup::Stats) -> u64| {
+            before.map_or(0, |(before, passed)| {
+                let bytes = now.saturating_sub(of(before)) as f64;
+                (bytes / passed.as_secs_f64().max(1e-9)).round() as u64
+            })
+        };
         Self {
             id,
             name,
@@ -86,6 +99,9 @@ impl Stats {
             cpu_reserve_milli: cpu.reserve_milli,
             cpu_weight: cpu.weight,
             cpu_max_milli: cpu.max_milli,
+            io_read_bps: per_second(now.io_read_bytes, |it| it.io_read_bytes),
+            io_write_bps: per_second(now.io_write_bytes, |it| it.io_write_bytes),
+            disk_rates,
         }
     }
 }
@@ -117,17 +133,21 @@ mod tests {
         let passed = Duration::from_millis(1);
         let cpu =
             Cpu::of(&dormouse_model::Limits { cpu_reserve_milli: Some(500), ..Default::default() });
-        let stats = Stats::of("ab".into(), "web".into(), &cpu, &now, Some((&before, passed)));
+        let rate = DiskRate::parse(dormouse_model::DiskRateKind::ReadIops, "7").unwrap();
+        let contract = (&cpu, vec![rate]);
+        let stats = Stats::of("ab".into(), "web".into(), contract, &now, Some((&before, passed)));
         let json = concat!(
             r#"{"id":"ab","name":"web","cpu_percent":12.35,"cpu_usage_ns":124456,"#,
             r#""cpu_user_ns":2,"cpu_system_ns":3,"cpu_throttled_ns":5,"memory_bytes":6,"#,
             r#""memory_inactive_file_bytes":7,"memory_peak_bytes":8,"#,
             r#""memory_max_bytes":9,"swap_bytes":10,"pids":11,"pids_max":null,"#,
             r#""io_read_bytes":12,"io_write_bytes":13,"oom_kills":14,"#,
-            r#""cpu_reserve_milli":500,"cpu_weight":100,"cpu_max_milli":null}"#,
+            r#""cpu_reserve_milli":500,"cpu_weight":100,"cpu_max_milli":null,"#,
+            r#""io_read_bps":12000,"io_write_bps":13000,"#,
+            r#""disk_rates":[{"kind":"read-iops","device":null,"most":7}]}"#,
         );
         assert_eq!(serde_json::to_string(&stats).unwrap(), json);
-        let first = Stats::of("ab".into(), "web".into(), &cpu, &now, None);
+        let first = Stats::of("ab".into(), "web".into(), (&cpu, Vec::new()), &now, None);
         assert_eq!(first.cpu_percent, 0.0);
     }
 }

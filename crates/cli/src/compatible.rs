@@ -4,18 +4,19 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use dormouse_api::compatible::{
-    Checkpoint, Container, ContainerConfig, Dormouse, GraphDriver, Health, HostConfig, Image,
-    ImageConfig, ListedContainer, ListedImage, ListedPort, LogConfig, Mount, NEVER, Network,
+    Checkpoint, Container, ContainerConfig, DeviceRate, Dormouse, GraphDriver, Health, HostConfig,
+    Image, ImageConfig, ListedContainer, ListedImage, ListedPort, LogConfig, Mount, NEVER, Network,
     NetworkSettings, PortBinding, RestartPolicy, RootFs, State, Ulimit, Volume,
 };
 use dormouse_api::rfc3339;
 use dormouse_container::{Details, Engine, Listed, Result};
 use dormouse_kernel::capability;
 use dormouse_model::{
-    Config, Cpu, Limits, MountKind, NetMode, Propagation, Publish, Restart, RootSource,
-    SeccompChoice, State as Phase,
+    Config, Cpu, DiskRateKind, Limits, MountKind, NetMode, Propagation, Publish, Restart,
+    RootSource, SeccompChoice, State as Phase,
 };
 
 use crate::create::Defaults;
@@ -217,6 +218,12 @@ fn host(config: &Config, log_path: String) -> HostConfig {
         (spec.security.seccomp == SeccompChoice::Unconfined, "seccomp=unconfined"),
         (spec.security.no_new_privileges, "no-new-privileges"),
     ];
+    let rates = |kind: DiskRateKind| -> Vec<DeviceRate> {
+        let of = spec.limits.disk_rates.iter().filter(|rate| rate.kind == kind);
+        let path = |device: &Option<PathBuf>| device.as_ref().map(|it| it.display().to_string());
+        of.map(|it| DeviceRate { path: path(&it.device).unwrap_or_default(), rate: it.most })
+            .collect()
+    };
     HostConfig {
         binds: spec.mounts.iter().filter_map(bind).collect(),
         log_config: LogConfig {
@@ -258,6 +265,10 @@ fn host(config: &Config, log_path: String) -> HostConfig {
         memory_swap: swap_max_bytes.map_or(0, |swap| memory.saturating_add(swap)),
         pids_limit: spec.limits.pids_max.unwrap_or(0),
         blkio_weight: spec.limits.io_weight.unwrap_or(0),
+        blkio_device_read_bps: rates(DiskRateKind::ReadBps),
+        blkio_device_write_bps: rates(DiskRateKind::WriteBps),
+        blkio_device_read_i_ops: rates(DiskRateKind::ReadIops),
+        blkio_device_write_i_ops: rates(DiskRateKind::WriteIops),
         ulimits: spec.security.rlimits.iter().map(ulimit).collect(),
     }
 }

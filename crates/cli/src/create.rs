@@ -416,7 +416,7 @@ impl CreateArgs {
             publish: self.publish.iter().map(|p| p.parse::<Publish>()).collect::<Result<_, _>>()?,
             extra_hosts: self.add_host.iter().map(|h| extra_host(h)).collect::<Result<_, _>>()?,
             dns: self.dns.clone(),
-            limits: self.limits.read()?,
+            limits: self.limits.read_new()?,
             restart,
             sleep: self.sleep.read()?.unwrap_or_default(),
             drowsy: self.sleep.read_drowsy()?.unwrap_or_default(),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 pub(crate) use dormouse_api::Port;
 use dormouse_container::{Engine, Listed};
-use dormouse_model::{Config, Publish, RootSource, Sleep, State};
+use dormouse_model::{Config, DiskRate, Publish, RootSource, Sleep, State};
 
 use crate::option::time::{now_ms, span};
 
@@ -22,6 +22,11 @@ pub(crate) fn sleep(config: &Config) -> String {
         (None, Some(d)) => format!("drowsy after {d} s without work"),
         (None, None) => String::new(),
     }
+}
+
+/// `read 10m/s, write 100 requests/s on /dev/sda`
+pub(crate) fn disk_rates(rates: &[DiskRate]) -> String {
+    rates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The image's name, or the directory of `--rootfs`.

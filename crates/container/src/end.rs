@@ -2,8 +2,8 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `shared`,
-//! `view`, `later` and `unwoken`.
+//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `rate`,
+//! `shared`, `view`, `later` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -25,7 +25,7 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, contract, disk, event, gates, gating, hold, later, net, pending, shared, unwoken, view,
+    account, contract, disk, event, gates, gating, hold, later, net, pending, rate, shared, unwoken, view,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -213,6 +213,7 @@ fn kill_with(
     let fd = state::handle(&init);
     if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         cgroup.kill()?;
+        rate::lift(config, &cgroup);
     }
     if let Some(fd) = fd {
         let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already

@@ -50,9 +50,7 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later,
-    layer, list, listen, log, policy, proof, recover, remove, save, saved, settings, sleep, start,
-    state, template, tidy, unborn, usage, verb, volume, wake,
+    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later, layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -379,6 +377,11 @@ impl Engine {
     /// Returns the object because of which the last checkpoint of a container was not proven by a trial restore.
     pub fn unproven(&self, id: &ContainerId) -> Option<String> {
         proof::unproven(&self.ground, id)
+    }
+
+    /// Says which limits of a container this host takes and does not enforce.
+    pub fn not_enforced(&self, config: &Config) -> Result<Vec<String>> {
+        rate::not_enforced(&self.ground, config)
     }
 
     /// Restores the processes of a stopped container.

@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt contract view       the same
+//! silence shared volume usage debt rate contract view  the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -164,6 +164,7 @@ mod place;
 mod policy;
 mod process;
 mod proof;
+mod rate;
 mod recover;
 mod remove;
 mod restore;

@@ -17,7 +17,7 @@
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
-//! `root`, `create`, `end`, `restore` and `remove`.
+//! `root`, `create`, `rate`, `end`, `restore` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,9 +40,7 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
-use crate::{
-    contract, end, event, exit, gating, hold, io, later, layer, process, remove, usage, view,
-};
+use crate::{contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, usage, view};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]
@@ -217,6 +215,7 @@ fn start_clean(
             })?;
             Ok::<_, Error>((keeper, expected))
         })?;
+    rate::set_new(ground, config, &cgroup)?;
     contract::balance(ground, config)?;
     if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;

@@ -16,7 +16,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::size::span_us;
+use crate::size::{Size, span_us};
 use crate::{CpuBurst, Invalid, Limits, parse_cpus};
 
 /// The period in which a quota of CPU time is counted by default: the kernel's own default.
@@ -196,23 +196,6 @@ impl Memory {
         above("--memory-min", self.min_bytes, "--memory", self.max_bytes)?;
         above("--memory-min", self.min_bytes, "--memory-high", self.high_bytes)?;
         above("--memory-high", self.high_bytes.unwrap_or(0), "--memory", self.max_bytes)
-    }
-}
-
-/// An amount of memory in bytes, shown as `--memory` accepts it: `512m`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size(pub u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [("g", 30), ("m", 20), ("k", 10)];
-        let whole = |shift: &u32| self.0 > 0 && self.0.is_multiple_of(1 << shift);
-        match units.iter().find(|(_, shift)| whole(shift)) {
-            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
-            // A number of bytes is hard to read, and the rest does not matter.
-            None if self.0 >= 1 << 20 => write!(f, "{}m", self.0 >> 20),
-            None => write!(f, "{}", self.0),
-        }
     }
 }
 

@@ -11,6 +11,7 @@ mod contract;
 mod id;
 mod limit;
 mod log;
+mod rate;
 mod reference;
 mod size;
 mod state;
@@ -22,14 +23,15 @@ pub use config::{
     Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,
 };
 pub use contract::{
-    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Size, Time, parse_cpu_period_us,
+    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Time, parse_cpu_period_us,
     parse_cpu_reserve,
 };
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::{CpuBurst, Limits};
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
+pub use rate::{DiskRate, DiskRateKind};
 pub use reference::Reference;
-pub use size::{parse_bytes, parse_cpus, parse_span_ms};
+pub use size::{Size, parse_bytes, parse_cpus, parse_span_ms};
 pub use state::State;
 pub use view::Views;
 pub use wake::{WakeOn, WakeOnTimer};

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Invalid;
 use crate::size::{digits, span_us};
+use crate::{DiskRate, Invalid};
 
 /// Limits of one container. `None` leaves the kernel's default, which is "no limit".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,9 @@ pub struct Limits {
     pub pids_max: Option<u32>,
     /// Share of contended disk time, 1 to 10,000 (`io.weight`, default 100).
     pub io_weight: Option<u32>,
+    /// The most bytes and requests per second on disks (`io.max`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disk_rates: Vec<DiskRate>,
 }
 
 /// CPU time that a container saves up while it is idle, and may then use above its quota.
@@ -76,6 +79,7 @@ impl Limits {
     /// Replaces the limits that `new` has.
     pub fn replace(&mut self, new: &Self) {
         let new = new.clone();
+        DiskRate::replace(&mut self.disk_rates, &new.disk_rates);
         *self = Self {
             cpu_max_milli: new.cpu_max_milli.or(self.cpu_max_milli),
             cpu_reserve_milli: new.cpu_reserve_milli.or(self.cpu_reserve_milli),
@@ -90,6 +94,7 @@ impl Limits {
             swap_max_bytes: new.swap_max_bytes.or(self.swap_max_bytes),
             pids_max: new.pids_max.or(self.pids_max),
             io_weight: new.io_weight.or(self.io_weight),
+            disk_rates: std::mem::take(&mut self.disk_rates),
         };
     }
 }

@@ -1,5 +1,7 @@
 //! Amounts and durations as people write them.
 
+use std::fmt;
+
 use crate::Invalid;
 
 /// Parses a number of bytes: digits with an optional unit `b`, `k`, `m`, `g` or `t` (powers of
@@ -72,6 +74,23 @@ pub(crate) fn span_us(text: &str) -> Option<u32> {
         return digits(us);
     }
     u32::try_from(parse_span_ms(text)?.checked_mul(1000)?).ok()
+}
+
+/// An amount of memory in bytes, shown as `--memory` accepts it: `512m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("g", 30), ("m", 20), ("k", 10)];
+        let whole = |shift: &u32| self.0 > 0 && self.0.is_multiple_of(1 << shift);
+        match units.iter().find(|(_, shift)| whole(shift)) {
+            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
+            // A number of bytes is hard to read, and the rest does not matter.
+            None if self.0 >= 1 << 20 => write!(f, "{}m", self.0 >> 20),
+            None => write!(f, "{}", self.0),
+        }
+    }
 }
 
 #[cfg(test)]

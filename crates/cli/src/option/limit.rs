@@ -1,11 +1,13 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
 //! `--memory-high`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
-//! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--ulimit`, `--umask`.
+//! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`, `--io-read-bps` and its like,
+//! `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    CpuBurst, Limits, Rlimit, parse_bytes, parse_cpu_period_us, parse_cpu_reserve, parse_cpus,
+    CpuBurst, DiskRate, DiskRateKind, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
+    parse_cpu_reserve, parse_cpus,
 };
 
 use super::Invalid;
@@ -71,6 +73,24 @@ pub(crate) struct LimitArgs {
     /// Share of contended disk time, 1 to 10000 (default 100)
     #[arg(long, value_name = "WEIGHT", alias = "blkio-weight")]
     pub(crate) io_weight: Option<String>,
+    /// The most bytes read per second from the disk with its storage, or from DEVICE (10m), 0 for no limit
+    ///
+    /// A part of a disk stands for the disk. 64k at least: a process that waits for the disk can be neither
+    /// frozen nor checkpointed.
+    #[arg(long, value_name = "[DEVICE:]RATE", alias = "device-read-bps")]
+    pub(crate) io_read_bps: Vec<String>,
+    /// The most bytes written per second, as --io-read-bps
+    ///
+    /// On cgroup v1 the kernel does not count writes through the page cache for a container, but those with
+    /// O_DIRECT or O_SYNC. `run`, `inspect` and `check` say so.
+    #[arg(long, value_name = "[DEVICE:]RATE", alias = "device-write-bps")]
+    pub(crate) io_write_bps: Vec<String>,
+    /// The most requests per second that read, as --io-read-bps
+    #[arg(long, value_name = "[DEVICE:]NUMBER", alias = "device-read-iops")]
+    pub(crate) io_read_iops: Vec<String>,
+    /// The most requests per second that write, as --io-write-bps
+    #[arg(long, value_name = "[DEVICE:]NUMBER", alias = "device-write-iops")]
+    pub(crate) io_write_iops: Vec<String>,
 }
 
 /// LIMIT: the kernel's value for "no limit" if a number must be given (`pids.max`).
@@ -109,7 +129,28 @@ impl LimitArgs {
             swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,
             pids_max: self.pids.as_deref().map(pids).transpose()?,
             io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,
+            disk_rates: self.disk_rates()?,
         })
+    }
+
+    /// The rates of disks, in which 0 removes one.
+    fn disk_rates(&self) -> Result<Vec<DiskRate>, Invalid> {
+        let options = [
+            (DiskRateKind::ReadBps, &self.io_read_bps),
+            (DiskRateKind::WriteBps, &self.io_write_bps),
+            (DiskRateKind::ReadIops, &self.io_read_iops),
+            (DiskRateKind::WriteIops, &self.io_write_iops),
+        ];
+        let all =
+            options.into_iter().flat_map(|(kind, texts)| texts.iter().map(move |t| (kind, t)));
+        all.map(|(kind, text)| DiskRate::parse(kind, text)).collect()
+    }
+
+    /// The limits of a new container.
+    pub(crate) fn read_new(&self) -> Result<Limits, Invalid> {
+        let mut limits = Limits::default();
+        limits.replace(&self.read()?);
+        Ok(limits)
     }
 }
 

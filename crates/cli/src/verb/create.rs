@@ -7,11 +7,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use anyhow::{Context, Result};
 use dormouse_container::{Created, Engine};
 use dormouse_image::Image;
+use dormouse_model::Config;
 
 use crate::command::Global;
 use crate::create::{CreateArgs, Here, with_name};
 use crate::option::env;
-use crate::{image, output, umask};
+use crate::{fail, image, output, umask};
 
 /// Create a container without starting it
 #[derive(Debug, clap::Args)]
@@ -59,7 +60,16 @@ pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -
     if let Some(mut file) = id_file {
         file.write_all(created.config.id.as_str().as_bytes()).context("cannot write the id")?;
     }
+    say_not_enforced(engine, &created.config)?;
     Ok(created)
+}
+
+/// Says on stderr which limits are not enforced.
+pub(crate) fn say_not_enforced(engine: &Engine, config: &Config) -> Result<()> {
+    for text in engine.not_enforced(config)? {
+        fail::note(&text);
+    }
+    Ok(())
 }
 
 /// Removes the file of `--cidfile`, whose container does not exist any more.

@@ -164,6 +164,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         shared: c.spec.shared,
         unproven: engine.unproven(&c.id),
         not_shown_inside: dormouse_container::view_gaps(c),
+        not_enforced: engine.not_enforced(c)?,
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
     })
@@ -177,6 +178,11 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
     let list = |v: &[String]| v.join(", ");
     // A container that stops meanwhile has no row for it.
     let stats = shown.pid.and_then(|_| engine.stats(&c.id).ok());
+    let has_rates = !c.spec.limits.disk_rates.is_empty();
+    let disk_used = stats.as_ref().filter(|_| has_rates).map_or_else(String::new, |stats| {
+        let [read, written] = [stats.io_read_bytes, stats.io_write_bytes].map(output::bytes);
+        format!("{read} read, {written} written")
+    });
     let used = stats.map_or_else(String::new, |stats| {
         let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
         let used = format!("{:.3} s", seconds(stats.cpu_usage_ns));
@@ -214,6 +220,10 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("not shown inside", dormouse_container::view_gaps(c).join("; ")),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         ("CPU time used", used),
+        ("disk weight", c.spec.limits.io_weight.map_or_else(String::new, |w| w.to_string())),
+        ("disk rates", view::disk_rates(&c.spec.limits.disk_rates)),
+        ("disk used", disk_used),
+        ("not enforced", engine.not_enforced(c)?.join("; ")),
         ("account", engine.account_of(c)),
         (
             "shared",

@@ -7,16 +7,17 @@ use anyhow::Result;
 use dormouse_api::Stats;
 use dormouse_container::Engine;
 use dormouse_kernel::cgroup;
-use dormouse_model::{ContainerId, Cpu, State};
+use dormouse_model::{ContainerId, Cpu, DiskRate, State};
 
 use crate::command::Global;
 use crate::output::{self, Table, bytes};
-use crate::terminal;
+use crate::{terminal, view};
 
 /// Show the resource use of containers
 ///
 /// The CPU share is of one CPU, over the time between two readings. Beside it are the CPU time that is
-/// guaranteed (--cpu-reserve) and the most (--cpus), also of one CPU.
+/// guaranteed (--cpu-reserve) and the most (--cpus), also of one CPU. The last
+/// column is the most that may be read and written per second (--io-read-bps and its like).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// One reading instead of one every second
@@ -41,6 +42,7 @@ struct Shown {
     id: ContainerId,
     name: String,
     cpu: Cpu,
+    disk_rates: Vec<DiskRate>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -80,7 +82,8 @@ fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<Shown>)> {
             Ok((config, stats)) => {
                 readings.insert(id.clone(), (Instant::now(), stats));
                 let cpu = Cpu::of(&config.spec.limits);
-                shown.push(Shown { id, name: config.name.to_string(), cpu });
+                let disk_rates = config.spec.limits.disk_rates;
+                shown.push(Shown { id, name: config.name.to_string(), cpu, disk_rates });
             }
             // The container stopped since it was listed.
             Err(_) if names.is_empty() => {}
@@ -97,7 +100,7 @@ fn row(
     it: Shown,
 ) -> Stats {
     let before = before.map(|(then, before)| (before, at.duration_since(*then)));
-    Stats::of(it.id.to_string(), it.name, &it.cpu, now, before)
+    Stats::of(it.id.to_string(), it.name, (&it.cpu, it.disk_rates), now, before)
 }
 
 fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
@@ -115,6 +118,7 @@ fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
         "PIDS",
         "READ",
         "WRITTEN",
+        "DISK MOST",
     ]);
     let percent = |milli: u32| (f64::from(milli) / 10.0).to_string();
     let none = || "-".to_owned();
@@ -131,6 +135,10 @@ fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
             r.pids.to_string(),
             bytes(r.io_read_bytes),
             bytes(r.io_write_bytes),
+            match r.disk_rates.is_empty() {
+                true => none(),
+                false => view::disk_rates(&r.disk_rates),
+            },
         ]);
     }
     // Cursor home, clear the screen, then the table.

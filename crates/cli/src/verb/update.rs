@@ -51,7 +51,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         && update.ip_rm.is_empty();
     ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");
     let engine = global.engine()?;
-    engine.update(&engine.find(&args.name)?, &update)?;
+    let id = engine.find(&args.name)?;
+    engine.update(&id, &update)?;
+    if update.limits.io_weight.is_some() || !update.limits.disk_rates.is_empty() {
+        super::create::say_not_enforced(&engine, &engine.config(&id)?)?;
+    }
     output::line(&args.name)?;
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `freeze` and `pending`.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{contract, freeze, net, state, usage, view};
+use crate::{contract, freeze, net, rate, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
@@ -60,6 +60,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         let set = cgroup.set(&in_kernel(&update.limits, &config.spec.limits));
         drop(writer);
         set?;
+        if !update.limits.disk_rates.is_empty() {
+            rate::set(ground, &config, &cgroup)?;
+        }
         contract::balance_all(ground, &update.limits, &config.spec.limits)
     };
     if let Some(Err(e)) = cgroup.map(set) {

@@ -16,6 +16,7 @@
 //! | swap | `memory.swap.max` | `memory.memsw.limit_in_bytes`, which counts memory *and* swap |
 //! | tasks | `pids.max` | the same |
 //! | disk weight | `io.weight`, `io.bfq.weight` | `blkio.bfq.weight`, `blkio.weight` |
+//! | disk rates | `io.max` ([`super::disk`]) | `blkio.throttle.*_device` |
 //!
 //! A CPU reservation is not translated here. It becomes a weight that depends on the other containers
 //! ([`super::share`]), so the weight of such a container is left to the caller.
@@ -485,6 +486,7 @@ mod tests {
             swap_max_bytes: Some(1 << 20),
             pids_max: Some(7),
             io_weight: None,
+            disk_rates: Vec::new(),
         }
     }
 

@@ -41,6 +41,7 @@ mod controller;
 mod counters;
 mod device;
 mod dir;
+mod disk;
 mod error;
 mod fit;
 mod freezer;

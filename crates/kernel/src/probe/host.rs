@@ -2,6 +2,8 @@
 
 use std::os::fd::AsFd;
 
+use dormouse_model::{DiskRate, DiskRateKind};
+
 use super::scratch::{Probed, Reason, Scratch, lack};
 use super::task::{child, forever};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
@@ -101,8 +103,24 @@ pub(super) fn io(scratch: &Scratch) -> Probed {
 
 pub(super) fn io_weight(scratch: &Scratch) -> Probed {
     let limits = dormouse_model::Limits { io_weight: Some(100), ..Default::default() };
-    scratch.cgroup()?.1.set(&limits)?;
-    Ok(String::new())
+    let (hierarchy, cgroup) = scratch.cgroup()?;
+    cgroup.set(&limits)?;
+    Ok(hierarchy.not_enforced(&limits, &scratch.storage()).join("; "))
+}
+
+pub(super) fn disk_rates(scratch: &Scratch) -> Probed {
+    let storage = scratch.storage();
+    let rate = |kind| DiskRate { kind, device: None, most: u64::from(u32::MAX - 1) };
+    let disk_rates = DiskRateKind::ALL.map(rate).to_vec();
+    let limits = dormouse_model::Limits { disk_rates, ..Default::default() };
+    let (hierarchy, cgroup) = scratch.cgroup()?;
+    cgroup.set_disk_rates(&limits.disk_rates, &storage)?;
+    cgroup.lift_disk_rates()?;
+    let mut seen = controller(scratch, Controllers::IO)?;
+    for text in hierarchy.not_enforced(&limits, &storage) {
+        seen = format!("{seen}; {text}");
+    }
+    Ok(seen)
 }
 
 pub(super) fn cpuset(scratch: &Scratch) -> Probed {

@@ -338,6 +338,13 @@ static FEATURES: &[Feature] = &[
     feature("pids controller", "4.3", "`--pids`", NO_LIMIT, host::pids),
     feature("io controller", "2.6.33", "bytes read and written", NO_COUNT, host::io),
     feature("io weight", "5.4", "`--io-weight`", NO_LIMIT, host::io_weight),
+    feature(
+        "io rates",
+        "2.6.37",
+        "`--io-read-bps`, `--io-write-bps`, `--io-read-iops`, `--io-write-iops`",
+        NO_LIMIT,
+        host::disk_rates,
+    ),
     feature("cpuset controller", "2.6.24", "`--cpuset-cpus`", NO_LIMIT, host::cpuset),
     feature(
         "device list",

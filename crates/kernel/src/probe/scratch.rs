@@ -62,6 +62,12 @@ impl Scratch {
         Ok(dir)
     }
 
+    /// The nearest directory that exists on the file system of the store.
+    pub(super) fn storage(&self) -> PathBuf {
+        let exists = self.dir.ancestors().find(|dir| dir.exists());
+        exists.unwrap_or(Path::new("/")).to_owned()
+    }
+
     /// A cgroup without limits below a parent of its own.
     pub(super) fn cgroup(&self) -> Result<&(Hierarchy, Cgroup), Reason> {
         let make = || -> Result<_, CgroupError> {

@@ -1,0 +1,56 @@
+//! Rates and weights of disks of a container: the disk with its storage, and what is not enforced there.
+//!
+//! Uses `ground`.
+
+use std::path::PathBuf;
+
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_model::{Config, ContainerId, Limits};
+
+use crate::error::Result;
+use crate::ground::Ground;
+
+/// A directory on the file system that the container writes to; that of all containers before it has one.
+fn storage(ground: &Ground, id: &ContainerId) -> PathBuf {
+    let upper = ground.dir(id).join("upper");
+    if upper.exists() { upper } else { ground.places.lib.clone() }
+}
+
+/// Refuses rates that this host cannot enforce at all, before anything is made.
+pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
+    if limits.disk_rates.is_empty() {
+        return Ok(());
+    }
+    Ok(ground.cgroups()?.check_disk_rates(&limits.disk_rates, &ground.places.lib)?)
+}
+
+/// Sets the rates of a container in a new cgroup.
+pub(crate) fn set_new(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<()> {
+    match config.spec.limits.disk_rates.is_empty() {
+        true => Ok(()),
+        false => set(ground, config, cgroup),
+    }
+}
+
+/// Sets the rates that are on record, and removes all others.
+pub(crate) fn set(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<()> {
+    let storage = storage(ground, &config.id);
+    Ok(cgroup.set_disk_rates(&config.spec.limits.disk_rates, &storage)?)
+}
+
+/// Removes the rates of a container whose processes were killed: a process ends only when its request is done. Best
+/// effort, because the request ends in any case.
+pub(crate) fn lift(config: &Config, cgroup: &Cgroup) {
+    if !config.spec.limits.disk_rates.is_empty() {
+        let _ = cgroup.lift_disk_rates();
+    }
+}
+
+/// Says which limits of disks are not enforced.
+pub(crate) fn not_enforced(ground: &Ground, config: &Config) -> Result<Vec<String>> {
+    let limits = &config.spec.limits;
+    if limits.io_weight.is_none() && limits.disk_rates.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(ground.cgroups()?.not_enforced(limits, &storage(ground, &config.id)))
+}
