@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod bandwidth;
 mod bundle;
 mod bundles;
 mod checkpoint;

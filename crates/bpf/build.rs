@@ -9,9 +9,17 @@ use libbpf_cargo::SkeletonBuilder;
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets the target");
-    for name in
-        ["address", "abstract_unix", "handshake", "embryo", "aio", "request", "reuseport", "gates"]
-    {
+    for name in [
+        "address",
+        "abstract_unix",
+        "handshake",
+        "embryo",
+        "aio",
+        "request",
+        "reuseport",
+        "gates",
+        "rate",
+    ] {
         let source = format!("src/{name}/{name}.bpf.c");
         println!("cargo:rerun-if-changed={source}");
         println!("cargo:rerun-if-changed=src/{name}/record.h");

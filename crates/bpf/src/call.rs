@@ -526,10 +526,15 @@ pub fn detach_from_cgroup(
 /// Attaches a program to the ingress of a device of the calling thread's network namespace (TCX,
 /// Linux 6.6). The attachment ends with the device.
 pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
+    attach_to_device_at(ifindex, libbpf_rs::libbpf_sys::BPF_TCX_INGRESS, program)
+}
+
+/// The same at a hook of TCX.
+pub fn attach_to_device_at(ifindex: u32, hook: u32, program: BorrowedFd<'_>) -> Result<()> {
     let mut attr = Attachment {
         target: ifindex,
         program: program.as_raw_fd() as u32,
-        hook: libbpf_rs::libbpf_sys::BPF_TCX_INGRESS,
+        hook,
         flags: 0,
         replaced: 0,
         pad: 0,
@@ -538,6 +543,23 @@ pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
     // SAFETY: BPF_PROG_ATTACH reads words and a descriptor, no pointer.
     unsafe { bpf(PROG_ATTACH, &mut attr) }
         .map_err(|e| CallError::new("bpf", format!("PROG_ATTACH, TCX, device {ifindex}"), e))?;
+    Ok(())
+}
+
+/// Detaches a program from a hook of TCX.
+pub fn detach_from_device(ifindex: u32, hook: u32, program: BorrowedFd<'_>) -> Result<()> {
+    let mut attr = Attachment {
+        target: ifindex,
+        program: program.as_raw_fd() as u32,
+        hook,
+        flags: 0,
+        replaced: 0,
+        pad: 0,
+        revision: 0,
+    };
+    // SAFETY: BPF_PROG_DETACH reads words and a descriptor, no pointer.
+    unsafe { bpf(PROG_DETACH, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("PROG_DETACH, TCX, device {ifindex}"), e))?;
     Ok(())
 }
 
@@ -554,6 +576,18 @@ pub fn link_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<OwnedFd> 
 
 /// Ids of the programs attached to this very cgroup (Linux 4.15).
 pub fn attached_to_cgroup(cgroup: BorrowedFd<'_>, hook: u32) -> Result<Vec<u32>> {
+    attached(cgroup.as_raw_fd() as u32, hook)
+}
+
+/// Ids of the programs at a hook (TCX) of a device of the calling thread's network namespace (Linux 6.6).
+pub fn attached_to_device(ifindex: u32, hook: u32) -> Result<Vec<u32>> {
+    match attached(ifindex, hook) {
+        Err(e) if e.errno() == libc::ENOENT => Ok(Vec::new()), // none was ever attached
+        other => other,
+    }
+}
+
+fn attached(target: u32, hook: u32) -> Result<Vec<u32>> {
     #[repr(C)]
     struct Attr {
         target: u32,
@@ -568,7 +602,7 @@ pub fn attached_to_cgroup(cgroup: BorrowedFd<'_>, hook: u32) -> Result<Vec<u32>>
     }
     let mut ids = vec![0u32; 64];
     let mut attr = Attr {
-        target: cgroup.as_raw_fd() as u32,
+        target,
         hook,
         query_flags: 0,
         attach_flags: 0,

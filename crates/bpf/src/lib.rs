@@ -16,6 +16,7 @@
 //! - `reuseport` is loaded once a checkpoint finds a socket with SO_REUSEPORT (`load`, `has_program`).
 //! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
 //!   (`load`, `find`, `detach`, `remove`), which keeps them.
+//! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -32,6 +33,7 @@ pub mod gates;
 pub mod group;
 pub mod handshake;
 pub mod identity;
+pub mod rate;
 mod record;
 pub mod request;
 pub mod reuseport;

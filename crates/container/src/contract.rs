@@ -24,7 +24,7 @@
 //!
 //! LIMIT: the ledger is that of one instance; instances (`--root`) promise the same CPUs independently.
 //!
-//! Uses `ground`, `state`, `settings`, `rate`, `usage` and `debt`.
+//! Uses `ground`, `state`, `settings`, `rate`, `bandwidth`, `usage` and `debt`.
 
 mod ledger;
 mod memory;
@@ -37,13 +37,13 @@ use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
 use dormouse_kernel::cgroup::{self, CgroupError, Controllers, LimitSet, MemoryShare};
-use dormouse_model::{Config, ContainerId, Cpu, Cpus, Limits, Memory};
+use dormouse_model::{Bits, Config, ContainerId, Cpu, Cpus, Limits, Memory};
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::place::Places;
-use crate::{debt, rate, settings, state};
+use crate::{bandwidth, debt, rate, settings, state};
 
 use self::ledger::{Extent, Grant, InForce, Ledger, lock, path, read, write};
 pub(crate) use self::memory::expect_restored;
@@ -63,6 +63,7 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     cpu.check().map_err(CgroupError::from)?;
     memory::check(ground, &Memory::of(limits))?;
     rate::check(ground, limits)?;
+    bandwidth::check(ground, limits)?;
     if limits.memory_high_bytes.is_some() {
         ground.cgroups()?.check_memory_high(limits)?;
     }
@@ -121,11 +122,13 @@ fn enter(ground: &Ground, config: &Config, limits: &Limits, how: Admission) -> R
             // A wrong setting of one resource is no error for a container that reserves another.
             let cpus = (grant.cpu.reserve_milli > 0).then(|| host_milli(ground)).transpose()?;
             let memory = (grant.memory_min_bytes > 0).then(|| memory::host(ground)).transpose()?;
+            let uplink_bps =
+                if grant.net_rate_bps > 0 { bandwidth::uplink_bps(ground)? } else { 0 };
             ledger.granted.insert(config.id.clone(), grant);
             let refused = |ledger: &Ledger| {
                 let no_cpu = cpus.and_then(|(host, all)| refusal(ledger, config, host, all));
                 let no_memory = || memory::refusal(&ledger.minima(), config, memory?);
-                no_cpu.or_else(no_memory)
+                no_cpu.or_else(no_memory).or_else(|| no_bandwidth(ledger, config, uplink_bps))
             };
             if refused(&ledger).is_some() {
                 ledger.granted.retain(|id, _| *id == config.id || lives(ground, id));
@@ -166,6 +169,25 @@ fn refusal(ledger: &Ledger, config: &Config, host_milli: u32, all_milli: u32) ->
     let too_much = taken.saturating_add(own.cpu.reserve_milli) > cpus;
     let of = format!("{} CPUs of the CPU set {set}", Cpus(cpus));
     too_much.then(|| error(of, cpus, 0, taken, same().count()))
+}
+
+/// Returns the error for a ledger that promises more bandwidth than the uplink has.
+fn no_bandwidth(ledger: &Ledger, config: &Config, uplink_bps: u64) -> Option<Error> {
+    let wanted = ledger.granted.get(&config.id)?.net_rate_bps;
+    let others = || {
+        let others = ledger.granted.iter().filter(|(id, _)| **id != config.id);
+        others.map(|(_, grant)| grant.net_rate_bps).filter(|rate| *rate > 0)
+    };
+    let taken = others().fold(0, u64::saturating_add);
+    let free = uplink_bps.saturating_sub(taken);
+    (wanted > free).then(|| Error::NoBandwidth {
+        name: config.name.to_string(),
+        wanted: Bits(wanted),
+        free: Bits(free),
+        all: Bits(uplink_bps),
+        taken: Bits(taken),
+        holders: others().count(),
+    })
 }
 
 /// Returns whether the holder of an entry has processes, or a verb is about to start some. ORDER: locks of

@@ -25,7 +25,8 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, contract, disk, event, gates, gating, hold, later, net, pending, rate, shared, unwoken, view,
+    account, contract, disk, event, gates, gating, hold, later, net, pending, rate, shared,
+    unwoken, view,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,

@@ -50,7 +50,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later, layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings, sleep, start, state, template, tidy, unborn, usage, verb, volume, wake,
+    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later,
+    layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings, sleep,
+    start, state, template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dormouse_account::rule::RuleError;
 use dormouse_kernel::{CallError, ErrorKind};
-use dormouse_model::{Config, Cpus, Invalid, Size, State};
+use dormouse_model::{Bits, Config, Cpus, Invalid, Size, State};
 
 /// A failed verb of the engine; the container is in the state before or after the verb.
 #[derive(Debug, thiserror::Error)]
@@ -181,6 +181,26 @@ pub enum Error {
         /// The host's part.
         host: Cpus,
     },
+    /// More bandwidth is guaranteed than the uplink has.
+    #[error(
+        "container '{name}' is to have {wanted} of the network guaranteed, and {free} of {all} are free: {taken} is \
+         guaranteed to {holders} running containers (`[network] uplink-rate` in config.toml); lower --net-rate, or \
+         stop or suspend a container with a guarantee"
+    )]
+    NoBandwidth {
+        /// The container.
+        name: String,
+        /// Its guarantee.
+        wanted: Bits,
+        /// Bandwidth without a guarantee.
+        free: Bits,
+        /// That of the uplink.
+        all: Bits,
+        /// Guarantees of other containers.
+        taken: Bits,
+        /// Number of these containers.
+        holders: usize,
+    },
     /// The daemon has granted no memory for a wake in time.
     #[error("the daemon granted no memory in time to wake container '{0}'")]
     NotAdmitted(String),
@@ -354,9 +374,11 @@ impl Error {
             | Self::HostIds { .. }
             | Self::AccountDamaged { .. }
             | Self::RulesDamaged { .. } => ErrorKind::Corrupt,
-            Self::NoIds(_) | Self::NoRoom { .. } | Self::NoCpu { .. } | Self::NoMemory { .. } => {
-                ErrorKind::Limit
-            }
+            Self::NoIds(_)
+            | Self::NoRoom { .. }
+            | Self::NoCpu { .. }
+            | Self::NoMemory { .. }
+            | Self::NoBandwidth { .. } => ErrorKind::Limit,
             Self::Call { source, .. } => source.kind(),
             Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
             Self::Launch(e) => e.kind(),

@@ -38,7 +38,8 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate contract view  the same
+//! silence shared volume usage debt rate bandwidth      the same
+//! contract view                                        the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
@@ -130,6 +131,7 @@
 mod account;
 mod admission;
 mod archive;
+mod bandwidth;
 mod caller;
 mod contract;
 mod create;

@@ -1,6 +1,6 @@
 //! Network of a container: its stack, its addresses, names and ports, and drop rules in force.
 //!
-//! Uses `ground`, `state`, `gating` and `silence`.
+//! Uses `ground`, `state`, `gating`, `silence` and `bandwidth`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::spec::Update;
-use crate::{gating, silence, state};
+use crate::{bandwidth, gating, silence, state};
 
 /// The network stack a container starts in.
 pub(crate) enum Net {
@@ -94,6 +94,7 @@ pub(crate) fn enter(
         )
     })?;
     network.enter(domain, &config.id, v2, &config.addresses)?;
+    bandwidth::enter(ground, config, domain)?;
     add_names(ground, config, domain)
 }
 
@@ -128,6 +129,7 @@ pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) 
     if config.is_none_or(|c| !c.spec.publish.is_empty()) {
         network.unpublish(id)?;
     }
+    bandwidth::leave(ground, config)?;
     Ok(network.leave(id)?)
 }
 
@@ -151,6 +153,7 @@ pub(crate) fn update_addresses(
         return Err(Error::Invalid("only a container in address mode has addresses".into()));
     };
     let network = ground.network()?;
+    bandwidth::forget(ground, config, &update.ip_rm)?;
     config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
     if alive && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         // ORDER: before the container can use them: a connection keeps the account that it found.

@@ -8,7 +8,7 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
+    Bandwidth, Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -135,6 +135,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
                 .into(),
         );
     }
+    bandwidth_allowed(spec)?;
     sleep_allowed(spec.sleep, spec.auto_remove)?;
     long_enough(spec.drowsy)?;
     for key in spec.sysctls.keys() {
@@ -150,6 +151,15 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     }
     if !create.addresses.is_empty() && !matches!(spec.net, NetMode::Address { .. }) {
         return bad("an address can only be requested in address mode: leave out --net".into());
+    }
+    Ok(())
+}
+
+/// Refuses a contract for a network that is not the container's.
+pub(crate) fn bandwidth_allowed(spec: &Spec) -> Result<()> {
+    if Bandwidth::of(&spec.limits).is_some() && !matches!(spec.net, NetMode::Address { .. }) {
+        let why = "--net-rate, --net-ceil and --net-weight need address mode: leave out --net";
+        return Err(Error::Invalid(why.into()));
     }
     Ok(())
 }

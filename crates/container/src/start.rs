@@ -40,7 +40,9 @@ use crate::root::{self, RootParts, dir};
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
-use crate::{contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, usage, view};
+use crate::{
+    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, usage, view,
+};
 
 /// A container's process that this process started or attached to.
 #[derive(Debug)]

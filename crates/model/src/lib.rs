@@ -6,6 +6,7 @@
 //! calls the kernel.
 #![forbid(unsafe_code)]
 
+mod bandwidth;
 mod config;
 mod contract;
 mod id;
@@ -18,6 +19,7 @@ mod state;
 mod view;
 mod wake;
 
+pub use bandwidth::{Bandwidth, Bits, NET_WEIGHT, parse_net_rate, parse_net_weight};
 pub use config::{
     Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
     Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,

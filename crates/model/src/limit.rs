@@ -46,6 +46,15 @@ pub struct Limits {
     /// The most bytes and requests per second on disks (`io.max`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disk_rates: Vec<DiskRate>,
+    /// Bandwidth that is guaranteed at the uplink, in bits per second; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_rate_bps: Option<u64>,
+    /// The most bandwidth at the uplink, in bits per second; 0 is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_ceil_bps: Option<u64>,
+    /// Share of the bandwidth that is not guaranteed, 100 to 10,000 (default 100).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub net_weight: Option<u32>,
 }
 
 /// CPU time that a container saves up while it is idle, and may then use above its quota.
@@ -95,6 +104,9 @@ impl Limits {
             pids_max: new.pids_max.or(self.pids_max),
             io_weight: new.io_weight.or(self.io_weight),
             disk_rates: std::mem::take(&mut self.disk_rates),
+            net_rate_bps: new.net_rate_bps.or(self.net_rate_bps),
+            net_ceil_bps: new.net_ceil_bps.or(self.net_ceil_bps),
+            net_weight: new.net_weight.or(self.net_weight),
         };
     }
 }

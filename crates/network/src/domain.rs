@@ -37,7 +37,7 @@ use crate::stack;
 use crate::store::{CHUNK, Plan, lock_file};
 
 /// The device at the domain's end of the uplink.
-const INSIDE: &str = "eth0";
+pub(crate) const INSIDE: &str = "eth0";
 
 fn chunk_bits(v4: bool) -> u8 {
     let host_bits = CHUNK.trailing_zeros() as u8;

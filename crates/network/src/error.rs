@@ -135,6 +135,11 @@ pub enum Error {
         /// The damage.
         message: String,
     },
+    /// No class is free.
+    #[error(
+        "65,533 containers of the domain have a contract for their network, and no more can: use another --domain"
+    )]
+    NoClass,
     /// There is no cgroup v2 hierarchy.
     #[error("no cgroup v2 hierarchy is mounted; address networking needs one")]
     NoCgroup2,
@@ -157,7 +162,7 @@ impl Error {
             | Self::PoolChanged { .. }
             | Self::AddressTaken { .. }
             | Self::PortTaken { .. } => ErrorKind::Busy,
-            Self::PoolFull { .. } => ErrorKind::Limit,
+            Self::PoolFull { .. } | Self::NoClass => ErrorKind::Limit,
             Self::FirstAddress(_) => ErrorKind::Invalid,
             Self::NoAddress(_) | Self::NotItsOwn(_) => ErrorKind::NotFound,
             Self::Corrupt { .. } => ErrorKind::Corrupt,

@@ -30,6 +30,7 @@ mod names;
 mod publish;
 mod ready;
 mod settings;
+mod shape;
 mod stack;
 mod store;
 

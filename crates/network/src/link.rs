@@ -4,7 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use dormouse_kernel::CallError;
+use dormouse_kernel::netlink::traffic::{self, Class};
 use dormouse_kernel::netlink::{self, Message, Protocol, Socket, attributes, route, u32_at};
+
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
@@ -71,6 +74,12 @@ fn at(step: impl Into<String>) -> impl FnOnce(CallError) -> Error {
     move |source| Error::Netlink { step: step.into(), source }
 }
 
+/// The kernel's answers for a tree or a class that is not there.
+fn is_none(error: &CallError) -> bool {
+    let none = [Errno::NOENT, Errno::INVAL, Errno::OPNOTSUPP].map(Errno::raw_os_error);
+    none.contains(&error.errno())
+}
+
 impl Links {
     pub fn open() -> Result<Self> {
         Socket::open(Protocol::Route).map(Self).map_err(at("open a netlink socket"))
@@ -100,7 +109,7 @@ impl Links {
     pub fn remove(&mut self, index: u32) -> Result<()> {
         let message = route::link(index, 0, 0);
         match self.0.request(route::REMOVE_LINK, 0, &message) {
-            Err(e) if e.errno() == rustix::io::Errno::NODEV.raw_os_error() => Ok(()),
+            Err(e) if e.errno() == Errno::NODEV.raw_os_error() => Ok(()),
             other => other.map_err(at("remove a link")),
         }
     }
@@ -141,6 +150,37 @@ impl Links {
         let pair = end(name, 1).nested(route::LINK_INFO, &info);
         let made = self.0.request(route::NEW_LINK, netlink::NEW, &pair);
         made.map_err(at(format!("make the link '{name}'")))
+    }
+
+    /// Adds an empty tree of classes to a link, with the number of its default class.
+    pub fn add_tree(&mut self, index: u32, default: u16) -> Result<()> {
+        let made =
+            self.0.request(traffic::NEW_DISCIPLINE, netlink::NEW, &traffic::tree(index, default));
+        made.map_err(at("add a tree of traffic classes (HTB, CONFIG_NET_SCH_HTB)"))
+    }
+
+    /// Removes the queueing of a link, if it has one.
+    pub fn remove_tree(&mut self, index: u32) -> Result<()> {
+        match self.0.request(traffic::REMOVE_DISCIPLINE, 0, &traffic::no_tree(index)) {
+            // A link without queueing has a handle of zero.
+            Err(e) if is_none(&e) => Ok(()),
+            other => other.map_err(at("remove the traffic classes of a link")),
+        }
+    }
+
+    /// Adds a class to the tree of a link, or changes it.
+    pub fn set_class(&mut self, index: u32, number: u16, class: &Class) -> Result<()> {
+        let message = traffic::class(index, number, class);
+        let set = self.0.request(traffic::NEW_CLASS, netlink::REPLACE, &message);
+        set.map_err(at(format!("set the traffic class {number}")))
+    }
+
+    /// Removes a class, if it is there.
+    pub fn remove_class(&mut self, index: u32, number: u16) -> Result<()> {
+        match self.0.request(traffic::REMOVE_CLASS, 0, &traffic::no_class(index, number)) {
+            Err(e) if is_none(&e) => Ok(()),
+            other => other.map_err(at("remove a traffic class")),
+        }
     }
 
     /// Gives a link an address of its own, and a permanent neighbour entry for the other end.

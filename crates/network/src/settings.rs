@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::str::FromStr;
 
+use dormouse_model::parse_net_rate;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -63,13 +64,19 @@ impl FromStr for Pool {
 pub struct Settings {
     /// Pool of IPv4 addresses.
     pub pool: Pool,
+    /// Bandwidth of the host's uplink that containers may use, in bits per second.
+    pub uplink_bps: Option<u64>,
     /// BPF programs that are not attached: for tests that show the effect of each.
     pub without: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { pool: Pool { first: Ipv4Addr::new(10, 136, 0, 0), bits: 14 }, without: Vec::new() }
+        Self {
+            pool: Pool { first: Ipv4Addr::new(10, 136, 0, 0), bits: 14 },
+            uplink_bps: None,
+            without: Vec::new(),
+        }
     }
 }
 
@@ -80,9 +87,10 @@ struct File {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Section {
     pool: Option<String>,
+    uplink_rate: Option<String>,
 }
 
 impl Settings {
@@ -98,6 +106,10 @@ impl Settings {
         let mut settings = Self::default();
         if let Some(pool) = file.network.pool {
             settings.pool = pool.parse().map_err(|e: &str| bad(e.into()))?;
+        }
+        if let Some(rate) = file.network.uplink_rate {
+            let rate = parse_net_rate(&rate).map_err(|e| bad(format!("uplink-rate: {e}")))?;
+            settings.uplink_bps = (rate > 0).then_some(rate);
         }
         Ok(settings)
     }

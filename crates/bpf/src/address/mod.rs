@@ -79,7 +79,7 @@ record! {
 }
 
 impl Constants {
-    fn to_bytes(self) -> Vec<u8> {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
         let [a, b, c, d, e, f] = self.prefix6;
         // The first 96 bits of the addresses of one /64 below the prefix.
         let words = |high, low| {

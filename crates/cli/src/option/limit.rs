@@ -1,13 +1,13 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
 //! `--memory-high`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
 //! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`, `--io-read-bps` and its like,
-//! `--ulimit`, `--umask`.
+//! `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
     CpuBurst, DiskRate, DiskRateKind, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
-    parse_cpu_reserve, parse_cpus,
+    parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
 };
 
 use super::Invalid;
@@ -91,6 +91,21 @@ pub(crate) struct LimitArgs {
     /// The most requests per second that write, as --io-write-bps
     #[arg(long, value_name = "[DEVICE:]NUMBER", alias = "device-write-iops")]
     pub(crate) io_write_iops: Vec<String>,
+    /// Bandwidth that is guaranteed at the uplink of its domain, in each direction (10mbit), 0 for none
+    ///
+    /// The sum over all running containers is at most 'uplink-rate' under [network] in config.toml, which has to
+    /// be set. Bandwidth that is not used goes to other containers. The guarantee holds among the containers of one
+    /// trust domain.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) net_rate: Option<String>,
+    /// The most bandwidth at the uplink of its domain, in each direction (100mbit), 0 for no limit
+    ///
+    /// Traffic between containers of one trust domain does not leave it, and has no limit.
+    #[arg(long, value_name = "RATE")]
+    pub(crate) net_ceil: Option<String>,
+    /// Share of the bandwidth that is not guaranteed, 100 to 10000 (default 100)
+    #[arg(long, value_name = "WEIGHT")]
+    pub(crate) net_weight: Option<String>,
 }
 
 /// LIMIT: the kernel's value for "no limit" if a number must be given (`pids.max`).
@@ -130,6 +145,9 @@ impl LimitArgs {
             pids_max: self.pids.as_deref().map(pids).transpose()?,
             io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,
             disk_rates: self.disk_rates()?,
+            net_rate_bps: self.net_rate.as_deref().map(parse_net_rate).transpose()?,
+            net_ceil_bps: self.net_ceil.as_deref().map(parse_net_rate).transpose()?,
+            net_weight: self.net_weight.as_deref().map(parse_net_weight).transpose()?,
         })
     }
 

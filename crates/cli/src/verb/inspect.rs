@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dormouse_api::{Inspect, compatible as objects};
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
-use dormouse_model::Cpu;
+use dormouse_model::{Bandwidth, Cpu};
 use serde::Serialize;
 
 use crate::command::Global;
@@ -223,6 +223,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("disk weight", c.spec.limits.io_weight.map_or_else(String::new, |w| w.to_string())),
         ("disk rates", view::disk_rates(&c.spec.limits.disk_rates)),
         ("disk used", disk_used),
+        ("network", Bandwidth::of(&c.spec.limits).map_or_else(String::new, |it| it.to_string())),
         ("not enforced", engine.not_enforced(c)?.join("; ")),
         ("account", engine.account_of(c)),
         (

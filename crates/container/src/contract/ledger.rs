@@ -95,6 +95,9 @@ pub(super) struct Grant {
     /// Memory that is reclaimed last.
     #[serde(default)]
     pub(super) memory_low_bytes: u64,
+    /// Guaranteed bandwidth, in bits per second.
+    #[serde(default)]
+    pub(super) net_rate_bps: u64,
 }
 
 impl Ledger {
@@ -201,11 +204,14 @@ impl Grant {
     pub(super) fn of(limits: &Limits) -> Option<Self> {
         let (cpu, memory_min_bytes) = (Cpu::of(limits), Memory::of(limits).min_bytes);
         let memory_low_bytes = limits.memory_low_bytes.unwrap_or(0);
-        (cpu.reserve_milli > 0 || memory_min_bytes > 0 || memory_low_bytes > 0).then(|| Self {
+        let net_rate_bps = limits.net_rate_bps.unwrap_or(0);
+        let memory = memory_min_bytes.max(memory_low_bytes);
+        (cpu.reserve_milli > 0 || memory > 0 || net_rate_bps > 0).then(|| Self {
             cpu,
             cpuset: limits.cpuset_cpus.clone(),
             memory_min_bytes,
             memory_low_bytes,
+            net_rate_bps,
         })
     }
 }

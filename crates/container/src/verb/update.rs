@@ -1,6 +1,6 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `freeze` and `pending`.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{contract, freeze, net, rate, state, usage, view};
+use crate::{bandwidth, contract, freeze, net, rate, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
@@ -22,6 +22,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let alive = observed.is_alive();
     config.spec.limits.replace(&update.limits);
     contract::check(ground, &config.spec.limits)?;
+    spec::bandwidth_allowed(&config.spec)?;
     let is_memory = update.limits.memory_max_bytes.or(update.limits.swap_max_bytes).is_some();
     if observed.state == State::Asleep && is_memory {
         usage::check_wake_fits(ground, &before, &config.spec.limits)?;
@@ -39,6 +40,11 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     if let Some(wake_on) = update.wake_on {
         config.spec.wake_on = wake_on;
+    }
+    if observed.state == State::Asleep && bandwidth::is_in(&update.limits) {
+        // ORDER: before the record changes, by which the end of a container knows whether it has a class. A wake
+        // makes one.
+        bandwidth::leave(ground, Some(&before))?;
     }
     if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
         net::update_addresses(ground, &mut config, update, alive)?;
@@ -62,6 +68,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         set?;
         if !update.limits.disk_rates.is_empty() {
             rate::set(ground, &config, &cgroup)?;
+        }
+        if bandwidth::is_in(&update.limits) {
+            bandwidth::set(ground, &config)?;
         }
         contract::balance_all(ground, &update.limits, &config.spec.limits)
     };

@@ -487,6 +487,9 @@ mod tests {
             pids_max: Some(7),
             io_weight: None,
             disk_rates: Vec::new(),
+            net_rate_bps: None,
+            net_ceil_bps: None,
+            net_weight: None,
         }
     }
 

@@ -8,10 +8,11 @@
 //! number of its request, and has the format. Its size is read before it is received. A list that
 //! changed while the kernel wrote it (`NLM_F_DUMP_INTR`) is requested again.
 //!
-//! Not here: the meaning of entries. [`route`] has the numbers that several crates use.
+//! Not here: the meaning of entries. [`route`] and [`traffic`] have the numbers that several crates use.
 
 mod message;
 pub mod route;
+pub mod traffic;
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};

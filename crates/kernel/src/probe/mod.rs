@@ -439,6 +439,13 @@ static FEATURES: &[Feature] = &[
         net::veth,
     ),
     feature(
+        "HTB traffic classes",
+        "2.6.20",
+        "`--net-rate`, `--net-ceil`, `--net-weight`",
+        NO_LIMIT,
+        net::classes,
+    ),
+    feature(
         "AnyIP routes",
         "2.6.37",
         "thousands of addresses in one stack",

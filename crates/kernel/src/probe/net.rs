@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use super::scratch::{Probed, Reason, Scratch, lack};
-use crate::netlink::{self, Message, Protocol, Socket, route};
+use crate::netlink::{self, Message, Protocol, Socket, route, traffic};
 use crate::nft::{self, NftError};
 use crate::process::{self, CloneFlags};
 
@@ -25,6 +25,17 @@ pub(super) fn veth(_: &Scratch) -> Probed {
         let message = route::link(0, 0, 0).nested(route::LINK_INFO, &info);
         request(route::NEW_LINK, netlink::NEW, &message)?;
         Ok(String::new())
+    })
+}
+
+/// A tree with a class, which is bounded by a rate.
+pub(super) fn classes(_: &Scratch) -> Probed {
+    in_scratch(|| {
+        request(traffic::NEW_DISCIPLINE, netlink::NEW, &traffic::tree(route::LOOPBACK, 2))?;
+        let class = traffic::Class { above: 0, rate: 1 << 20, ceil: 1 << 20, quantum: 1 << 16 };
+        let message = traffic::class(route::LOOPBACK, 2, &class);
+        request(traffic::NEW_CLASS, netlink::NEW, &message)?;
+        Ok("at the uplinks of trust domains; loopback traffic inside a domain has no limit".into())
     })
 }
 
