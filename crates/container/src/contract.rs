@@ -408,6 +408,8 @@ pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
 /// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.
 pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
     if governs {
+        // What an earlier daemon has left is found by its marks alone.
+        debt::give_back(ground)?;
         return debt::mark(ground, &BTreeSet::new());
     }
     // ORDER: the mark is removed last: if this is interrupted, the next command repeats it. The weights of the others
@@ -417,8 +419,9 @@ pub(crate) fn govern(ground: &Ground, governs: bool) -> Result<()> {
         true => ledger::change(ground, |ledger| weigh(ground, ledger)),
         false => Ok(()),
     };
+    given_back?; // the mark stays, and the next command repeats it
     disk::remove(&debt::path(ground))?;
-    given_back.and(weighed)
+    weighed
 }
 
 /// Writes the static weights and limits if a daemon was killed while it governed them.

@@ -134,10 +134,12 @@ pub(crate) fn give_back(ground: &Ground) -> Result<()> {
 }
 
 fn give_back_of(ground: &Ground, id: &ContainerId) -> Result<()> {
-    let (Ok(config), Some(cgroup)) = (ground.config(id), ground.cgroups()?.find(id.as_str())?)
-    else {
-        return Ok(());
+    let config = match ground.config(id) {
+        // Without a record there is no contract to write.
+        Err(Error::NoContainer(_) | Error::Corrupt { .. }) => return Ok(()),
+        other => other?,
     };
+    let Some(cgroup) = ground.cgroups()?.find(id.as_str())? else { return Ok(()) };
     let cpu = Cpu::of(&config.spec.limits);
     let plain = Limits {
         cpu_reserve_milli: Some(cpu.reserve_milli),

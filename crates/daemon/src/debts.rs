@@ -126,7 +126,8 @@ impl Debts {
         if !self.is_on {
             (self.is_on, self.counted) = (true, now);
         }
-        let before = std::mem::take(&mut self.debtors);
+        // On an error, the known ones stay.
+        let before = self.debtors.clone();
         let cgroup = |all: &BTreeMap<ContainerId, Debtor>, id: &ContainerId| {
             all.get(id).map(|debtor| debtor.cgroup_v2_id)
         };
@@ -140,6 +141,11 @@ impl Debts {
                 self.state.forget(&id);
             }
         }
+        // An update may have ended a reservation: the weight of the contract is in force again.
+        let is_reserved = |id: &ContainerId| {
+            self.debtors.get(id).is_some_and(|debtor| debtor.cpu.reserve_milli > 0)
+        };
+        self.base.retain(|id, _| is_reserved(id));
         // An update may have given the container its first quota.
         self.handles.retain(|id, handle| {
             let has = self.debtors.get(id).is_some_and(|debtor| debtor.cpu.max_milli.is_some());
@@ -192,7 +198,10 @@ impl Debts {
         now: Instant,
     ) -> Result<bool> {
         let begun = Instant::now();
-        let Some(worked) = engine.worked()? else { return Ok(false) };
+        let Some(worked) = engine.worked()? else {
+            self.counted = now;
+            return Ok(false);
+        };
         let services: BTreeMap<u64, &ContainerId> =
             self.debtors.iter().map(|(id, debtor)| (debtor.cgroup_v2_id, id)).collect();
         let work = |one: Worked| {
@@ -268,10 +277,11 @@ impl Debts {
         let new = |one: &&Setting<ContainerId>| !one.is_plain && !self.marked.contains(&one.id);
         let new: Vec<ContainerId> = settings.iter().filter(new).map(|one| one.id.clone()).collect();
         if !new.is_empty() {
-            self.marked.retain(|id| self.debtors.contains_key(id));
-            self.marked.extend(new);
+            let known = self.marked.iter().filter(|id| self.debtors.contains_key(*id)).cloned();
+            let marked: BTreeSet<ContainerId> = known.chain(new).collect();
             // ORDER: marked first: settings that a killed daemon has changed are always found.
-            engine.mark_debts(&self.marked)?;
+            engine.mark_debts(&marked)?;
+            self.marked = marked;
         }
         for Setting { id, shares, quota, .. } in settings {
             let Some(debtor) = self.debtors.get(id) else { continue };

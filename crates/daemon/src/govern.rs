@@ -100,15 +100,14 @@ impl Governor {
         if reserved.is_empty() && !has_debts {
             return self.rest();
         }
-        let cgroups = match self.cgroups.take() {
-            Some(cgroups) => cgroups,
-            None => {
-                // ORDER: marked first: weights that a killed daemon has changed are always found.
-                self.engine.govern_cpu(true)?;
-                self.decided = now;
-                Hierarchy::open(&self.engine.places().cgroup)?
-            }
-        };
+        if self.cgroups.is_none() {
+            let opened = Hierarchy::open(&self.engine.places().cgroup)?;
+            // ORDER: marked first: weights that a killed daemon has changed are always found.
+            self.engine.govern_cpu(true)?;
+            self.decided = now;
+            self.cgroups = Some(opened);
+        }
+        let Some(cgroups) = &self.cgroups else { return Ok(()) };
         self.host = Host {
             cpus_milli: cgroup::online_cpus()?.saturating_mul(1000),
             shares_max: cgroups.shares_max(),
@@ -129,12 +128,10 @@ impl Governor {
         }
         // A start or an end has written static weights.
         self.state.forget_weights();
-        let debts = match has_debts && cgroups.has_cpu() {
-            true => self.debts.find(&self.engine, &cgroups, now),
+        match has_debts && cgroups.has_cpu() {
+            true => self.debts.find(&self.engine, cgroups, now),
             false => self.debts.stop(&self.engine),
-        };
-        self.cgroups = Some(cgroups);
-        debts
+        }
     }
 
     /// Notifies the thread for memory, and begins it with the first guarantee. It stays for the next ones.
