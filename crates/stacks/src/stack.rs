@@ -271,8 +271,8 @@ pub fn signed_here(listeners: bool) -> Option<Vec<u64>> {
 }
 
 /// Removes the ended TCP connections of some addresses from the stack of the calling thread: those in TIME_WAIT,
-/// and those without a process that wait for the end of their peer, which the kernel holds like them. `ports` are
-/// the local ports of interest; if `None`, all are. A bind of another socket to their address fails while they
+/// and those without a process that wait for the end of their peer, which the kernel holds like them or whole.
+/// `ports` are the local ports of interest; if `None`, all are. A bind of another socket to their address fails while they
 /// exist, unless both have SO_REUSEADDR.
 ///
 /// Only addresses that belong to a container without processes may be passed: a peer that repeats its last
@@ -283,6 +283,7 @@ pub fn signed_here(listeners: bool) -> Option<Vec<u64>> {
 pub fn forget_ended_here(is_own: impl Fn(IpAddr) -> bool, ports: Option<&[u16]>) -> usize {
     /// The timer of a connection that the kernel holds in short form, and the only one of that kind.
     const TIMER: u8 = 3;
+    const INODE_AT: usize = HEAD_BYTES - 4;
     const DESTROY: u16 = 21; // SOCK_DESTROY
     let states = 1 << FIN_WAIT_2 | 1 << TIME_WAIT;
     // Listing all sockets takes as long as the kernel's table is large.
@@ -298,9 +299,10 @@ pub fn forget_ended_here(is_own: impl Fn(IpAddr) -> bool, ports: Option<&[u16]>)
         let mut found: Vec<Vec<u8>> = Vec::new();
         let listed = dump(v6, (one, states), 0, |entry| {
             let [at, _] = diagnosed(entry)?.ends;
-            let is_it = *entry.get(2)? == TIMER
-                && is_own(at.ip())
-                && ports.is_none_or(|ports| ports.contains(&at.port()));
+            // The kernel keeps one whole whose FIN was acknowledged in the middle of close(2). It has no inode.
+            let is_ended = *entry.get(2)? == TIMER || u32_at(entry, INODE_AT)? == 0;
+            let is_it =
+                is_ended && is_own(at.ip()) && ports.is_none_or(|ports| ports.contains(&at.port()));
             if is_it {
                 // struct inet_diag_sockid, with the cookie by which the kernel finds the same one.
                 let id = entry.get(4..52)?;
@@ -671,6 +673,35 @@ mod tests {
         // The rest ends sooner than by itself.
         drop(waiting);
         forget_ended_here(|ip| ip == foreign.ip(), None);
+    }
+
+    /// The kernel keeps an ended connection whole if it waits for its peer for more than a minute.
+    #[test]
+    fn root_ended_connection_that_is_kept_whole_is_forgotten() {
+        use std::io::Read;
+        const SECONDS: i32 = 100;
+        let (listener, address) = listening("127.7.0.3:0");
+        let end_first = |linger: i32| {
+            let mut client = std::net::TcpStream::connect(address).unwrap();
+            let server = rustix::net::accept(&listener).unwrap();
+            let (level, name) = (libc::IPPROTO_TCP, libc::TCP_LINGER2);
+            call::set_int_option(server.as_fd(), level, name, linger).unwrap();
+            drop(server);
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            client
+        };
+        let there = || {
+            let is_it = |line: &&Line| line.ends[0] == address && [5, 6].contains(&line.state);
+            lines("tcp").iter().filter(is_it).count()
+        };
+        let clients = [end_first(0), end_first(SECONDS)];
+        assert!(arrives(|| there() == 2));
+        let removed = forget_ended_here(|ip| ip == address.ip(), None);
+        if removed == 0 {
+            return eprintln!("SKIPPED: the kernel removes no ended connection");
+        }
+        assert_eq!((removed, there()), (2, 0));
+        drop(clients);
     }
 
     #[test]
