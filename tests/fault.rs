@@ -148,8 +148,9 @@ impl Counts {
         let mut cgroups = Vec::new();
         host.cgroups().iter().for_each(|dir| list_dirs(dir, &mut cgroups));
         let mut processes = processes_of(host, &cgroups);
-        // A settler rests for a second before it exits.
-        processes.retain(|line| !line.ends_with(" internal settle"));
+        // Settlers and wakers rest for a second before they exit.
+        let rests = |line: &String| [" settle", " wake"].iter().any(|verb| line.ends_with(verb));
+        processes.retain(|line| !rests(line));
         for one in [KEEPER, VAULT] {
             if let Some(at) = processes.iter().position(|line| *line == format!("[{one}]")) {
                 processes.remove(at);

@@ -272,8 +272,8 @@ pub fn signed_here(listeners: bool) -> Option<Vec<u64>> {
 
 /// Removes the ended TCP connections of some addresses from the stack of the calling thread: those in TIME_WAIT,
 /// and those without a process that wait for the end of their peer, which the kernel holds like them or whole.
-/// `ports` are the local ports of interest; if `None`, all are. A bind of another socket to their address fails while they
-/// exist, unless both have SO_REUSEADDR.
+/// `ports` are the local ports of interest; if `None`, all are. A bind of another socket to their address fails
+/// while they exist, unless both have SO_REUSEADDR.
 ///
 /// Only addresses that belong to a container without processes may be passed: a peer that repeats its last
 /// segment is answered with a reset. Returns how many were removed.
