@@ -318,6 +318,8 @@ fn vm_running_containers_need_one_keeper_only() {
     for name in ["a", "b", "c"] {
         host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "1000"]).ok();
     }
+    // An interlude has ended processes, which are settled.
+    host.await_settlers();
     let all = host.processes();
     let others: Vec<_> = all.iter().filter(|(_, line)| !line.starts_with("sleep")).collect();
     assert_eq!(all.len() - others.len(), 3, "{all:?}");
