@@ -102,7 +102,7 @@ fn mark(host: &Host) -> std::path::PathBuf {
 }
 
 #[test]
-fn client_pays_for_a_service_with_its_own_share() {
+fn big_client_pays_for_a_service_with_its_own_share() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     ["a", "b"].iter().for_each(|name| busy(&host, name, &[]));
@@ -123,7 +123,7 @@ fn client_pays_for_a_service_with_its_own_share() {
 }
 
 #[test]
-fn service_has_the_weight_of_the_clients_that_it_works_for() {
+fn big_service_has_the_weight_of_the_clients_that_it_works_for() {
     let host = Host::with_busybox();
     serve(&host, &["--cpu-weight", "10"]);
     let own = weight(&host, "db").0;
@@ -138,7 +138,7 @@ fn service_has_the_weight_of_the_clients_that_it_works_for() {
 }
 
 #[test]
-fn limit_of_a_client_includes_its_time_at_services() {
+fn big_limit_of_a_client_includes_its_time_at_services() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     // So little that it is used on a busy host, too.
@@ -155,7 +155,7 @@ fn limit_of_a_client_includes_its_time_at_services() {
 }
 
 #[test]
-fn vm_killed_daemon_leaves_debts_to_the_next_command() {
+fn big_killed_daemon_leaves_debts_to_the_next_command() {
     let host = Host::with_busybox();
     serve(&host, &["--cpu-weight", "10"]);
     let own = weight(&host, "db").0;
@@ -188,7 +188,7 @@ fn vm_killed_daemon_leaves_debts_to_the_next_command() {
 }
 
 #[test]
-fn changed_contract_and_next_life_have_their_own_settings() {
+fn big_changed_contract_and_next_life_have_their_own_settings() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     ["a", "b"].iter().for_each(|name| busy(&host, name, &[]));
@@ -213,7 +213,7 @@ fn changed_contract_and_next_life_have_their_own_settings() {
 }
 
 #[test]
-fn unloaded_gates_end_debts() {
+fn big_unloaded_gates_end_debts() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     ["a", "b"].iter().for_each(|name| busy(&host, name, &[]));
@@ -231,7 +231,7 @@ fn unloaded_gates_end_debts() {
 }
 
 #[test]
-fn reservation_pays_with_its_weight_as_well() {
+fn big_reservation_pays_with_its_weight_as_well() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     busy(&host, "a", &["--cpu-reserve", "0.2"]);
@@ -248,7 +248,7 @@ fn reservation_pays_with_its_weight_as_well() {
 }
 
 #[test]
-fn ended_reservation_leaves_the_weight_of_the_contract() {
+fn big_ended_reservation_leaves_the_weight_of_the_contract() {
     let host = Host::with_busybox();
     serve(&host, &[]);
     busy(&host, "a", &["--cpu-reserve", "0.2"]);
@@ -266,7 +266,7 @@ fn ended_reservation_leaves_the_weight_of_the_contract() {
 }
 
 #[test]
-fn containers_of_one_account_pay_together_and_those_of_root_not_at_all() {
+fn big_containers_of_one_account_pay_together_and_those_of_root_not_at_all() {
     let host = Host::with_busybox();
     host.dm(&["account", "create", "smith"]).ok();
     serve(&host, &[]);
@@ -288,7 +288,7 @@ fn containers_of_one_account_pay_together_and_those_of_root_not_at_all() {
 }
 
 #[test]
-fn debts_can_be_switched_off() {
+fn big_debts_can_be_switched_off() {
     let host = Host::with_busybox();
     let config = host.root().join("etc/config.toml");
     let text = fs::read_to_string(&config).expect("the settings");
