@@ -32,6 +32,15 @@ fn charged(host: &Host, account: &str, name: &str) -> u64 {
     figure(&all, account, name).unwrap_or_else(|| panic!("no account '{account}': {all:?}"))
 }
 
+/// The list without page faults, of which the kernel shows those of a running container up to two seconds late.
+fn without_faults(mut all: Vec<Value>) -> Vec<Value> {
+    for account in all.iter_mut().filter_map(Value::as_object_mut) {
+        account.remove("PageFaults");
+        account.remove("MajorFaults");
+    }
+    all
+}
+
 /// The sum of a figure over all accounts.
 fn sum(all: &[Value], name: &str) -> u64 {
     all.iter().map(|a| a[name].as_u64().expect("a number")).sum()
@@ -340,7 +349,11 @@ fn charge_survives_kill_at_any_step() {
             assert_eq!(figure(&all, "@x", "Lives"), Some(lives), "{what}");
             let now = figure(&all, "@x", "CpuNs").expect("its account");
             assert!(now > cpu_ns, "{what}");
-            assert_eq!(accounts(&host), all, "{what}: nothing runs but a sleep");
+            assert_eq!(
+                without_faults(accounts(&host)),
+                without_faults(all),
+                "{what}: a sleep runs"
+            );
             cpu_ns = now;
             if call.is_none() {
                 break;

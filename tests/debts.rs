@@ -91,12 +91,6 @@ fn awaits(host: &Host, what: &str, holds: impl Fn() -> bool) {
     assert!(wait_until(3 * soon(), holds), "{what}: {:?}", weights());
 }
 
-/// Whether a container has the weight of its contract again. A weight is written when it changes by more than a
-/// twentieth, and the rest of a debt stays while nobody competes.
-fn has_paid(host: &Host, name: &str, plain: f64) -> bool {
-    (0.9 * plain..=plain).contains(&weight(host, name).0)
-}
-
 fn mark(host: &Host) -> std::path::PathBuf {
     host.root().join("run/governed")
 }
@@ -183,7 +177,7 @@ fn big_killed_daemon_leaves_debts_to_the_next_command() {
     asking.end();
     too.end();
     awaits(&host, "all is given back", || {
-        has_paid(&host, "a", 2048.0) && weight(&host, "db").0 == own && quota(&host, "c") == whole
+        weight(&host, "a").0 == 2048.0 && weight(&host, "db").0 == own && quota(&host, "c") == whole
     });
 }
 
@@ -283,7 +277,7 @@ fn big_containers_of_one_account_pay_together_and_those_of_root_not_at_all() {
     let is_charged = || figure_ns(&host, "root", "CpuTakenNs") > begun + 300_000_000;
     awaits(&host, "root is charged", is_charged);
     assert_eq!(weight(&host, "b").0, 1024.0, "it has root's account in common with others");
-    awaits(&host, "nobody owes", || has_paid(&host, "a", 1024.0));
+    awaits(&host, "nobody owes", || weight(&host, "a").0 == 1024.0);
     asking.end();
 }
 

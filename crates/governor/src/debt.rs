@@ -13,7 +13,9 @@
 //!
 //! *home* is what a container uses for itself, *taken* what others have worked for its account. Time that was due and
 //! not used pays the debt, so a container that does nothing at home is never slowed down. Use of its own that is above
-//! the level is no debt: time that others leave stays free for all. Reserved time that is used is not in the level.
+//! the level is no debt: time that others leave stays free for all. Reserved time that is used is not in the level, and
+//! neither is a container whose limit is below what would be due to it. While nothing is taken, at least a twentieth of
+//! what is due counts as not used: a debt ends also where no other container competes.
 //!
 //! **The weight moves with the work.** A client that gives up weight at home lends it to the services that work for
 //! it. `raise` is what a service has beyond its own weight:
@@ -56,6 +58,10 @@ const LEAD: f64 = 2.0;
 const SMOOTH_NS: f64 = 500_000_000.0;
 /// A container that uses at most this part of what is due to it does not compete.
 const IDLE_PART: f64 = 10.0;
+/// The least part of what is due by which a debt is paid while nothing is taken.
+const FORGIVEN: f64 = 0.05;
+/// LIMIT: passes in which containers are found that do not compete.
+const PASSES_MAX: usize = 8;
 /// Work for others below this rate is none.
 const RATE_MIN: f64 = 0.0005;
 /// A limit is written if it differs by more than a part of this.
@@ -285,7 +291,9 @@ pub fn count<I: Clone + Ord, A: Clone + Ord>(
         // What was taken is in the average by now, so the average stands for the last reading, too.
         let due = due(member, state.level);
         let most = (due * LONGEST_NS).min(LARGEST_NS);
-        kept.debt_ns = owe(kept.debt_ns, kept.taken, due - kept.home, passed, most);
+        let forgiven = if kept.taken > 0.0 { 0.0 } else { FORGIVEN * due };
+        let left = (due - kept.home).max(forgiven);
+        kept.debt_ns = owe(kept.debt_ns, kept.taken, left, passed, most);
         if let Some(milli) = member.cpu.max_milli {
             let due = f64::from(milli) / 1000.0;
             let most = (due * LONGEST_NS).min(LARGEST_NS);
@@ -372,19 +380,29 @@ fn of_accounts<I, A: Clone + Ord>(
 
 /// The CPUs per share, of the containers that compete.
 fn level<I: Ord, A>(members: &[Member<I, A>], kept: &BTreeMap<I, Kept>) -> f64 {
-    let mean = |level: Option<f64>| {
+    let mean = |level: f64| {
         let (mut cpus, mut shares) = (0.0, 0.0);
         for member in members {
             let used = kept.get(&member.id).map_or(0.0, |kept| kept.home + kept.taken);
-            let least = level.map_or(0.0, |level| due(member, level) / IDLE_PART);
-            if used >= RATE_MIN && used > least {
+            let due = due(member, level);
+            let is_limited = member.cpu.max_milli.is_some_and(|max| f64::from(max) / 1000.0 < due);
+            if used >= RATE_MIN && used > due / IDLE_PART && !is_limited {
                 cpus += (used - f64::from(member.cpu.reserve_milli) / 1000.0).max(0.0);
                 shares += f64::from(member.shares);
             }
         }
         if shares > 0.0 { cpus / shares } else { 0.0 }
     };
-    mean(Some(mean(None)))
+    // Each pass leaves out those that use little, or may use no more, at the level of the pass before.
+    let mut level = 0.0;
+    for _ in 0..PASSES_MAX {
+        let next = mean(level);
+        if next <= level {
+            break;
+        }
+        level = next;
+    }
+    level
 }
 
 /// Decides the weights and quotas of all containers. `base` has the weights without debts, in shares, of those for

@@ -291,6 +291,35 @@ fn debt_is_given_back_after_the_work() {
 }
 
 #[test]
+fn debt_ends_where_no_other_container_competes() {
+    let at_first = |ms: u64| ms < 5000;
+    let mut sim = client_and_other(contract(100, None));
+    sim.tasks[2].work = at_first;
+    sim.run(5000);
+    assert!(sim.tasks[1].shares < 700.0, "{}", sim.tasks[1].shares);
+    sim.tasks[1].asks_again.clear();
+    sim.tasks[1].asks = None;
+    sim.tasks[0].queue.clear();
+    // 0.5 s of debt, and 0.05 CPUs.
+    sim.run(12_000);
+    assert_eq!(sim.tasks[1].shares, 1024.0);
+    assert!(sim.state.is_at_rest());
+}
+
+#[test]
+fn container_at_its_limit_lowers_no_share_of_others() {
+    let client = Task::new(200, always).asking(0, 2000.0, 1, 7);
+    let limited = Task::of(contract(100, Some(50)), always);
+    let other = Task::new(100, always);
+    let mut sim = Sim::new(vec![Task::new(100, never), client, other, limited]);
+    sim.run(3000);
+    let got = sim.run(10_000);
+    near(got[3].0, 0.05, 0.01);
+    near(got[1].0 + got[1].1, 0.95 * 2.0 / 3.0, 0.02);
+    near(got[2].0, 0.95 / 3.0, 0.02);
+}
+
+#[test]
 fn time_that_others_leave_is_free() {
     // Two CPUs: each of the three has what it wants.
     let mut sim = client_and_other(contract(100, None));
