@@ -231,6 +231,9 @@ mod tests {
     use crate::sample::small;
     use crate::{Descriptor, HeldLock, Lock, LockKind, OwnPlace, OwnTable};
 
+    /// A change of something valid, and a part of the error.
+    type Case<T> = (fn(&mut T), &'static str);
+
     /// A first process, and a child that shares its descriptors and its directory.
     fn two() -> Records {
         let mut all = small();
@@ -260,7 +263,7 @@ mod tests {
             super::all(&all).err().unwrap_or_default()
         };
         assert_eq!(check(|_| {}), "");
-        let cases: [(fn(&mut Process), &str); 9] = [
+        let cases: [Case<Process>; 9] = [
             (|it| it.threads[2].table_of = Some(3), "the table of thread 3"),
             (|it| it.threads[2].place_of = Some(1), "the directory of thread 3"),
             (|it| it.threads[1].table_of = Some(1), "the table of thread 2"),
@@ -295,7 +298,7 @@ mod tests {
             super::all(&all).err().unwrap_or_default()
         };
         assert_eq!(check(|_| {}), "");
-        let cases: [(fn(&mut Vec<Process>), &str); 15] = [
+        let cases: [Case<Vec<Process>>; 15] = [
             (|all| all[1].memory = all[0].memory, "process 2: the memory of another process"),
             (|all| all[0].io_of = Some(2), "process 1: what it shares with process 2"),
             (|all| all[1].undo_of = Some(7), "with process 7 is not there"),
