@@ -225,9 +225,10 @@ impl Engine {
     }
 
     /// Settles a container whose first process has exited, then restarts or removes it by its
-    /// policy. The keeper calls this when no command waits for the container.
-    pub fn settle(&self, id: &ContainerId) -> Result<Option<Exit>> {
-        settle::settle(&self.ground, id)
+    /// policy. The keeper calls this when no command waits for the container. `waits` is called before a restart is
+    /// waited for.
+    pub fn settle(&self, id: &ContainerId, waits: impl FnOnce()) -> Result<Option<Exit>> {
+        settle::settle(&self.ground, id, waits)
     }
 
     /// Freezes all processes (cgroups(7), freezer). A drowsy container becomes paused.

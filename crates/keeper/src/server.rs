@@ -21,7 +21,8 @@
 //! connection closes before that, or had closed long ago, a *settler* receives the id. Clean-up after
 //! a container's exit therefore happens at least once, even if processes are killed. A settler is a
 //! process `SETTLE...` in the host's mount namespace. It reads lines `ID` from its standard input, and
-//! answers each with a byte when that container is settled. A settler without work exits after a second.
+//! answers each with a byte when that container is settled. Before that it may send `~`: the container waits for its
+//! restart, and others are settled meanwhile by other processes. A settler without work exits after a second.
 //!
 //! **Sleep.** The sockets of a sleeping container are in [`Custody`]. When one becomes readable, or
 //! its alarm expires, a *waker* takes them and has the rest released. If the wake fails, the
@@ -86,10 +87,13 @@ const ERRANDS_MAX: usize = 4;
 /// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
 /// that does not answer.
 const LONG_WAKE: Duration = Duration::from_secs(10);
-/// The same for settling, which lasts longer only while it waits to restart a container.
+/// The same for settling, of a large container or on a busy disk.
 const LONG_SETTLE: Duration = Duration::from_secs(1);
 /// LIMIT: processes at once that settle, and as many that wake, with those that last long.
 const LASTING_MAX: usize = 16;
+/// LIMIT: processes at once that settle, with those that wait to restart a container. A process each, because it
+/// restarts its container also after the keeper was killed.
+const SETTLERS_MAX: usize = 512;
 /// Idle time before the keeper, or a waker or settler that is not needed, exits.
 const IDLE: Duration = Duration::from_secs(1);
 /// Interval of the checks of logs.
@@ -103,6 +107,8 @@ const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
 
 /// The answer of a waker that has left a container asleep, because its clients have sent nothing yet.
 const SILENT: [u8; 1] = *b".";
+/// What a settler sends before its answer, when it begins to wait until a container is to be restarted.
+const WAITS: [u8; 1] = *b"~";
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -151,6 +157,8 @@ impl Errand {
 struct Running {
     errand: Errand,
     since: Instant,
+    /// The container is settled and waits for its restart: no work is done.
+    waits: bool,
 }
 
 /// Reason a container is woken.
@@ -370,7 +378,7 @@ impl Server {
         self.exits_at = if self.is_idle() { self.exits_at.or(Some(now + linger)) } else { None };
         let look = self.has_to_look().then_some(self.next_look);
         let idle = self.exits_at;
-        let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
+        let queue = (!self.queue.is_empty() && !self.works()).then(|| now + AGAIN);
         let long = self.next_long(now);
         let custody = self.custody.next();
         let alarm = self.alarms.next();
@@ -1170,7 +1178,7 @@ impl Server {
             match self.run_errand(errand) {
                 Ok(pid) => {
                     self.queue.remove(at);
-                    self.errands.insert(pid, Running { errand, since });
+                    self.errands.insert(pid, Running { errand, since, waits: false });
                 }
                 // No process can be made now: it stays in the queue.
                 Err(_) => break,
@@ -1178,10 +1186,15 @@ impl Server {
         }
     }
 
-    /// The errands of a kind in progress, by their begin.
+    /// The errands of a kind that are worked on, by their begin.
     fn begun(&self, kind: HandKind) -> impl Iterator<Item = Instant> {
-        let of_kind = self.errands.values().filter(move |running| running.errand.by() == kind);
-        of_kind.map(|running| running.since)
+        let works = move |running: &&Running| running.errand.by() == kind && !running.waits;
+        self.errands.values().filter(works).map(|running| running.since)
+    }
+
+    /// Whether an errand is worked on.
+    fn works(&self) -> bool {
+        self.errands.values().any(|running| !running.waits)
     }
 
     /// Index of the first errand in the queue whose kind is below its limit.
@@ -1190,7 +1203,9 @@ impl Server {
             let recent = self.begun(kind).filter(|since| *since + long(kind) > now).count();
             recent < ERRANDS_MAX && self.begun(kind).count() < LASTING_MAX
         };
-        let (wake, settle) = (may(HandKind::Waker), may(HandKind::Settler));
+        let settlers = self.errands.values().filter(|it| it.errand.by() == HandKind::Settler);
+        let has_room = settlers.count() < SETTLERS_MAX;
+        let (wake, settle) = (may(HandKind::Waker), has_room && may(HandKind::Settler));
         self.queue.iter().position(|errand| match errand.by() {
             HandKind::Waker => wake,
             HandKind::Settler => settle,
@@ -1245,7 +1260,7 @@ impl Server {
     fn lacks_a_waker(&self) -> bool {
         let is_wanted = !self.custody.is_empty() && !self.parts.wake.is_empty();
         let is_waker = |hand: &Hand| hand.kind == HandKind::Waker;
-        is_wanted && !self.hands.values().any(is_waker) && self.errands.is_empty()
+        is_wanted && !self.hands.values().any(is_waker) && !self.works()
     }
 
     /// Starts a hand, which receives requests under this serial number.
@@ -1287,6 +1302,10 @@ impl Server {
         let mut answer = [0; 1];
         match rustix::net::recv(&hand.requests, &mut answer, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok((1, _)) if kind == HandKind::Settler && answer == WAITS => {
+                self.errands.get_mut(&pid).into_iter().for_each(|running| running.waits = true);
+                self.start_errands();
+            }
             Ok((1, _)) => {
                 hand.rests_since = Instant::now();
                 match self.errands.remove(&pid).map(|running| running.errand) {

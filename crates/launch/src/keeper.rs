@@ -46,8 +46,8 @@ pub struct KeeperStart {
     /// Directories of its own cgroup, one per hierarchy; it enters them by itself.
     pub cgroups: Vec<PathBuf>,
     /// Program and arguments that settle containers without a spawner: it reads a line `ID` for each
-    /// from its standard input, a socket, and answers with a byte when that container is settled.
-    /// Empty: nothing is settled.
+    /// from its standard input, a socket, and answers with a byte when that container is settled. A `~` before that
+    /// says that it waits for the restart of the container. Empty: nothing is settled.
     pub settle: Vec<OsString>,
     /// Program and arguments that wake containers: it reads a line `ID WHY` (`called`, `timer`) for
     /// each from its standard input, a socket, and answers with a byte when that container is

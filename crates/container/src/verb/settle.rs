@@ -17,7 +17,13 @@ use crate::state::{self, Exit};
 
 /// Settles a container whose first process has exited, then restarts or removes it by its
 /// policy. The keeper calls this when no command waits for the container, which may be withdrawn already.
-pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> {
+///
+/// `waits` is called before a restart is waited for.
+pub(crate) fn settle(
+    ground: &Ground,
+    id: &ContainerId,
+    waits: impl FnOnce(),
+) -> Result<Option<Exit>> {
     let lock = match ground.lock(id) {
         Err(Error::NoContainer(_)) => return end::complete_withdrawn(ground, id).map(|()| None),
         other => other?,
@@ -37,7 +43,11 @@ pub(crate) fn settle(ground: &Ground, id: &ContainerId) -> Result<Option<Exit>> 
     // The lock is free while we wait, so that an operator can stop a container that keeps
     // failing.
     drop(lock);
-    std::thread::sleep(restart_delay(&exit));
+    let delay = restart_delay(&exit);
+    if !delay.is_zero() {
+        waits();
+        std::thread::sleep(delay);
+    }
     let _lock = match ground.lock(id) {
         Err(Error::NoContainer(_)) => return Ok(Some(exit)),
         other => other?,
@@ -109,7 +119,7 @@ fn end_of(
     };
     if !config.spec.auto_remove {
         drop(lock);
-        return settle(ground, id).map(|_| None);
+        return settle(ground, id, || {}).map(|_| None);
     }
     let rest = match running.keeper_is_gone || !pending::may_remove_behind(ground) {
         true => Rest::Before,
