@@ -155,9 +155,13 @@ mod tests {
             "run -d --name web -e A=b --env C -v /a:/b --volume c:/d b sh -c exit",
             "run -i --read-only --interactive-not b",
             "run --detach --interactive b --rm -d --name x",
+            "run b --help",
+            "run --rm b ls -h --root /y --version",
+            "run -e =x --env A==b b",
             "exec c true",
             "exec -i -d -e A=b c sh -c x",
             "exec --interactive --detach --env A=b c ls -l",
+            "exec c ls --help --root /y -d",
         ] {
             let args = line(text);
             let clap = command::read(&args);
@@ -193,6 +197,14 @@ mod tests {
             "run --root /y b",
             "--root /x --root /y run b",
             "--root -x run b",
+            "--root= run b",
+            "--root run",
+            "run - b",
+            "run -e - b",
+            "run -e -- b",
+            "run -de A=b b",
+            "run -eA=b b",
+            "run --detach=true b",
             "exec c",
             "exec",
             "exec -t c sh",

@@ -112,9 +112,10 @@ fn create_in(
             let allocate =
                 || -> Result<_> { Ok(ground.network()?.allocate(domain, id, &create.addresses)?) };
             match allocate() {
-                // The rest of a removal may have them for a moment, or have had them.
+                // The rest of a removal may have them for a moment, or have had them. Its error is that of the next
+                // command.
                 Err(_) => {
-                    end_withdrawn(ground, |_| true)?;
+                    let _ = end_withdrawn(ground, |_| true);
                     allocate()?
                 }
                 Ok(addresses) => addresses,
@@ -159,22 +160,38 @@ fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
 /// Ends the registrations of withdrawn containers in their domains, and releases their addresses, where the rest of
 /// their removal has not come to that.
 fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<()> {
+    let mut failed = None;
+    // One whose addresses cannot be released keeps no other from it.
     for (id, dir) in pending::withdrawn(ground)? {
         let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
         let Some(config) = config.filter(&which) else { continue };
-        // Its removal goes on in another process, or the lock shows that it was interrupted.
-        let _lock = match Lock::take(&dir) {
-            Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                continue;
-            }
-            other => other?,
-        };
-        if matches!(config.spec.net, NetMode::Address { .. }) && dir.exists() {
-            net::leave(ground, &id, Some(&config))?;
-            // ORDER: its rules end before another container has its addresses.
-            gating::withdraw(ground, &config)?;
-            ground.network()?.release(&id)?;
+        if matches!(config.spec.net, NetMode::Address { .. }) {
+            failed = failed.or(end_registrations(ground, &config, &dir).err());
         }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// The same for one of them, in its directory.
+///
+/// ORDER: its addresses are the last of this. A removal that has released them may go on for long with the files of the
+/// container, and is not waited for.
+fn end_registrations(ground: &Ground, config: &Config, dir: &Path) -> Result<()> {
+    if !ground.network()?.has_addresses(&config.id)? {
+        return Ok(());
+    }
+    // Its removal goes on in another process, or the lock shows that it was interrupted.
+    let _lock = match Lock::take(dir) {
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(());
+        }
+        other => other?,
+    };
+    if dir.exists() {
+        net::leave(ground, &config.id, Some(config))?;
+        // ORDER: its rules end before another container has its addresses.
+        gating::withdraw(ground, config)?;
+        ground.network()?.release(&config.id)?;
     }
     Ok(())
 }

@@ -12,8 +12,12 @@ pub(crate) mod interrupted;
 
 /// Waits until withdrawn containers are settled and removed, and completes the rest of interrupted removals.
 pub(crate) fn settle_withdrawn(ground: &Ground) -> Result<()> {
-    let withdrawn = pending::withdrawn(ground)?;
-    withdrawn.iter().try_for_each(|(id, _)| end::complete_withdrawn(ground, id))
+    let mut failed = None;
+    // One that cannot be removed keeps no other from it.
+    for (id, _) in pending::withdrawn(ground)? {
+        failed = failed.or(end::complete_withdrawn(ground, &id).err());
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// Finishes the work of killed commands and recovers custody.

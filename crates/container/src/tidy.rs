@@ -1,6 +1,6 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `gating`, `hold`, `net`, `shared`, `view` and `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `view` and `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{disk, end, gating, hold, net, shared, state, view};
+use crate::{disk, end, gating, hold, net, pending, shared, state, view};
 
 /// How long the last output of containers that have ended is waited for.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -31,6 +31,10 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
         }
         end::settle_locked(ground, &config, true)?;
         drop(lock);
+    }
+    // Those that are no container any more may have objects in the kernel.
+    for (id, _) in pending::withdrawn(ground)? {
+        end::complete_withdrawn(ground, &id)?;
     }
     hold::release_rest(ground)?;
     // A reader may still be at the last output of containers that have just ended.

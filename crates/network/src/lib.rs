@@ -224,6 +224,11 @@ impl Network {
         store.forget(id)
     }
 
+    /// Returns whether addresses are allocated to a container.
+    pub fn has_addresses(&self, id: &ContainerId) -> Result<bool> {
+        self.existing_store()?.map_or(Ok(false), |store| Ok(store.holding(id)?.is_some()))
+    }
+
     /// Releases the addresses of containers that do not exist. Returns their number.
     pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
         self.existing_store()?.map_or(Ok(0), |store| store.sweep(exists))

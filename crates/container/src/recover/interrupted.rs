@@ -26,17 +26,18 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         let all = lasting.chain(others).collect::<std::io::Result<_>>();
         all.map_err(Error::file("cannot list", &pending))
     };
-    if list()?.is_empty() {
+    let entries = list()?;
+    if entries.is_empty() {
         return Ok(0);
     }
     // Another process is making an entry or recovering already: leave the entries to the next
-    // command.
+    // command. Those that were there before have been locked by their makers when this lock is free.
     let Some(alone) = Lock::try_take(&pending)? else { return Ok(0) };
     let mut dead = Vec::new();
     let mut finished = 0;
     // An entry that cannot be finished keeps no other from it.
     let mut failed = None;
-    for entry in list()? {
+    for entry in entries {
         let name = entry.file_name();
         let Some((kind, id)) = name.to_str().and_then(|name| name.split_once('-')) else {
             continue;
@@ -63,22 +64,36 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             }
             continue;
         }
-        finished += 1;
         if kind == "dead" {
-            dead.push((id, entry.path(), lock));
+            drop(lock);
+            dead.push((id, entry.path()));
             continue;
         }
+        finished += 1;
         let released = pending::release(ground, &id, &entry.path(), None, false);
         failed = failed.or(released.err());
     }
-    // A removal may take long, and no create, sleep or wake waits for it: its own lock suffices.
+    // A removal may take long, and no create, sleep or wake waits for it: its own lock suffices. One at a time is
+    // locked, so that other commands and settlers do a part of many.
     drop(alone);
-    for (id, dir, _lock) in dead {
-        // An interrupted removal still has its record. Volumes are kept, even if the removal was to remove them.
-        let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
-        failed = failed.or(end::complete(ground, &id, &dir, config.as_ref()).err());
+    for (id, dir) in dead {
+        match finish_removal(ground, &id, &dir) {
+            Ok(is_finished) => finished += usize::from(is_finished),
+            Err(e) => failed = failed.or(Some(e)),
+        }
     }
     failed.map_or(Ok(finished), Err)
+}
+
+/// Finishes a removal. Returns false if another process is at it, or has finished it.
+fn finish_removal(ground: &Ground, id: &ContainerId, dir: &Path) -> Result<bool> {
+    let Some(_lock) = Lock::try_take(dir)? else { return Ok(false) };
+    if !dir.exists() {
+        return Ok(false);
+    }
+    // It still has its record. Volumes are kept, even if the removal was to remove them.
+    let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
+    end::complete(ground, id, dir, config.as_ref()).map(|()| true)
 }
 
 /// Finishes an intent. Returns false while another process works on the container.
