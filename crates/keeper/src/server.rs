@@ -12,7 +12,7 @@
 //! fills         memory of containers that is being filled while they run
 //! templates     processes whose memory newborns share, by serial number, with pending requests
 //! queue         errands: containers to be settled or woken by a process, 4 of each kind at once,
-//!               and up to 16 where others last long
+//!               up to 16 where others last long, and more where they wait for a restart
 //! ```
 //!
 //! **Exit of a child.** The child is reaped. For a first process the exit file is written before
@@ -1336,7 +1336,10 @@ impl Server {
         }
         let serial = self.make_hand(kind)?;
         let hand = self.hands.get(&serial).ok_or(Errno::SRCH)?;
-        hand.request(errand).then_some(hand.pid).ok_or(Errno::SRCH)
+        // One that has exited by now, because its program is gone, has failed in its errand: it is not tried again and
+        // again.
+        let _ = hand.request(errand);
+        Ok(hand.pid)
     }
 
     /// Runs a program in the host's mount namespace, with this standard input.

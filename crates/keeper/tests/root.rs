@@ -706,6 +706,17 @@ fn root_settle_runs_when_the_spawner_is_gone_and_only_then() {
     assert!(until(|| !pids.iter().any(is_there)), "{pids:?}");
 }
 
+/// The program may have been removed since the keeper was started.
+#[test]
+fn root_settler_that_cannot_be_executed_leaves_no_errand() {
+    let scratch = Scratch::new();
+    let mut start = scratch.start();
+    start.settle = vec![scratch.path("missing").into()];
+    let mut keeper = Keeper::connect_or_start(&start).unwrap();
+    (0..6).for_each(|n| keeper.settle(&format!("m{n}")).unwrap());
+    assert!(until(|| keeper.status().unwrap().settling == 0));
+}
+
 /// Four containers are settled at once, and those that take long do not hold up the end of others. Nor do those that
 /// wait for their restart, which is any number.
 #[test]
