@@ -4,7 +4,7 @@
 //! rename publishes it; `dead-ID` from the rename that withdraws it until all its resources are
 //! released. The working process holds a lock on the directory. An unlocked directory is therefore
 //! an interrupted create or removal, and its name has the container's id.
-//! [`crate::recover::interrupted`] checks `LIB/pending` for every command: one directory, nearly
+//! [`crate::recover::interrupted`] checks `LIB/pending` and `RUN/pending` for every command: two directories, nearly
 //! always empty, however many containers there are.
 //!
 //! A change of an existing container is one rename of its record. A change that needs another step

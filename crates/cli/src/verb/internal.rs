@@ -61,8 +61,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             let engine = global.engine()?;
             for id in std::io::stdin().lines() {
                 let id = id.context("cannot read container id")?;
-                // The container is settled, and the keeper has others settled meanwhile. One that was killed reads
-                // nothing, and the restart takes place all the same.
+                // The container is settled, and the keeper has others settled meanwhile. If it was killed, the restart
+                // takes place all the same.
                 engine.settle(&id.parse()?, || drop(answer(b"~")))?;
                 answer(b"\n")?;
             }
