@@ -1303,7 +1303,9 @@ impl Server {
         match rustix::net::recv(&hand.requests, &mut answer, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) if kind == HandKind::Settler && answer == WAITS => {
-                self.errands.get_mut(&pid).into_iter().for_each(|running| running.waits = true);
+                if let Some(running) = self.errands.get_mut(&pid) {
+                    running.waits = true;
+                }
                 self.start_errands();
             }
             Ok((1, _)) => {
