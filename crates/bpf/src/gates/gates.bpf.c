@@ -15,7 +15,8 @@
  * - dm_gate_receive (sock_recv_length) and dm_gate_send (sock_send_length) run in the calling task, after
  *   the data was taken or given.
  * - dm_gate_state (inet_sock_set_state) notes with a TCP connection which side opened it, and which
- *   account the other side has. It runs in softirq.
+ *   account the other side has. It runs in softirq. Of connections with the outside, only those that a shared
+ *   container has opened are noted: an answer from there is no request either.
  * - dm_gate_unix (sock_send_length) notes the same with the other end of a unix connection.
  *
  * All run for every task and socket of the host, with preemption off, and do nothing outside of the
@@ -38,7 +39,8 @@
  * its own, where it has any address. It controls neither its cgroup nor the stack of its domain nor the
  * storages.
  *
- * So the other side is noted when a connection is established, and only then. A socket without a note has
+ * So the other side is noted when a connection is established, and only then. A socket that is connected again
+ * (connect(2) with AF_UNSPEC) has another note, or one without another side. A socket without a note has
  * no other side: a datagram socket, whose peer is what connect(2) was told, a connection from before the
  * load or of a restore, of which it is not known which side has opened it, and one whose note found no
  * room (a container decides how much of it is left).
@@ -299,6 +301,9 @@ static __always_inline int can_count(struct dm_gate_home *home, const struct dm_
 
 	if (bpf_map_lookup_elem(&dm_gate_uses, work))
 		return 1;
+	/* Each number is read again by the end of the container, also one that was given in vain. */
+	if (home->uses >= DM_GATE_USES_MAX)
+		return 0;
 	/* Full, or another processor was first. */
 	if (bpf_map_update_elem(&dm_gate_uses, work, &none, BPF_NOEXIST))
 		return bpf_map_lookup_elem(&dm_gate_uses, work) != 0;
@@ -557,26 +562,44 @@ static __always_inline struct dm_gate_peer *peer_by_address(struct sock *sk)
 	return bpf_map_lookup_elem(&dm_gate_peers, &index);
 }
 
+/* Whether a task of a shared container has made this socket. */
+static __always_inline int is_of_shared(struct sock *sk)
+{
+	__u64 cgroup = dm_container_of(sk->sk_cgrp_data.cgroup, config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+
+	return home && home->flags & DM_HOME_SHARED;
+}
+
 SEC("tp_btf/inet_sock_set_state")
 int dm_gate_state(__u64 *ctx)
 {
 	struct sock *sk = (void *)ctx[0];
 	int old = ctx[1], new = ctx[2];
-	struct connection found = {};
+	struct connection *known, found = { .account = DM_NOBODY };
 	struct dm_gate_peer *peer;
+	int is_noted = 0;
 
 	if (new != STATE_ESTABLISHED || (old != STATE_SYN_RECV && old != STATE_SYN_SENT))
 		return 0;
-	peer = peer_by_address(sk);
-	if (!peer)
-		return 0;
 	/* A connection that a restore makes: its side is not known. */
-	if (old == STATE_SYN_SENT && BPF_CORE_READ_BITFIELD_PROBED((struct tcp_sock *)sk, repair))
-		return 0;
-	found.owner = peer->owner;
-	found.account = peer->account;
-	found.is_opened = old == STATE_SYN_SENT;
-	bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (old != STATE_SYN_SENT || !BPF_CORE_READ_BITFIELD_PROBED((struct tcp_sock *)sk, repair)) {
+		found.is_opened = old == STATE_SYN_SENT;
+		peer = peer_by_address(sk);
+		if (peer) {
+			found.owner = peer->owner;
+			found.account = peer->account;
+			is_noted = 1;
+		} else {
+			is_noted = found.is_opened && is_of_shared(sk);
+		}
+	}
+	/* Of an earlier connection of this socket. */
+	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+	if (known)
+		*known = found;
+	else if (is_noted)
+		bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	return 0;
 }
 
@@ -584,16 +607,15 @@ int dm_gate_state(__u64 *ctx)
 static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home *home,
 				     struct passage *at)
 {
-	struct connection *known;
+	struct connection *known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
 
-	/* In another stack, such as one that the container has made itself, any side has any address. */
-	if (!home->netns || sk->__sk_common.skc_net.net->net_cookie != home->netns)
-		return 0;
-	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
 	if (!known)
 		return 0;
-	at->peer.owner = known->owner;
-	at->peer.account = known->account;
+	/* In another stack, such as one that the container has made itself, any side has any address. */
+	if (home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns) {
+		at->peer.owner = known->owner;
+		at->peer.account = known->account;
+	}
 	return known->is_opened;
 }
 
@@ -614,7 +636,9 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 		at->peer.account = known->account;
 		return known->is_opened;
 	}
-	/* accept(2) returns a socket with the name of the listener; connect(2) gives none. */
+	/* accept(2) returns a socket with the name of the listener; connect(2) gives none. LIMIT: where a client
+	 * has bound its socket, an answer counts as a request of its own container, where connect(2) has made
+	 * both ends. */
 	found.is_opened = !of->addr;
 	found.account = DM_NOBODY;
 	peer = of->peer;
