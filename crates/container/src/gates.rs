@@ -70,8 +70,7 @@ pub(crate) fn leave(ground: &Ground, cgroup: &Cgroup) -> Result<()> {
 /// ORDER: first the list, and then the cgroups that exist.
 pub(crate) fn forget_gone(ground: &Ground) -> Result<()> {
     let Some(gates) = find(ground)? else { return Ok(()) };
-    let mut known = gates.homes()?;
-    known.extend(gates.uses()?.1.iter().map(|one| one.service_cgroup));
+    let mut known = gates.homes()?; // all else is found through a home, which is removed last
     if known.is_empty() {
         return Ok(());
     }

@@ -315,6 +315,18 @@ fn used(work: &Work, value: &[u8]) -> Use {
     }
 }
 
+/// The accounts that a container has worked for, with their numbers below `numbers`.
+fn all_clients(clients: &Map, cgroup_v2_id: u64, numbers: u32) -> Result<Vec<(Nth, Work)>> {
+    let mut all = Vec::new();
+    for number in 0..numbers {
+        let nth = Nth { cgroup: cgroup_v2_id, number, reserved: 0 };
+        let Some(found) = clients.get(&nth.to_bytes())? else { continue };
+        let ClientRecord { owner, account, .. } = ClientRecord::from_bytes(&found);
+        all.push((nth, Work { cgroup: cgroup_v2_id, owner, account, reserved: 0 }));
+    }
+    Ok(all)
+}
+
 /// Gates that are loaded, and not attached yet.
 #[derive(Debug)]
 pub struct Loaded {
@@ -381,9 +393,15 @@ impl Gates {
     ///
     /// ORDER: the home last: it leads to the others.
     pub fn leave(&self, gone: &[u64]) -> Result<()> {
+        let mut maps = None;
         for id in gone {
-            if let (Some(uses), Some(clients)) = (self.map(USES)?, self.map(CLIENTS)?) {
-                for (nth, work) in self.clients(&clients, *id)? {
+            let numbers = self.numbers(*id)?;
+            // Most containers have worked for no other account.
+            if maps.is_none() && numbers > 0 {
+                maps = self.map(USES)?.zip(self.map(CLIENTS)?);
+            }
+            if let Some((uses, clients)) = &maps {
+                for (nth, work) in all_clients(clients, *id, numbers)? {
                     uses.remove(&work.to_bytes())?;
                     clients.remove(&nth.to_bytes())?;
                 }
@@ -393,18 +411,10 @@ impl Gates {
         Ok(())
     }
 
-    /// The accounts that a container has worked for.
-    fn clients(&self, clients: &Map, cgroup_v2_id: u64) -> Result<Vec<(Nth, Work)>> {
+    /// How many accounts a container has worked for, with those that found no room.
+    fn numbers(&self, cgroup_v2_id: u64) -> Result<u32> {
         let home = self.homes.get(&cgroup_v2_id.to_ne_bytes())?;
-        let count = home.map_or(0, |home| HomeRecord::from_bytes(&home).uses);
-        let mut all = Vec::new();
-        for number in 0..count {
-            let nth = Nth { cgroup: cgroup_v2_id, number, reserved: 0 };
-            let Some(found) = clients.get(&nth.to_bytes())? else { continue };
-            let ClientRecord { owner, account, .. } = ClientRecord::from_bytes(&found);
-            all.push((nth, Work { cgroup: cgroup_v2_id, owner, account, reserved: 0 }));
-        }
-        Ok(all)
+        Ok(home.map_or(0, |home| HomeRecord::from_bytes(&home).uses))
     }
 
     /// The cgroups that have a home.
@@ -437,12 +447,17 @@ impl Gates {
         Ok((uses.id, all.collect()))
     }
 
-    /// What the container of this cgroup has worked for other accounts, in a time that does not depend on others.
+    /// What the container of this cgroup has worked for other accounts, in a time that does not depend on others. The
+    /// id of the map is 0 if that is nothing.
     pub fn uses_of(&self, cgroup_v2_id: u64) -> Result<(u32, Vec<Use>)> {
+        let numbers = self.numbers(cgroup_v2_id)?;
+        if numbers == 0 {
+            return Ok((0, Vec::new()));
+        }
         let (uses, clients) = (self.map(USES)?, self.map(CLIENTS)?);
         let (Some(uses), Some(clients)) = (uses, clients) else { return Ok((0, Vec::new())) };
         let mut all = Vec::new();
-        for (_, work) in self.clients(&clients, cgroup_v2_id)? {
+        for (_, work) in all_clients(&clients, cgroup_v2_id, numbers)? {
             all.extend(uses.get(&work.to_bytes())?.map(|value| used(&work, &value)));
         }
         Ok((uses.id, all))
