@@ -12,6 +12,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use dormouse_bpf::gates::{Party, Use};
 use dormouse_kernel::cgroup::Hierarchy;
 use dormouse_model::{ContainerId, Cpu, Limits};
 
@@ -23,35 +24,17 @@ use crate::{account, gates, settings};
 /// LIMIT: a larger file is none of ours: some 30,000 containers with debts.
 const MARK_BYTES_MAX: u64 = 1 << 20;
 
-/// An account that pays for work, as gates know it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Payer {
-    number: u32,
-    owner: u64,
-}
-
 /// A running container, as far as debts need it.
 #[derive(Debug, Clone)]
 pub struct Debtor {
     /// Its account. `None` for root, which is the account of containers that have nothing to do with each other.
-    pub payer: Option<Payer>,
+    pub payer: Option<Party>,
     /// Its contract.
     pub cpu: Cpu,
     /// Its cgroup, which is another one after a restart.
     pub cgroup_v2_id: u64,
     /// Of the file with its configuration.
     stamp: (u64, i64, i64),
-}
-
-/// What a container has worked for an account, since the gates were loaded.
-#[derive(Debug, Clone, Copy)]
-pub struct Worked {
-    /// The container's cgroup.
-    pub cgroup_v2_id: u64,
-    /// The account.
-    pub payer: Payer,
-    /// CPU time.
-    pub cpu_ns: u64,
 }
 
 /// Returns whether debts are to be enforced: gates are loaded, and the setting is on.
@@ -81,8 +64,7 @@ pub(crate) fn debtors(
                 config => {
                     let config = config?;
                     let party = account::party(ground, &config)?;
-                    let payer = Payer { number: party.account, owner: party.owner };
-                    let payer = (payer.number != 0).then_some(payer);
+                    let payer = (party.account != 0).then_some(party);
                     Debtor { payer, cpu: Cpu::of(&config.spec.limits), cgroup_v2_id, stamp }
                 }
             },
@@ -92,15 +74,10 @@ pub(crate) fn debtors(
     Ok(all)
 }
 
-/// Returns what was worked for other accounts; `None` without gates.
-pub(crate) fn worked(ground: &Ground) -> Result<Option<Vec<Worked>>> {
+/// Returns what was worked for other accounts, with the load of the gates that have counted; `None` without gates.
+pub(crate) fn worked(ground: &Ground) -> Result<Option<(u32, Vec<Use>)>> {
     let Some(gates) = gates::find(ground)? else { return Ok(None) };
-    let one = |one: dormouse_bpf::gates::Use| Worked {
-        cgroup_v2_id: one.service_cgroup,
-        payer: Payer { number: one.party.account, owner: one.party.owner },
-        cpu_ns: one.cpu_ns,
-    };
-    Ok(Some(gates.uses()?.1.into_iter().map(one).collect()))
+    Ok(Some(gates.uses()?).filter(|(load, _)| *load != 0)) // 0: they are being unloaded
 }
 
 /// Marks that a daemon governs weights, and which settings may differ from contracts.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use dormouse_account::Number;
 use dormouse_account::rule::{Compiled, Gate};
 use dormouse_api::EventKind;
-use dormouse_bpf::gates::Stat as GateStat;
+use dormouse_bpf::gates::{Stat as GateStat, Use};
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
@@ -25,7 +25,7 @@ use crate::account::{
     AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
 };
 use crate::create::Created;
-use crate::debt::{Debtor, Worked};
+use crate::debt::Debtor;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
@@ -591,8 +591,9 @@ impl Engine {
         debt::debtors(&self.ground, cgroups, known)
     }
 
-    /// Returns what containers have worked for other accounts; `None` without gates.
-    pub fn worked(&self) -> Result<Option<Vec<Worked>>> {
+    /// Returns what containers have worked for other accounts, with the load of the gates that have counted, as a
+    /// number that this boot uses once; `None` without gates.
+    pub fn worked(&self) -> Result<Option<(u32, Vec<Use>)>> {
         debt::worked(&self.ground)
     }
 

@@ -199,8 +199,8 @@ pub use account::{
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
-pub use debt::{Debtor, Payer, Worked};
-pub use dormouse_bpf::gates::Stat as GateStat;
+pub use debt::Debtor;
+pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
 pub use drowsy::PushOut;
 pub use engine::Engine;
 pub use error::{Error, Result};

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Debtor, Engine, Payer, Worked};
+use dormouse_container::{Debtor, Engine, Party, Use};
 use dormouse_governor::cpu::{Host, TICK_MS};
 use dormouse_governor::debt::{self, Member, Quota, Readings, Setting, State, Work};
 use dormouse_kernel::cgroup::{CpuQuota, CpuShare, CpuTime, Hierarchy, shares_of_weight};
@@ -73,7 +73,7 @@ pub(crate) struct Debts {
     marked: BTreeSet<ContainerId>,
     /// Weights of reservations.
     base: BTreeMap<ContainerId, u32>,
-    state: State<ContainerId, Payer>,
+    state: State<ContainerId, Party>,
     counted: Instant,
     count_took: Duration,
     others_read: Instant,
@@ -177,8 +177,8 @@ impl Debts {
 
     fn members(
         &self,
-        used_ns: impl Fn(&ContainerId, Option<&Payer>) -> Option<u64>,
-    ) -> Vec<Member<ContainerId, Payer>> {
+        used_ns: impl Fn(&ContainerId, Option<&Party>) -> Option<u64>,
+    ) -> Vec<Member<ContainerId, Party>> {
         let member = |(id, debtor): (&ContainerId, &Debtor)| Member {
             id: id.clone(),
             account: debtor.payer,
@@ -198,15 +198,15 @@ impl Debts {
         now: Instant,
     ) -> Result<bool> {
         let begun = Instant::now();
-        let Some(worked) = engine.worked()? else {
+        let Some((load, worked)) = engine.worked()? else {
             self.counted = now;
             return Ok(false);
         };
         let services: BTreeMap<u64, &ContainerId> =
             self.debtors.iter().map(|(id, debtor)| (debtor.cgroup_v2_id, id)).collect();
-        let work = |one: Worked| {
-            let service = (*services.get(&one.cgroup_v2_id)?).clone();
-            Some(Work { service, account: one.payer, cpu_ns: one.cpu_ns })
+        let work = |one: Use| {
+            let service = (*services.get(&one.service_cgroup)?).clone();
+            Some(Work { service, account: one.party, cpu_ns: one.cpu_ns })
         };
         let works = worked.into_iter().filter_map(work).collect();
         let is_at_rest = self.state.is_at_rest();
@@ -219,7 +219,7 @@ impl Debts {
             reads.then(|| time.of(id.as_str()).ok().flatten()).flatten()
         });
         let passed_ns = now.duration_since(self.counted).as_nanos() as u64;
-        let readings = Readings { passed_ns, members, works };
+        let readings = Readings { passed_ns, load, members, works };
         let was = std::mem::take(&mut self.state);
         self.state = debt::count(host, &readings, was);
         self.counted = now;
@@ -283,17 +283,19 @@ impl Debts {
             engine.mark_debts(&marked)?;
             self.marked = marked;
         }
-        for Setting { id, shares, quota, .. } in settings {
-            let Some(debtor) = self.debtors.get(id) else { continue };
-            if !self.handles.contains_key(id)
-                && let Some(handle) = Handle::open(cgroups, id, debtor)?
-            {
-                self.handles.insert(id.clone(), handle);
-            }
-            if let Some(handle) = self.handles.get(id) {
-                handle.write(*shares, *quota)?;
-            }
+        // A setting that the kernel refuses keeps no other container from its own.
+        let each = settings.iter().map(|setting| self.write_one(cgroups, setting));
+        each.fold(Ok(()), Result::and)
+    }
+
+    fn write_one(&mut self, cgroups: &Hierarchy, setting: &Setting<ContainerId>) -> Result<()> {
+        let Setting { id, shares, quota, .. } = setting;
+        let Some(debtor) = self.debtors.get(id) else { return Ok(()) };
+        if !self.handles.contains_key(id)
+            && let Some(handle) = Handle::open(cgroups, id, debtor)?
+        {
+            self.handles.insert(id.clone(), handle);
         }
-        Ok(())
+        self.handles.get(id).map_or(Ok(()), |handle| handle.write(*shares, *quota))
     }
 }

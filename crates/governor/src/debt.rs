@@ -91,7 +91,7 @@ pub struct Work<I, A> {
     pub service: I,
     /// The account that it worked for.
     pub account: A,
-    /// CPU time since the gates were loaded.
+    /// CPU time, in this life of the container and since the gates were loaded.
     pub cpu_ns: u64,
 }
 
@@ -100,6 +100,8 @@ pub struct Work<I, A> {
 pub struct Readings<I, A> {
     /// Time since the last readings.
     pub passed_ns: u64,
+    /// The load of the gates, as a number that is used once: after another one, work begins at zero.
+    pub load: u32,
     /// All running containers.
     pub members: Vec<Member<I, A>>,
     /// All work for others.
@@ -113,7 +115,8 @@ pub struct State<I, A> {
     works: BTreeMap<(I, A), Seen>,
     /// CPUs per share of a container that competes.
     level: f64,
-    is_begun: bool,
+    /// That of the last readings; `None` before the first.
+    load: Option<u32>,
 }
 
 /// Work up to now.
@@ -189,7 +192,7 @@ impl<I: Ord, A: Ord> Involved<I, A> {
 impl<I, A> Default for State<I, A> {
     fn default() -> Self {
         let (members, works) = (BTreeMap::new(), BTreeMap::new());
-        Self { members, works, level: 0.0, is_begun: false }
+        Self { members, works, level: 0.0, load: None }
     }
 }
 
@@ -228,9 +231,10 @@ impl<I: Clone + Ord, A: Clone + Ord> State<I, A> {
         }
     }
 
-    /// Forgets a container, whose cgroup is another one now.
+    /// Forgets a container, whose cgroup is another one now, and its work, which begins at zero there.
     pub fn forget(&mut self, id: &I) {
         self.members.remove(id);
+        self.works.retain(|(service, _), _| service != id);
     }
 }
 
@@ -242,18 +246,19 @@ pub fn count<I: Clone + Ord, A: Clone + Ord>(
 ) -> State<I, A> {
     let passed = now.passed_ns.max(1) as f64;
     let most_ns = u64::from(host.cpus_milli).saturating_mul(now.passed_ns) / 1000;
-    let mut state = State { level: was.level, is_begun: true, ..State::default() };
+    let mut state = State { level: was.level, load: Some(now.load), ..State::default() };
     let (mut given_ns, mut taken_ns) = (BTreeMap::new(), BTreeMap::new());
     for work in &now.works {
         let key = (work.service.clone(), work.account.clone());
         let before = was.works.get(&key).copied();
-        let seen_ns = match before {
-            Some(before) if before.cpu_ns <= work.cpu_ns => before.cpu_ns,
-            // Other gates were loaded.
-            Some(_) => 0,
+        let seen_ns = match (was.load, before) {
             // A new governor takes the past for paid.
-            None if was.is_begun => 0,
-            None => work.cpu_ns,
+            (None, _) => work.cpu_ns,
+            (Some(load), Some(before)) if load == now.load && before.cpu_ns <= work.cpu_ns => {
+                before.cpu_ns
+            }
+            // It has begun since.
+            _ => 0,
         };
         // The kernel counts work when a task is switched away from. No more than was possible counts at once.
         let more_ns = (work.cpu_ns - seen_ns).min(most_ns);
@@ -286,6 +291,8 @@ pub fn count<I: Clone + Ord, A: Clone + Ord>(
     for member in &now.members {
         let Some(kept) = state.members.get_mut(&member.id) else { continue };
         if member.account.is_none() {
+            // A record that was damaged meanwhile.
+            (kept.debt_ns, kept.limit_debt_ns) = (0.0, 0.0);
             continue;
         }
         // What was taken is in the average by now, so the average stands for the last reading, too.
@@ -316,7 +323,7 @@ fn average(before: f64, more_ns: f64, passed: f64) -> f64 {
     before + (more_ns / passed - before) * (passed / SMOOTH_NS).min(1.0)
 }
 
-/// The weight of a container that nobody has changed. That of a reservation is not known here.
+/// The weight of a container as its contract has it. That of a reservation is not known here.
 fn plain_shares<I, A>(member: &Member<I, A>) -> Option<u32> {
     (member.cpu.reserve_milli == 0).then_some(member.shares)
 }

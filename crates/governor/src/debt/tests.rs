@@ -116,8 +116,12 @@ impl Sim {
             account: *account,
             cpu_ns: *ns as u64,
         });
-        let now =
-            Readings { passed_ns: TICK_MS * MS, members: self.members(), works: works.collect() };
+        let now = Readings {
+            passed_ns: TICK_MS * MS,
+            load: 1,
+            members: self.members(),
+            works: works.collect(),
+        };
         self.state = count(&HOST, &now, std::mem::take(&mut self.state));
         for setting in decide(&HOST, &now.members, &BTreeMap::new(), &mut self.state) {
             let task = &mut self.tasks[setting.id];
@@ -389,6 +393,7 @@ fn past_work_is_no_debt_of_a_new_governor() {
     let work = |cpu_ns| Work { service: 0, account: 1, cpu_ns };
     let at = |used_ns, cpu_ns| Readings {
         passed_ns: TICK_MS * MS,
+        load: 1,
         members: vec![member(used_ns)],
         works: vec![work(cpu_ns)],
     };
@@ -400,12 +405,19 @@ fn past_work_is_no_debt_of_a_new_governor() {
     // Other gates: their figures begin at zero.
     let state = count(&HOST, &at(500 * MS, 10 * MS), state);
     assert_eq!(own_ns(&state, 1), Some(610 * MS));
+    // Others again, which have counted more by now than those before them.
+    let now = Readings { load: 2, ..at(500 * MS, 20 * MS) };
+    let state = count(&HOST, &now, state);
+    assert_eq!(own_ns(&state, 1), Some(630 * MS));
+    let state = count(&HOST, &now, state);
+    assert_eq!(own_ns(&state, 1), Some(630 * MS));
 }
 
 #[test]
 fn use_of_its_own_is_without_work_for_others_whichever_is_read_first() {
     let at = |used_ns, cpu_ns| Readings {
         passed_ns: TICK_MS * MS,
+        load: 1,
         members: vec![Member {
             id: 0,
             account: Some(0),
@@ -436,6 +448,7 @@ fn containers_of_one_account_pay_by_their_weights() {
     };
     let at = |ns| Readings {
         passed_ns: TICK_MS * MS,
+        load: 1,
         members: members(0),
         works: vec![Work { service: 0, account: 7, cpu_ns: ns }],
     };
@@ -454,8 +467,8 @@ fn account_that_pays_nothing_lends_nothing() {
     };
     sim.run(100);
     let works = vec![Work { service: 0, account: 1, cpu_ns: 80 * MS }];
-    let now = Readings { passed_ns: TICK_MS * MS, members: root(&sim), works };
-    let mut state = count(&HOST, &now, State { is_begun: true, ..State::default() });
+    let now = Readings { passed_ns: TICK_MS * MS, load: 1, members: root(&sim), works };
+    let mut state = count(&HOST, &now, State { load: Some(1), ..State::default() });
     let settings = decide(&HOST, &now.members, &BTreeMap::new(), &mut state);
     assert_eq!(settings, []);
 }
@@ -477,6 +490,44 @@ fn settings_of_another_process_are_changed_again() {
     sim.state.found(&2, None, None);
     let again = settle(&mut sim);
     assert_eq!((again[0].id, again[0].shares, again[0].is_plain), (2, Some(1024), true));
+}
+
+#[test]
+fn debt_ends_with_its_account() {
+    let mut sim = client_and_other(contract(100, Some(400)));
+    sim.run(1000);
+    let debts = |state: &State<usize, usize>| {
+        let kept = state.members[&1];
+        [kept.debt_ns, kept.limit_debt_ns].map(|debt| debt > 0.0)
+    };
+    let kept = sim.state.members.get_mut(&1).unwrap();
+    (kept.debt_ns, kept.limit_debt_ns) = (LARGEST_NS, LARGEST_NS);
+    let mut now = Readings { passed_ns: 1, load: 1, members: sim.members(), works: Vec::new() };
+    let state = count(&HOST, &now, sim.state.clone());
+    assert_eq!(debts(&state), [true, true]);
+    now.members[1].account = None;
+    let state = count(&HOST, &now, state);
+    assert_eq!(debts(&state), [false, false]);
+}
+
+#[test]
+fn next_life_of_a_service_has_all_of_its_work_counted() {
+    let at = |cpu_ns| Readings {
+        passed_ns: TICK_MS * MS,
+        load: 1,
+        members: vec![Member {
+            id: 1,
+            account: Some(1),
+            cpu: contract(100, None),
+            shares: 1024,
+            used_ns: Some(0),
+        }],
+        works: vec![Work { service: 0, account: 1, cpu_ns }],
+    };
+    let mut state = count(&HOST, &at(10 * MS), State::default());
+    state.forget(&0);
+    let state = count(&HOST, &at(30 * MS), state);
+    assert_eq!(own_ns(&state, 1), Some(30 * MS));
 }
 
 #[test]
@@ -509,6 +560,7 @@ fn reserved_container_pays_from_its_governed_weight() {
     let before = sim.works[&(0, 1)] as u64;
     let at = |sim: &Sim, members: &[Member<usize, usize>]| Readings {
         passed_ns: TICK_MS * MS,
+        load: 1,
         members: members.to_vec(),
         works: vec![Work { service: 0, account: 1, cpu_ns: sim.works[&(0, 1)] as u64 }],
     };
@@ -535,7 +587,7 @@ proptest! {
     fn settings_stay_within_bounds_for_any_readings(
         rounds in prop::collection::vec(
             (
-                0..u64::MAX / 4,
+                (0..u64::MAX / 4, 0_u32..2),
                 prop::collection::vec(
                     (0_u8..6, 0_u8..4, 1_u32..10_001, prop::option::of(10_u32..64_000), prop::option::of(any::<u64>())),
                     0..6,
@@ -548,7 +600,7 @@ proptest! {
     ) {
         let host = Host { cpus_milli, shares_max: 262_144 };
         let mut state = State::default();
-        for (passed_ns, mut members, mut works) in rounds {
+        for ((passed_ns, load), mut members, mut works) in rounds {
             members.sort_unstable();
             members.dedup_by_key(|one| one.0);
             works.sort_unstable();
@@ -565,7 +617,7 @@ proptest! {
                 .into_iter()
                 .map(|(service, account, cpu_ns)| Work { service, account, cpu_ns })
                 .collect();
-            let now = Readings { passed_ns, members, works };
+            let now = Readings { passed_ns, load, members, works };
             state = count(&host, &now, state);
             let all: u64 = now.members.iter().map(|member| u64::from(member.shares)).sum();
             for setting in decide(&host, &now.members, &BTreeMap::new(), &mut state) {
