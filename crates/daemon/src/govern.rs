@@ -54,6 +54,8 @@ pub(crate) struct Governor {
     time: Rc<CpuTime>,
     /// Opened with the first reservation.
     cgroups: Option<Hierarchy>,
+    /// `RUN/governed` may be there.
+    is_marked: bool,
     host: Host,
     held: BTreeMap<ContainerId, Held>,
     /// Governs memory, on cgroup v1, from the first guarantee on.
@@ -78,6 +80,7 @@ impl Governor {
             engine,
             time,
             cgroups: None,
+            is_marked: false,
             host: Host { cpus_milli: 1000, shares_max: 1 },
             held: BTreeMap::new(),
             shrinker: None,
@@ -103,6 +106,7 @@ impl Governor {
         if self.cgroups.is_none() {
             let opened = Hierarchy::open(&self.engine.places().cgroup)?;
             // ORDER: marked first: weights that a killed daemon has changed are always found.
+            self.is_marked = true;
             self.engine.govern_cpu(true)?;
             self.decided = now;
             self.cgroups = Some(opened);
@@ -154,10 +158,13 @@ impl Governor {
         self.debts.clear();
         self.state = State::default();
         self.others_read = None;
-        match self.cgroups.take() {
-            Some(_) => Ok(self.engine.govern_cpu(false)?),
-            None => Ok(()),
+        self.cgroups = None;
+        if self.is_marked {
+            // After an error, the next round repeats it.
+            self.engine.govern_cpu(false)?;
+            self.is_marked = false;
         }
+        Ok(())
     }
 
     /// Has debts counted and settled, if they are due, or if weights of reservations were decided.
