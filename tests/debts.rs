@@ -257,6 +257,7 @@ fn big_ended_reservation_leaves_the_weight_of_the_contract() {
         thread::sleep(Duration::from_millis(100));
         assert!(weight(&host, "a").0 <= 1024.0, "{}", weight(&host, "a").0);
     }
+    awaits(&host, "the debt is paid", || weight(&host, "a").0 == 1024.0);
 }
 
 #[test]
@@ -277,7 +278,7 @@ fn big_containers_of_one_account_pay_together_and_those_of_root_not_at_all() {
     let is_charged = || figure_ns(&host, "root", "CpuTakenNs") > begun + 300_000_000;
     awaits(&host, "root is charged", is_charged);
     assert_eq!(weight(&host, "b").0, 1024.0, "it has root's account in common with others");
-    awaits(&host, "nobody owes", || weight(&host, "a").0 == 1024.0);
+    awaits(&host, "no debt is left", || weight(&host, "a").0 == 1024.0);
     asking.end();
 }
 

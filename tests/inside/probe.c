@@ -33,7 +33,11 @@
  * burn-each ADDRESS PORT    the same by a process for each connection
  * burn-forks ADDRESS PORT   the same, each request by as many processes as it has microseconds, which are
  *                           made one by the other
+ * burn-behind ADDRESS PORT NAME PORT
+ *                           the same as burn, after an answer of the server NAME to each request
  * work NAME PORT TIMES US   has so many requests of so many microseconds served on one connection
+ * work-lines NAME PORT      the same, a request for each line of standard input, which has its microseconds. A line
+ *                           of output follows each
  * burn-udp ADDRESS PORT     the same as burn, for datagrams
  * work-udp NAME PORT TIMES US SOURCE
  *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
@@ -772,6 +776,27 @@ static int burn_forks(char **args)
 	return burn(args);
 }
 
+static char **behind;
+
+static void burn_after_answer(long us)
+{
+	int fd = burn_socket(behind[0], behind[1], connect);
+	char text[64];
+
+	limit(fd);
+	if (read(fd, text, sizeof(text)) <= 0)
+		exit(fail("read"));
+	close(fd);
+	burn_for(us);
+}
+
+static int burn_behind(char **args)
+{
+	behind = args + 2;
+	served = burn_after_answer;
+	return burn(args);
+}
+
 static int ask_for(int fd, long us)
 {
 	char text[64];
@@ -796,6 +821,20 @@ static int work(char **args)
 	for (int i = 0; i < atoi(args[2]); i++)
 		if (ask_for(fd, atol(args[3])))
 			return 1;
+	return 0;
+}
+
+static int work_lines(char **args)
+{
+	int fd = burn_socket(args[0], args[1], connect);
+	char text[32];
+
+	while (fgets(text, sizeof(text), stdin)) {
+		if (ask_for(fd, atol(text)))
+			return 1;
+		puts("done");
+		fflush(stdout);
+	}
 	return 0;
 }
 
@@ -863,7 +902,8 @@ int main(int argc, char **argv)
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
 		      { "crowd", 2, crowd }, { "lines", 2, lines },
 		      { "burn", 2, burn }, { "burn-each", 2, burn_each },
-		      { "burn-forks", 2, burn_forks }, { "work", 4, work },
+		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
+		      { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
