@@ -251,6 +251,25 @@ fn client_that_is_gone_is_not_confused_with_the_next_at_its_address() {
     assert!(is_near(root, 200), "{root}: {all:?}");
 }
 
+/// A removal goes on behind the answer, while the next container has the address.
+#[test]
+fn next_container_at_an_address_stays_known_beside_the_removal() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    let address = host.address_of("a");
+    host.dm(&["rm", "--force", "a"]).ok();
+    for _ in 0..3 {
+        host.dm(&["run", "--rm", "--ip", &address, "busybox", "true"]).ok();
+        host.dm(&["run", "-d", "--name", "c", "--ip", &address, "busybox", "sleep", "100000"]).ok();
+        host.await_removals();
+        work(&host, "c", "db", 40, 1000);
+        assert_taken(&accounts(&host), "@c", 40);
+        host.dm(&["rm", "--force", "c"]).ok();
+    }
+}
+
 /// A process that still works for a client that is gone does not work for the next owner of its number.
 #[test]
 fn client_that_dies_in_the_middle_is_charged_to_its_end() {

@@ -86,12 +86,17 @@ pub(crate) fn forget_gone(ground: &Ground) -> Result<()> {
 }
 
 /// Forgets the addresses of a container that is removed.
+///
+/// ORDER: before they are released. A removal is completed behind the answer, or again after a kill: what was released
+/// may be another container's by then, and known as such.
 pub(crate) fn withdraw(ground: &Ground, gates: &Gates, config: &Config) -> Result<()> {
     let network = ground.network()?;
     for address in &config.addresses {
         // An address outside of the pool is no container's: gates do not know it either.
         for index in network.indices(&[*address]).unwrap_or_default() {
-            gates.withdraw(index)?;
+            if network.is_held(&config.id, index)? {
+                gates.withdraw(index)?;
+            }
         }
     }
     Ok(())

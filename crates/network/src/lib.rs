@@ -229,6 +229,13 @@ impl Network {
         self.existing_store()?.map_or(Ok(false), |store| Ok(store.holding(id)?.is_some()))
     }
 
+    /// Returns whether a container has an address of the pool, by its index. No other one gets it before a
+    /// [`release`](Self::release).
+    pub fn is_held(&self, id: &ContainerId, index: u32) -> Result<bool> {
+        let Some(store) = self.existing_store()? else { return Ok(false) };
+        Ok(store.record(index)?.container == id.to_bytes())
+    }
+
     /// Releases the addresses of containers that do not exist. Returns their number.
     pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
         self.existing_store()?.map_or(Ok(0), |store| store.sweep(exists))
