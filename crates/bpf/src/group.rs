@@ -85,7 +85,7 @@ fn last_lines() -> String {
 
 impl Description {
     /// The version of this build with these constants: a hash (FNV-1a) of both.
-    fn version(&self, constants: &[u8]) -> u64 {
+    pub(crate) fn version(&self, constants: &[u8]) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for byte in self.object.iter().chain(constants) {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
@@ -154,6 +154,17 @@ impl Description {
         constants: &[u8],
     ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
         let loaded = self.load(constants, &|_| true, None)?;
+        Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
+    }
+
+    /// The same around a map that is there already.
+    pub(crate) fn load_around(
+        &self,
+        constants: &[u8],
+        map: Map,
+    ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
+        let old = Attached { maps: vec![map], anchor: 0, others: Vec::new() };
+        let loaded = self.load(constants, &|_| true, Some(&old))?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
     }
 

@@ -1,6 +1,7 @@
 //! Classes of packets at the uplink of a domain: the programs of `rate.bpf.c`, and their map.
 //!
-//! The programs are found through the devices that they are attached to, and end with them.
+//! The programs are found through the devices that they are attached to, and end with them. A map beside that of the
+//! classes has their version, so that a newer build replaces them. The classes stay.
 
 use std::os::fd::AsFd;
 
@@ -18,13 +19,14 @@ static GROUP: Description = Description {
     object: include_bytes!(concat!(env!("OUT_DIR"), "/rate.o")),
     programs: &[],
     anchor: OUT,
-    maps: &[CLASSES],
-    about: "",
+    maps: &[CLASSES, ABOUT],
+    about: ABOUT,
 };
 
 const OUT: &str = "dm_rate_out";
 const IN: &str = "dm_rate_in";
 const CLASSES: &str = "dm_classes";
+const ABOUT: &str = "dm_about";
 
 record! {
     /// The class of an address.
@@ -46,16 +48,27 @@ pub enum Direction {
 #[derive(Debug)]
 pub struct Loaded {
     programs: Vec<Program>,
-    classes: Map,
+    classes: Classes,
 }
 
 impl Loaded {
-    /// Loads the programs with a new map.
-    pub fn new(constants: Constants) -> Result<Self, BpfError> {
+    /// Loads the programs, with the classes of older ones or with none.
+    pub fn new(constants: Constants, classes: Option<Classes>) -> Result<Self, BpfError> {
         let missing = |name: &str| BpfError::Missing { object: GROUP.name, name: name.into() };
-        let (maps, programs) = GROUP.load_alone_with(&constants.to_bytes())?;
-        let classes = maps.into_iter().next().ok_or_else(|| missing(CLASSES))?;
-        Ok(Self { programs, classes })
+        let constants = constants.to_bytes();
+        let (maps, programs) = match classes {
+            Some(old) => GROUP.load_around(&constants, old.map)?,
+            None => GROUP.load_alone_with(&constants)?,
+        };
+        let mut maps = maps.into_iter();
+        let map = maps.next().ok_or_else(|| missing(CLASSES))?;
+        let about = maps.next().ok_or_else(|| missing(ABOUT))?;
+        let version = GROUP.version(&constants);
+        about.set(&0u32.to_ne_bytes(), &version.to_ne_bytes())?;
+        for program in &programs {
+            program.keep(about.as_fd())?;
+        }
+        Ok(Self { programs, classes: Classes { map, version } })
     }
 
     /// Attaches a program to a device of the calling thread's network namespace, in place of older ones.
@@ -69,9 +82,9 @@ impl Loaded {
             .map_err(|source| BpfError::Attach { program: name, source })
     }
 
-    /// The map.
+    /// The classes.
     pub fn into_classes(self) -> Classes {
-        Classes(self.classes)
+        self.classes
     }
 }
 
@@ -98,42 +111,58 @@ pub fn detach(device: u32) -> Result<(), BpfError> {
 
 /// The classes of addresses.
 #[derive(Debug)]
-pub struct Classes(Map);
+pub struct Classes {
+    map: Map,
+    /// The version of the attached programs; 0 is that of programs without one.
+    version: u64,
+}
 
 impl Classes {
     /// Finds the map through a device of the calling thread's network namespace.
     pub fn find(device: u32) -> Result<Option<Self>, BpfError> {
         for program in attached(device)? {
+            let (mut classes, mut version) = (None, 0);
             for id in program.maps {
                 let map = Map::by_id(id)?;
                 if map.name == CLASSES {
-                    return Ok(Some(Self(map)));
+                    classes = Some(map);
+                } else if map.name == ABOUT {
+                    let found = map.get(&0u32.to_ne_bytes())?.unwrap_or_default();
+                    version = found.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
                 }
+            }
+            if let Some(map) = classes {
+                return Ok(Some(Self { map, version }));
             }
         }
         Ok(None)
     }
 
+    /// Whether the attached programs are of this build with these constants.
+    pub fn is_current(&self, constants: Constants) -> bool {
+        self.version == GROUP.version(&constants.to_bytes())
+    }
+
     /// The priority of packets of an address.
     pub fn of(&self, index: u32) -> Result<Option<u32>, CallError> {
-        let found = self.0.get(&index.to_ne_bytes())?;
+        let found = self.map.get(&index.to_ne_bytes())?;
         Ok(found.map(|bytes| Class::from_bytes(&bytes).priority))
     }
 
     /// All priorities, one for each address.
     pub fn priorities(&self) -> Result<Vec<u32>, CallError> {
-        let entries = self.0.entries()?;
+        let entries = self.map.entries()?;
         Ok(entries.iter().map(|(_, value)| Class::from_bytes(value).priority).collect())
     }
 
     /// Sets the priority of packets of an address.
     pub fn set(&self, index: u32, priority: u32) -> Result<(), CallError> {
-        self.0.set(&index.to_ne_bytes(), &Class { priority }.to_bytes())
+        self.map.set(&index.to_ne_bytes(), &Class { priority }.to_bytes())
     }
 
     /// Removes an address.
     pub fn remove(&self, index: u32) -> Result<(), CallError> {
-        self.0.remove(&index.to_ne_bytes()).map(drop)
+        self.map.remove(&index.to_ne_bytes()).map(drop)
     }
 }
 

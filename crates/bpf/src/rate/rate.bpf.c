@@ -34,11 +34,21 @@ struct {
 	__type(value, struct dm_class);
 } dm_classes SEC(".maps");
 
+/* The version of the programs: no program reads it (mod.rs). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dm_about);
+} dm_about SEC(".maps");
+
 static __always_inline int classify(struct __sk_buff *skb, int at4, int at6)
 {
 	struct dm_class *class = 0;
 	__u32 index;
 
+	/* First, for packets that are too short to have an address. */
+	skb->priority = 0;
 	if (skb->protocol == bpf_htons(ETH_IP)) {
 		__be32 address;
 
@@ -57,7 +67,8 @@ static __always_inline int classify(struct __sk_buff *skb, int at4, int at6)
 		    address[2] == config.public6[2])
 			class = bpf_map_lookup_elem(&dm_classes, &index);
 	}
-	skb->priority = class ? class->priority : 0;
+	if (class)
+		skb->priority = class->priority;
 	return NEXT;
 }
 
