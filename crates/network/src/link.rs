@@ -101,7 +101,15 @@ impl Links {
     }
 
     pub fn find(&mut self, name: &str) -> Result<Option<Link>> {
-        Ok(self.all()?.into_iter().find(|l| l.name == name))
+        let step = || at(format!("find the link '{name}'"));
+        let request = route::link(0, 0, 0).with_text(route::LINK_NAME, name);
+        let entry = match self.0.answer(route::GET_LINK, &request) {
+            Err(e) if e.errno() == Errno::NODEV.raw_os_error() => return Ok(None),
+            entry => entry.map_err(step())?,
+        };
+        let malformed = CallError::new("netlink", name.to_owned(), Errno::BADMSG.raw_os_error());
+        let (link, _) = Link::parse(&entry).ok_or(malformed).map_err(step())?;
+        Ok(Some(link))
     }
 
     /// Removes a link, if it is still there: the end of the other namespace of a pair removes it as well, later

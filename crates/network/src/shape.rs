@@ -12,7 +12,8 @@
 //!
 //! A tree is made for the first container of a domain with a contract, and removed with the last one. Other domains
 //! have none. The map of the programs says which classes are in use: a class without an address is the rest of an
-//! interrupted call, and the next container gets it.
+//! interrupted call, and the next container gets it. A map without an address is the rest of an interrupted call as
+//! well, whose trees may be gone: they are made anew.
 //!
 //! LIMIT: trees of several domains do not know each other. A guarantee holds among the containers of one domain.
 
@@ -65,11 +66,20 @@ impl Network {
         let _lock = self.lock_domains()?;
         let ends = ends(domain)?;
         let uplink = self.settings.uplink_bps.map_or(UNBOUNDED, |bits| bits / 8);
-        let classes = match Classes::find(ends.host)? {
-            Some(classes) => classes,
-            None => {
-                make(domain, ends, uplink)?;
-                let loaded = Loaded::new(self.constants(&plan))?;
+        let constants = self.constants(&plan);
+        let mut found = Classes::find(ends.host)?;
+        if let Some(classes) = &found
+            && classes.priorities().map_err(at("list the classes"))?.is_empty()
+        {
+            found = None;
+        }
+        let classes = match found {
+            Some(classes) if classes.is_current(constants) => classes,
+            older => {
+                if older.is_none() {
+                    make(domain, ends, uplink)?;
+                }
+                let loaded = Loaded::new(constants, older)?;
                 stack::inside(domain.netns.as_fd(), || {
                     Ok(loaded.attach(ends.inside, Direction::Out)?)
                 })?;
@@ -90,7 +100,11 @@ impl Network {
             ceil: bandwidth.ceil_bps.map_or(uplink, |bits| (bits / 8).min(uplink)).max(rate),
             quantum: (TURN_BYTES * weight / 100) as u32,
         };
-        both(domain, ends, |links, device| links.set_class(device, number, &class))?;
+        both(domain, ends, |links, device| {
+            // The uplink may have been set otherwise since the tree was made.
+            set_outer(links, device, uplink)?;
+            links.set_class(device, number, &class)
+        })?;
         // ORDER: the class is there before a packet has it.
         for index in numbers {
             classes.set(index, traffic::priority(number)).map_err(at("set a class"))?;
@@ -161,14 +175,19 @@ fn both(
 
 /// Makes the trees, in place of what an interrupted call has left.
 fn make(domain: &Domain, ends: Ends, uplink: u64) -> Result<()> {
-    let top = Class { above: 0, rate: uplink, ceil: uplink, quantum: TURN_BYTES as u32 };
-    let others = Class { above: UPLINK, rate: LEAST, ..top };
     both(domain, ends, |links, device| {
         links.remove_tree(device)?;
         links.add_tree(device, OTHERS)?;
-        links.set_class(device, UPLINK, &top)?;
-        links.set_class(device, OTHERS, &others)
+        set_outer(links, device, uplink)
     })
+}
+
+/// Sets the class of the uplink, and that of containers without a contract.
+fn set_outer(links: &mut Links, device: u32, uplink: u64) -> Result<()> {
+    let top = Class { above: 0, rate: uplink, ceil: uplink, quantum: TURN_BYTES as u32 };
+    let others = Class { above: UPLINK, rate: LEAST, ..top };
+    links.set_class(device, UPLINK, &top)?;
+    links.set_class(device, OTHERS, &others)
 }
 
 #[cfg(test)]
