@@ -64,6 +64,17 @@ pub(crate) fn leave(ground: &Ground, config: Option<&Config>) -> Result<()> {
     }
 }
 
+/// Removes the class of a running container that is about to have no contract.
+///
+/// ORDER: before the record changes. A container that ends after a kill in between has a contract on record, by which
+/// its end removes a class; a container that runs gets its class again.
+pub(crate) fn give_up(ground: &Ground, before: &Config, after: &Config) -> Result<()> {
+    match Bandwidth::of(&after.spec.limits) {
+        None => leave(ground, Some(before)),
+        Some(_) => Ok(()),
+    }
+}
+
 /// Takes addresses that a container is to lose out of its class.
 pub(crate) fn forget(ground: &Ground, config: &Config, addresses: &[IpAddr]) -> Result<()> {
     if addresses.is_empty() || Bandwidth::of(&config.spec.limits).is_none() {

@@ -17,7 +17,7 @@ use crate::{bandwidth, contract, freeze, net, rate, state, usage, view};
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
     let _lock = ground.lock(id)?;
     let mut config = ground.config(id)?;
-    let before = config.clone();
+    let mut before = config.clone();
     let observed = state::observe_locked(ground, &config)?;
     let alive = observed.is_alive();
     config.spec.limits.replace(&update.limits);
@@ -47,7 +47,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         bandwidth::leave(ground, Some(&before))?;
     }
     if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
-        net::update_addresses(ground, &mut config, update, alive)?;
+        // ORDER: with the limits on record: new ones may be refused.
+        net::update_addresses(ground, &mut before, update, alive)?;
+        config.addresses.clone_from(&before.addresses);
     }
     let changed = alive && update.limits != dormouse_model::Limits::default();
     let cgroup = changed.then(|| state::cgroup(ground, &config)).transpose()?;
@@ -57,8 +59,18 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     if changed {
         contract::admit(ground, &config, &config.spec.limits)?;
     }
-    ground.write_config(&ground.dir(id), &config).inspect_err(|_| {
+    let is_bandwidth = changed && bandwidth::is_in(&update.limits);
+    let record = || -> Result<()> {
+        if is_bandwidth {
+            bandwidth::give_up(ground, &before, &config)?;
+        }
+        ground.write_config(&ground.dir(id), &config)
+    };
+    record().inspect_err(|_| {
         let _ = contract::admit_again(ground, &before); // the first error is returned
+        if is_bandwidth {
+            let _ = bandwidth::set(ground, &before);
+        }
     })?;
     let set = |cgroup: Cgroup| -> Result<()> {
         // ORDER: the lock is released before the limits of all are written, also those that were left to its holder.
@@ -79,7 +91,10 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
         config.spec.wake_on = before.spec.wake_on;
         ground.write_config(&ground.dir(id), &config)?;
-        let _ = freeze::finish_limits(ground, &config); // the first error is returned
+        // The first error is returned.
+        if freeze::finish_limits(ground, &config).is_err() && is_bandwidth {
+            let _ = bandwidth::set(ground, &config);
+        }
         return Err(e);
     }
     if let Some(init) = observed.init.as_ref().filter(|_| changed)
