@@ -52,6 +52,12 @@ const ANSWERS_WITHIN: Duration = Duration::from_millis(100);
 /// LIMIT: opens of one view that wait for its contents. Later ones go on with the old contents.
 const OPENS_MAX: usize = 16;
 
+/// LIMIT: opens that wait, of all views: each has a descriptor here. Opens of more views go on with the old contents.
+const WAITS_MAX: usize = 4096;
+
+/// LIMIT: views whose opens are not reported for a moment: each has a descriptor here. Opens of others are answered.
+const IGNORED_MAX: usize = 4096;
+
 /// LIMIT: containers whose cgroups and views are held open.
 const CONTAINERS_MAX: usize = 256;
 
@@ -186,7 +192,7 @@ impl Drop for Server {
 /// A panic aborts the process. With a thread less, the group would stay open, and opens of views would wait.
 fn respond(mut responder: Responder, over: BorrowedFd<'_>, writer: &JoinHandle<()>) {
     let serve = AssertUnwindSafe(|| {
-        if let Err(e) = responder.serve(over) {
+        if let Err(e) = responder.serve(over, writer) {
             say(&format!("views keep their contents: {e}"));
         }
         responder.drain(writer);
@@ -212,10 +218,15 @@ impl Responder {
         Self { group, waiting, jobs, served: HashMap::new(), ignored: Vec::new() }
     }
 
-    /// Serves until `over` is closed.
-    fn serve(&mut self, over: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    /// Serves until `over` is closed, or the writer has panicked.
+    fn serve(
+        &mut self,
+        over: BorrowedFd<'_>,
+        writer: &JoinHandle<()>,
+    ) -> std::result::Result<(), Errno> {
         let group = Arc::clone(&self.group);
-        loop {
+        // A writer that panics leaves an open without an answer, and the deadline of that one ends the wait below.
+        while !writer.is_finished() {
             let left = self.next().map(|at| at.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().cast_signed(),
@@ -250,6 +261,7 @@ impl Responder {
                 Err(e) => return Err(e),
             }
         }
+        Ok(())
     }
 
     /// Lets all opens go on until the writer has ended.
@@ -311,10 +323,16 @@ impl Responder {
                 }
                 return opens.push((file, now + ANSWERS_WITHIN));
             }
+            // With few for each view, the number of views bounds that of opens.
+            if waiting.len() >= WAITS_MAX / OPENS_MAX {
+                return allow(&file);
+            }
         }
         let is_fresh = |at: &Instant| now.duration_since(*at) < FRESH;
         if let Some(at) = self.served.get(&inode).filter(|at| is_fresh(at)).copied() {
-            if fanotify_ignore(group.as_fd(), file.as_fd(), true).is_ok() {
+            if self.ignored.len() < IGNORED_MAX
+                && fanotify_ignore(group.as_fd(), file.as_fd(), true).is_ok()
+            {
                 allow(&file);
                 self.ignored.push((file, at + FRESH));
                 return;
