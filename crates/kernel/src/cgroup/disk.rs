@@ -103,6 +103,33 @@ impl Disk {
         }
     }
 
+    /// The disks that schedule its requests. Device mapper and md pass bios on to the disks below them, with the cgroup
+    /// of each; the kernel shows no scheduler in brackets for them.
+    fn scheduling(self) -> Vec<Self> {
+        let (mut found, mut next) = (Vec::new(), vec![self]);
+        while let Some(disk) = next.pop() {
+            let below = if disk.scheduler().is_none() { disk.below_it() } else { Vec::new() };
+            match below.is_empty() {
+                true => found.push(disk),
+                false => next.extend(below),
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// The disks of a disk that has no medium of its own.
+    fn below_it(self) -> Vec<Self> {
+        let entries = std::fs::read_dir(self.sysfs("slaves")).into_iter().flatten().flatten();
+        let disk = |entry: std::fs::DirEntry| {
+            let text = proc::read_text(entry.path().join("dev"), SYSFS_BYTES).ok()?;
+            let part = Self::parse(text.trim())?;
+            Self::of(rustix::fs::makedev(part.major, part.minor)).ok()
+        };
+        entries.filter_map(disk).collect()
+    }
+
     /// The scheduler in use, which is in brackets.
     fn scheduler(self) -> Option<String> {
         let text = proc::read_text(self.sysfs("queue/scheduler"), SYSFS_BYTES).ok()?;
@@ -222,7 +249,10 @@ impl Hierarchy {
         let mut all = Vec::new();
         if limits.io_weight.is_some()
             && let Ok(disk) = Disk::below(storage)
-            && let Some(why) = self.ignores_weight(disk)
+            && let Some((disk, why)) = disk
+                .scheduling()
+                .into_iter()
+                .find_map(|disk| Some((disk, self.ignores_weight(disk)?)))
         {
             all.push(format!("the disk weight is not enforced on {}: {why}", disk.name()));
         }
@@ -328,6 +358,18 @@ mod tests {
             let number = Disk::parse(number.trim()).unwrap();
             let disk = Disk::of(rustix::fs::makedev(number.major, number.minor)).unwrap();
             assert!(disk != number && !disk.sysfs("partition").exists(), "{number} {disk}");
+        }
+    }
+
+    #[test]
+    fn disks_that_schedule_have_none_below() {
+        for entry in std::fs::read_dir("/sys/block").unwrap().flatten() {
+            let number = std::fs::read_to_string(entry.path().join("dev")).unwrap();
+            let disk = Disk::parse(number.trim()).unwrap();
+            let found = disk.scheduling();
+            assert!(!found.is_empty(), "{disk}");
+            let is_last = |it: &Disk| it.scheduler().is_some() || it.below_it().is_empty();
+            assert!(found.iter().all(is_last), "{disk} {found:?}");
         }
     }
 }
