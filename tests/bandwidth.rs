@@ -114,6 +114,23 @@ fn vm_ceiling_bounds_what_a_container_sends_and_receives() {
     assert!(table.contains("weight 100, at most 6mbit"), "{table}");
 }
 
+/// A packet without ports has the class of its container, too.
+#[test]
+fn vm_ceiling_bounds_echo_requests() {
+    const ECHOES: u32 = 300;
+    const ECHO_BYTES: u32 = 1400;
+    let host = Host::with_busybox();
+    start(&host, "x", &["--net-ceil", "512kbit"]);
+    let (echoes, bytes) = (ECHOES.to_string(), ECHO_BYTES.to_string());
+    let at = Instant::now();
+    let said = host.dm(&["exec", "x", "probe", "ping", Host::ADDRESS, &echoes, &bytes]).ok();
+    let took = at.elapsed();
+    assert_eq!(said.trim(), "answered");
+    // Without a ceiling an answer takes less than a millisecond. A burst of 64 kB is sent at once.
+    let bits = f64::from(ECHOES * ECHO_BYTES - 65_536) * 8.0;
+    assert!(took >= Duration::from_secs_f64(bits / 512e3 / 1.06), "{took:?}");
+}
+
 /// The shares are those of a slow uplink, for which any machine has time. Several connections each, so that data waits
 /// for the uplink while a client waits for a processor.
 #[test]
@@ -165,6 +182,56 @@ fn vm_guarantees_beyond_the_uplink_are_refused_with_the_numbers() {
     assert!(line.contains("10mbit of 10mbit are free"), "{line}");
     host.dm(&["update", "--net-rate", "4mbit", "y"]).ok();
     host.dm(&["wake", "x"]).ok();
+}
+
+/// The classes at the host's end of the uplinks, by tc(8).
+#[track_caller]
+fn classes(host: &Host) -> String {
+    let devices = r"ip -o link show | sed -n 's/^[0-9]*: \(dm[0-9a-f]*\)@.*/\1/p'";
+    host.sh(&format!("for d in $({devices}); do tc class show dev $d; done")).ok()
+}
+
+#[test]
+fn vm_refused_update_changes_no_class() {
+    let host = with_uplink("10mbit");
+    start(&host, "x", &["--net-rate", "2mbit", "--net-ceil", "8mbit"]);
+    start(&host, "y", &[]);
+    let before = classes(&host);
+    assert!(before.contains("rate 2Mbit ceil 8Mbit"), "{before}");
+    let record = |name: &str| host.inspect(name)["config"]["limits"].clone();
+    let records = ["x", "y"].map(record);
+    for options in [
+        &["--net-rate", "11mbit", "--net-ceil", "0", "x"][..],
+        &["--net-ceil", "1mbit", "x"],
+        &["--net-ceil", "4mbit", "--io-write-bps", "/no/such/device:1m", "x"],
+        &["--net-rate", "9mbit", "y"],
+        &["--net-rate", "9mbit", "--ip-add", "10.136.3.201", "y"],
+    ] {
+        host.dm(&[&["update"], options].concat()).fails();
+        assert_eq!(classes(&host), before, "{options:?}");
+        assert_eq!(["x", "y"].map(record), records, "{options:?}");
+    }
+    host.dm(&["update", "--net-rate", "0", "--net-ceil", "0", "x"]).ok();
+    assert!(queueing(&host).iter().all(|kind| kind != "htb"));
+}
+
+/// The rate of the uplink is that of the settings when a contract was last set.
+#[test]
+fn vm_uplink_follows_its_setting_with_the_next_contract() {
+    let host = with_uplink("10mbit");
+    start(&host, "x", &["--net-rate", "2mbit"]);
+    let has = |rate: &str| {
+        let text = classes(&host);
+        let is_top = |line: &str| line.contains(" root ");
+        let top = text.lines().find(|line| is_top(line)).unwrap_or_else(|| panic!("{text}"));
+        assert!(top.contains(&format!("rate {rate} ceil {rate}")), "{text}");
+    };
+    has("10Mbit");
+    let config = host.root().join("etc/config.toml");
+    let text = fs::read_to_string(&config).expect("the settings");
+    fs::write(&config, text.replace("\"10mbit\"", "\"20mbit\"")).expect("written");
+    start(&host, "y", &["--net-weight", "200"]);
+    has("20Mbit");
 }
 
 #[test]

@@ -127,6 +127,8 @@ struct Counts {
     processes: Vec<String>,
     id_slots: u64,
     addresses: u64,
+    /// Devices with classes of traffic.
+    shaped: usize,
     files: Vec<String>,
 }
 
@@ -175,6 +177,7 @@ impl Counts {
             processes,
             id_slots: number("id_slots"),
             addresses: number("addresses"),
+            shaped: host.sh("ip link show").ok().matches(" qdisc htb ").count(),
             files,
         }
     }
@@ -234,6 +237,8 @@ const RUN: Words = &["run", "-d", "--name", "x", "busybox", "sleep", "1000"];
 const RUN_ONCE: Words = &["run", "--rm", "--name", "x", "busybox", "true"];
 const LIMITED: Words =
     &["run", "-d", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox", "sleep", "1000"];
+const SHAPED: Words =
+    &["run", "-d", "--name", "x", "--net-ceil", "8mbit", "busybox", "sleep", "1000"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
 const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
@@ -378,7 +383,7 @@ fn difference(before: &Counts, now: &Counts) -> String {
     };
     format!(
         "mounts {:?}, cgroups {} to {}, processes {} and {:?}, id slots {} to {}, addresses {} to {}, \
-         files {:#?}",
+         shaped devices {} to {}, files {:#?}",
         more(&before.mounts, &now.mounts),
         before.cgroups,
         now.cgroups,
@@ -388,6 +393,8 @@ fn difference(before: &Counts, now: &Counts) -> String {
         now.id_slots,
         before.addresses,
         now.addresses,
+        before.shaped,
+        now.shaped,
         more(&before.files, &now.files)
     )
 }
@@ -588,6 +595,21 @@ fn settling_of_withdrawn_container_survives_kill_at_any_step() {
 fn run_with_views_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: LIMITED, states, after: &[REMOVE, LIMITED, REMOVE] }.survives();
+}
+
+/// Each container is the first of its domain with a contract for the network, and the last.
+#[test]
+fn bandwidth_survives_kill_at_any_step() {
+    let states = &["none", "created", "running", "stopped"];
+    Verb { before: &[], command: SHAPED, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
+    let states = &["running"];
+    let command = &["update", "--net-ceil", "0", "x"];
+    Verb { before: &[SHAPED], command, states, after: &[EXEC, REMOVE] }.survives();
+    let command = &["update", "--net-ceil", "9mbit", "x"];
+    Verb { before: &[RUN], command, states, after: &[EXEC, REMOVE, SHAPED, REMOVE] }.survives();
+    let states = &["none", "running", "stopped"];
+    let command = &["rm", "--force", "x"];
+    Verb { before: &[SHAPED], command, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
 }
 
 #[test]

@@ -179,6 +179,12 @@ fn vm_nproc_is_a_set_of_cpus() {
     assert_eq!(inside(&host, "x", "sed -n 's/^Cpus_allowed_list:\\t//p' /proc/self/status"), cpu);
     let processor = inside(&host, "x", "sed -n 's/^processor[^0-9]*//p' /proc/cpuinfo");
     assert_eq!(processor, cpu);
+    // The threads of a clone are bound to the set of the original.
+    host.dm(&["clone", "--name", "y", "x"]).ok();
+    host.wait_for_state("y", "running");
+    assert_eq!(inside(&host, "y", "cat /sys/devices/system/cpu/online"), cpu);
+    assert_eq!(inside(&host, "y", "sed -n 's/^Cpus_allowed_list:\\t//p' /proc/1/status"), cpu);
+    assert_eq!(host.inspect("y")["config"]["limits"]["cpuset_cpus"], cpu.trim());
     let refused = host.dm(&["run", "--nproc", "100000", "busybox", "true"]).fails();
     assert!(refused.contains("the host has"), "{refused}");
 }
@@ -226,6 +232,24 @@ fn vm_daemon_writes_views_when_they_are_opened() {
     let _daemon = Daemon::start(&host);
     shows_use(&host, "y", 11);
     shows_use(&host, "x", 12);
+}
+
+/// The file system of views ends with the last container, and the next container has another one.
+#[test]
+fn vm_daemon_writes_views_of_a_file_system_that_is_mounted_again() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    let views = host.root().join("run/views").display().to_string();
+    let is_mounted = || host.mounts().contains(&views);
+    for mib in 8..11 {
+        start(&host, "x", &["--memory", "64m"]);
+        assert!(is_mounted());
+        shows_use(&host, "x", mib);
+        host.dm(&["rm", "-f", "x"]).ok();
+        // The keeper does the same at its end.
+        host.dm(&["internal", "reset"]).ok();
+        assert!(!is_mounted());
+    }
 }
 
 /// Opens in a loop keep no other container waiting.

@@ -17,7 +17,8 @@
  * crowd NAME COUNT          binds so many abstract unix names that have the hash of another one, prints
  *                           the number, and keeps them
  * bind ADDRESS PORT         binds a TCP socket there and reports it
- * ping NAME                 an echo request and its answer, by the unprivileged socket
+ * ping NAME [TIMES BYTES]   an echo request and its answer, by the unprivileged socket; or so many of so many
+ *                           bytes, one after the other
  * waits MS CALL...          waits so long by each of these calls at once, and prints the durations
  * local DIR                 unix sockets DIR/stream and DIR/datagram, and a connection to
  *                           DIR/outside: each line is returned with a number before it, each
@@ -286,18 +287,29 @@ static int bind_only(char **args)
 static int ping(char **args)
 {
 	struct addrinfo hints = { .ai_family = AF_INET }, *other;
-	struct icmphdr echo = { .type = ICMP_ECHO }, answer = { 0 };
+	static union {
+		struct icmphdr head;
+		char bytes[1400];
+	} echo = { .head = { .type = ICMP_ECHO } }, answer;
+	long times = args[1] && args[2] ? strtol(args[1], NULL, 10) : 1;
+	size_t size = args[1] && args[2] ? strtoul(args[2], NULL, 10) : sizeof(echo.head);
+	if (size < sizeof(echo.head) || size > sizeof(echo)) {
+		errno = EMSGSIZE;
+		return fail("ping");
+	}
 	if (getaddrinfo(args[0], NULL, &hints, &other))
 		return fail("getaddrinfo");
 	int fd = socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP);
 	if (fd < 0)
 		return fail("socket");
 	limit(fd);
-	if (sendto(fd, &echo, sizeof(echo), 0, other->ai_addr, other->ai_addrlen) < 0)
-		return fail("sendto");
-	if (recv(fd, &answer, sizeof(answer), 0) < 0)
-		return fail("recv");
-	puts(answer.type == ICMP_ECHOREPLY ? "answered" : "refused");
+	for (long i = 0; i < times; i++) {
+		if (sendto(fd, &echo, size, 0, other->ai_addr, other->ai_addrlen) < 0)
+			return fail("sendto");
+		if (recv(fd, &answer, sizeof(answer), 0) < 0)
+			return fail("recv");
+	}
+	puts(answer.head.type == ICMP_ECHOREPLY ? "answered" : "refused");
 	return 0;
 }
 
