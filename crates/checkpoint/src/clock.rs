@@ -7,9 +7,9 @@
 //! CLOCK_MONOTONIC continues from its saved value, as after a suspend, and CLOCK_BOOTTIME includes
 //! the time in between.
 
-use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
+pub(crate) use dormouse_kernel::clock::Offsets;
 use dormouse_kernel::clock::now_unix_ms;
 use dormouse_kernel::{namespace, proc};
 use dormouse_record::{About, CLOCK_MAX_NS, Error, Result, Time};
@@ -17,75 +17,36 @@ use rustix::time::ClockId;
 
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// The offsets of a time namespace from the clocks of the host.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Offsets {
-    pub(crate) monotonic_ns: i64,
-    pub(crate) boottime_ns: i64,
+/// The offsets of a process's own time namespace; `timens_offsets` contains those of its children's.
+pub(crate) fn offsets_of_process(pid: u32) -> Result<Offsets> {
+    let [own, for_children] =
+        ["time", "time_for_children"].map(|name| namespace::link(pid, pid, name));
+    if own == for_children {
+        return offsets_of(pid);
+    }
+    let path = format!("/proc/{pid}/ns/time");
+    let open = std::fs::File::open(&path).map_err(Error::file("cannot open", path))?;
+    let text = namespace::clock_offsets(open.as_fd());
+    text.map(|text| Offsets::parse(&text)).map_err(|e| Error::Elsewhere(e.to_string()))
 }
 
-impl Offsets {
-    /// The offsets of a process's own time namespace; `timens_offsets` contains those of its
-    /// children's.
-    pub(crate) fn of_process(pid: u32) -> Result<Self> {
-        let [own, for_children] =
-            ["time", "time_for_children"].map(|name| namespace::link(pid, pid, name));
-        if own == for_children {
-            return Self::of(pid);
-        }
-        let path = format!("/proc/{pid}/ns/time");
-        let open = std::fs::File::open(&path).map_err(Error::file("cannot open", path))?;
-        let text = namespace::clock_offsets(open.as_fd());
-        text.map(|text| Self::parse(&text)).map_err(|e| Error::Elsewhere(e.to_string()))
-    }
+/// [`Offsets::of`] with an error that names the file.
+pub(crate) fn offsets_of(pid: impl std::fmt::Display) -> Result<Offsets> {
+    let path = format!("/proc/{pid}/timens_offsets");
+    Offsets::of(pid).map_err(Error::file("cannot read", path))
+}
 
-    /// The offsets of the time namespace of a process's children, by `/proc/PID/timens_offsets`;
-    /// `self` is allowed as the process.
-    pub(crate) fn of(pid: impl std::fmt::Display) -> Result<Self> {
-        let path = format!("/proc/{pid}/timens_offsets");
-        match proc::whole_text(&path) {
-            Ok(text) => Ok(Self::parse(&text)),
-            // KERNEL(5.6): a kernel without time namespaces has no offsets.
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::default()),
-            Err(e) => Err(Error::file("cannot read", path)(e)),
-        }
-    }
-
-    /// Parses lines of `CLOCK SECONDS NANOSECONDS`.
-    fn parse(text: &str) -> Self {
-        let of = |clock: &str| -> Option<i64> {
-            let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
-            let mut words = line.split_ascii_whitespace();
-            let (seconds, rest): (i64, i64) =
-                (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-            seconds.checked_mul(SECOND_NS)?.checked_add(rest)
-        };
-        Self {
-            monotonic_ns: of("monotonic").unwrap_or(0),
-            boottime_ns: of("boottime").unwrap_or(0),
-        }
-    }
-
-    /// The offsets of clocks that are ahead of these by a `Time`.
-    pub(crate) fn ahead(self, time: &Time) -> Self {
-        Self {
-            monotonic_ns: self.monotonic_ns.saturating_add(time.monotonic_ns),
-            boottime_ns: self.boottime_ns.saturating_add(time.boottime_ns),
-        }
-    }
-
-    /// The text that sets these offsets in `timens_offsets`.
-    pub(crate) fn text(self) -> String {
-        let line = |name: &str, ns: i64| {
-            format!("{name} {} {}\n", ns.div_euclid(SECOND_NS), ns.rem_euclid(SECOND_NS))
-        };
-        line("monotonic", self.monotonic_ns) + &line("boottime", self.boottime_ns)
+/// The offsets of clocks that are ahead of others by a `Time`.
+pub(crate) fn ahead(offsets: Offsets, time: &Time) -> Offsets {
+    Offsets {
+        monotonic_ns: offsets.monotonic_ns.saturating_add(time.monotonic_ns),
+        boottime_ns: offsets.boottime_ns.saturating_add(time.boottime_ns),
     }
 }
 
 /// Both clocks, for a process with these offsets.
 pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
-    let own = Offsets::of("self")?;
+    let own = offsets_of("self")?;
     let read = |clock, own: i64, other: i64| {
         let now = rustix::time::clock_gettime(clock);
         now.tv_sec * SECOND_NS + now.tv_nsec - own + other
@@ -110,7 +71,7 @@ pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>>
     } else {
         elsewhere(about, now(Offsets::default())?, now_unix_ms())
     };
-    Ok((wanted != Offsets::of("self")?).then_some(wanted))
+    Ok((wanted != offsets_of("self")?).then_some(wanted))
 }
 
 /// The offsets in another boot, where the clocks of the host are `host`.
@@ -127,19 +88,6 @@ fn elsewhere(about: &About, host: Offsets, now_unix_ms: i64) -> Offsets {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn offsets_are_read_and_written() {
-        let text = "monotonic           0         0\nboottime     -864000 999999999\n";
-        let read = Offsets::parse(text);
-        assert_eq!((read.monotonic_ns, read.boottime_ns), (0, -863_999_000_000_001));
-        assert_eq!(read.text(), "monotonic 0 0\nboottime -864000 999999999\n");
-        assert_eq!(Offsets::parse(""), Offsets::default());
-        assert_eq!(
-            Offsets::parse("monotonic x\nboottime 9223372036854775807 0"),
-            Offsets::default()
-        );
-    }
 
     #[test]
     fn clocks_continue_in_another_boot() {

@@ -34,8 +34,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, sym
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use dormouse_kernel::call::{CloneFlags, Namespace};
+use dormouse_kernel::call::Namespace;
 use dormouse_kernel::cgroup::{Cgroup, Hierarchy, MemoryParts};
+use dormouse_kernel::clock::Offsets;
 use dormouse_kernel::mount::MountAttr;
 use dormouse_kernel::{clock, mount, pidfd, proc, weakened};
 use dormouse_launch::Plan;
@@ -270,14 +271,10 @@ pub(crate) fn plan_clock(
     // ORDER: not later than the birth of the newborn, whose own start time would be before the clock begins.
     let ticks_ns = i64::try_from(start_time).unwrap_or(0).saturating_mul(10_000_000);
     let offset_ns = own_offset_ns().saturating_sub(ticks_ns);
-    plan.unshare(CloneFlags::NEWTIME.bits() as u32);
     let path = format!("/proc/{pid}/timens_offsets");
     let file = File::options().write(true).open(&path).map_err(Error::file("cannot open", path))?;
-    let fd = plan.fd(file.into());
-    let (seconds, rest) =
-        (offset_ns.div_euclid(1_000_000_000), offset_ns.rem_euclid(1_000_000_000));
-    plan.write(fd, &format!("boottime {seconds} {rest}\n"), "the boot clock");
-    plan.enter_time();
+    let text = Offsets { boottime_ns: offset_ns, ..own_offsets() }.text();
+    plan.own_time(Some((file.into(), &*text)), "the boot clock");
     describe_clock(ground, config, offset_ns)
 }
 
@@ -291,7 +288,7 @@ pub(crate) fn note_clock(ground: &Ground, config: &Config, pid: u32) -> Result<(
     if !has(config) {
         return Ok(());
     }
-    describe_clock(ground, config, offset_ns(&pid.to_string()))
+    describe_clock(ground, config, Offsets::of(pid).unwrap_or_default().boottime_ns)
 }
 
 fn describe_clock(ground: &Ground, config: &Config, offset_ns: i64) -> Result<()> {
@@ -432,19 +429,15 @@ fn boot_ns() -> i64 {
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }
 
-/// What the boot clock of a process's time namespace adds to the machine's.
-fn offset_ns(pid: &str) -> i64 {
-    let text = proc::whole_text(format!("/proc/{pid}/timens_offsets")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("boottime"));
-    let mut numbers = line.unwrap_or_default().split_ascii_whitespace().map(str::parse::<i64>);
-    let (Some(Ok(seconds)), Some(Ok(ns))) = (numbers.next(), numbers.next()) else { return 0 };
-    seconds.saturating_mul(1_000_000_000).saturating_add(ns)
+/// The offsets of the clocks of this process.
+fn own_offsets() -> Offsets {
+    static OWN: OnceLock<Offsets> = OnceLock::new();
+    *OWN.get_or_init(|| Offsets::of("self").unwrap_or_default())
 }
 
-/// The same of this process.
+/// What the boot clock of this process adds to the machine's.
 fn own_offset_ns() -> i64 {
-    static OWN: OnceLock<i64> = OnceLock::new();
-    *OWN.get_or_init(|| offset_ns("self"))
+    own_offsets().boottime_ns
 }
 
 /// Makes the text of views.

@@ -32,6 +32,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{rlimit, sysctl};
 
 use crate::error::LaunchError;
@@ -264,8 +265,14 @@ impl Plan {
         self.push(Code::Write, 0, fd.0, 0, 0, text.as_bytes(), about);
     }
 
-    /// Enters the time namespace that [`Plan::unshare`] has created, which makes its offsets final.
-    pub fn enter_time(&mut self) {
+    /// Creates a time namespace and enters it, which makes its offsets final. `offsets` is the `timens_offsets` of the
+    /// newborn with the text to be written to it, opened by another process: the newborn may have no rights over it.
+    pub fn own_time(&mut self, offsets: Option<(OwnedFd, &str)>, about: &str) {
+        self.unshare(CloneFlags::NEWTIME.bits() as u32);
+        if let Some((file, text)) = offsets {
+            let fd = self.fd(file);
+            self.write(fd, text, about);
+        }
         self.simple(Code::EnterTime, 0, "");
     }
 

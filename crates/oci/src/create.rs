@@ -595,7 +595,6 @@ impl Making<'_> {
         if !self.namespaces.makes("time") {
             return Ok(());
         }
-        plan.unshare(CloneFlags::NEWTIME.bits() as u32);
         let mut text = String::new();
         for (clock, offset) in &self.bundle.linux().time_offsets {
             let field = |why: &str| Error::field(format!("linux.timeOffsets[{clock}]"), why);
@@ -607,14 +606,13 @@ impl Making<'_> {
             }
             text.push_str(&format!("{clock} {} {}\n", offset.secs, offset.nanosecs));
         }
-        if !text.is_empty() {
-            // Opened by this process: the newborn may have no rights over its own file.
+        let open = || {
             let path = format!("/proc/{}/timens_offsets", newborn.pid);
             let file = std::fs::File::options().write(true).open(&path);
-            let fd = plan.fd(file.map_err(Error::file("open", path))?.into());
-            plan.write(fd, &text, "linux.timeOffsets");
-        }
-        plan.enter_time();
+            file.map_err(Error::file("open", path))
+        };
+        let file = (!text.is_empty()).then(open).transpose()?;
+        plan.own_time(file.map(|file| (file.into(), &*text)), "linux.timeOffsets");
         Ok(())
     }
 

@@ -229,7 +229,7 @@ pub fn lay_out(source: &dyn Source, checked: Checked, memory: Memory<'_>) -> Res
     }
     plan.born_with = memory.shared();
     plan.moves_clocks = clocks.is_some();
-    plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
+    plan.clocks = clocks.map_or_else(|| clock::offsets_of("self"), Ok)?;
     plan.vdsos = vdsos;
     let sequences = sequences(&mut plan)?;
     let pages = source.pages().try_clone();

@@ -9,6 +9,7 @@ use dormouse_record::{Process, Result, Thing, Time};
 
 use super::plan::Plan;
 use super::{helper, open, stage};
+use crate::clock;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Makes a namespace; `None` if a process does.
@@ -42,7 +43,7 @@ fn for_children(
     let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
     sequence.call(what, Call::new(libc::SYS_prctl, args));
     sequence.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]));
-    let text = plan.clocks.ahead(time).text();
+    let text = clock::ahead(plan.clocks, time).text();
     let path = "/proc/self/timens_offsets";
     let cell = open::own_path(plan, sequence, what, path, libc::O_WRONLY as u32)?;
     let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);

@@ -20,7 +20,7 @@ use crate::look::task::time_at;
 
 /// The time of a clock of a process; `None` if the number names no clock of time.
 fn now_ns(pid: u32, clock: u64) -> Option<u64> {
-    let its = || clock::now(Offsets::of_process(pid).ok()?).ok();
+    let its = || clock::now(clock::offsets_of_process(pid).ok()?).ok();
     let now = match clock as i32 {
         libc::CLOCK_REALTIME => {
             let now = rustix::time::clock_gettime(ClockId::Realtime);

@@ -43,7 +43,7 @@ pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize
 /// Finds all namespaces.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let first = survey.subject.init;
-    survey.times.own = Offsets::of_process(first)?;
+    survey.times.own = clock::offsets_of_process(first)?;
     let container = link_of_first(first, tree, "time");
     let alive = tree.iter().filter(|seen| !seen.is_zombie);
     let links: Vec<(u32, [Option<&str>; 2])> = alive.map(|seen| (seen.pid, links(seen))).collect();
@@ -56,8 +56,8 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
         }
         let makes_children = |(_, both): &&(u32, [Option<&str>; 2])| both[1] == Some(link);
         let offsets = match links.iter().find(makes_children) {
-            Some((maker, _)) => Offsets::of(maker),
-            None => Offsets::of_process(pid),
+            Some((maker, _)) => clock::offsets_of(maker),
+            None => clock::offsets_of_process(pid),
         };
         let found = match offsets {
             Ok(offsets) => time(survey.times.own, offsets)?.map(|it| survey.add(Thing::Time(it))),
