@@ -265,11 +265,7 @@ pub fn possible() -> std::io::Result<u32> {
 
 /// Counts a list such as `0-3,8`.
 fn count(list: &str) -> Option<u32> {
-    let part = |part: &str| -> Option<u32> {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
-    };
-    list.split(',').try_fold(0u32, |sum, one| sum.checked_add(part(one)?))
+    Some(crate::proc::cpu_runs(list)?.iter().map(|(first, last)| last - first + 1).sum())
 }
 
 #[cfg(test)]

@@ -58,6 +58,30 @@ pub fn online_cpus() -> Result<String> {
     read_text("/sys/devices/system/cpu/online", 1 << 16)
 }
 
+/// The runs of a list of CPUs such as `0-3,8`, in ascending order, with no CPU twice; `None` where it is no such list.
+pub fn cpu_runs(list: &str) -> Option<Vec<(u32, u32)>> {
+    let number = |text: &str| {
+        // parse() would take a sign.
+        text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u32>().ok())?
+    };
+    let run = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        // LIMIT: no kernel has more CPUs (CONFIG_NR_CPUS is 8192 at most).
+        (first <= last && last < 65_536).then_some((first, last))
+    };
+    let mut given = list.split(',').map(run).collect::<Option<Vec<_>>>()?;
+    given.sort_unstable();
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for (first, last) in given {
+        match runs.last_mut() {
+            Some(before) if first <= before.1 => before.1 = before.1.max(last),
+            _ => runs.push((first, last)),
+        }
+    }
+    Some(runs)
+}
+
 /// The fields of `/proc/PID/stat` (proc_pid_stat(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
@@ -161,6 +185,15 @@ mod tests {
         assert_eq!(fields.pids(), [std::process::id()]);
         assert_eq!(fields.number("Tgid"), Some(u64::from(std::process::id())));
         assert!(fields.field("Nam").is_none(), "a prefix is not a field");
+    }
+
+    #[test]
+    fn runs_of_cpus_are_in_order_and_have_no_cpu_twice() {
+        assert_eq!(cpu_runs("0-3,8"), Some(vec![(0, 3), (8, 8)]));
+        assert_eq!(cpu_runs("8,2-3,0-2,1"), Some(vec![(0, 3), (8, 8)]));
+        for bad in ["", "a", "0,", "1-", "-1", "3-1", "+1", "0-65536", "0 1", "0\n"] {
+            assert_eq!(cpu_runs(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

@@ -58,13 +58,10 @@ fn bound_to(tid: u32) -> Result<Vec<u32>, Errno> {
     Ok((0..CPUS_MAX).filter(has).collect())
 }
 
-/// Reads `0-3,8`.
+/// The CPUs of a list such as `0-3,8`; none if it is no such list.
 fn cpus(list: &str) -> impl Iterator<Item = u32> {
-    list.trim().split(',').flat_map(|part| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse().unwrap_or(1), last.parse().unwrap_or(0));
-        first..=u32::min(last, CPUS_MAX - 1)
-    })
+    let runs = proc::cpu_runs(list.trim()).unwrap_or_default();
+    runs.into_iter().flat_map(|(first, last)| first..=last.min(CPUS_MAX - 1))
 }
 
 /// Checks that a process's threads can be scheduled again as they are.

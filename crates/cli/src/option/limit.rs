@@ -4,7 +4,7 @@
 //! `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::sysctl;
+use dormouse_kernel::{proc, sysctl};
 use dormouse_model::{
     CpuBurst, DiskRate, DiskRateKind, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
     parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
@@ -219,14 +219,8 @@ fn pids(text: &str) -> Result<u32, Invalid> {
 /// Checks a list of CPUs such as `0-3,7`.
 fn cpu_list(text: &str) -> Result<String, Invalid> {
     let bad = || Invalid::new("list of CPUs", text, "numbers and ranges such as 0-3,7");
-    let number = |s: &str| s.parse::<u16>().ok().filter(|n| *n < 8192);
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        match (number(first), number(last)) {
-            (Some(first), Some(last)) if first <= last => {}
-            _ => return Err(bad()),
-        }
-    }
+    let runs = proc::cpu_runs(text).filter(|runs| runs.iter().all(|(_, last)| *last < 8192));
+    runs.ok_or_else(bad)?;
     Ok(text.to_owned())
 }
 

@@ -9,6 +9,7 @@
 use std::fmt::Write;
 
 use dormouse_kernel::cgroup::{Device, MemoryParts};
+use dormouse_kernel::proc;
 use dormouse_model::Limits;
 
 /// The column of a number in `/proc/meminfo`. The kernel's grows with the number.
@@ -173,21 +174,10 @@ pub(crate) fn cpus(limits: &Limits, online: &str) -> Vec<u32> {
     own
 }
 
-/// LIMIT: the kernel's largest number of CPUs.
-const CPUS_MAX: u32 = 8192;
-
-/// The numbers of a list such as `0-3,8`; parts that are none are left out.
+/// The CPUs of a list such as `0-3,8`; none if it is no such list.
 fn list(text: &str) -> Vec<u32> {
-    let mut all = Vec::new();
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
-            all.extend(first.min(CPUS_MAX)..=last.min(CPUS_MAX - 1));
-        }
-    }
-    all.sort_unstable();
-    all.dedup();
-    all
+    let runs = proc::cpu_runs(text.trim()).unwrap_or_default();
+    runs.into_iter().flat_map(|(first, last)| first..=last).collect()
 }
 
 /// `/sys/devices/system/cpu/online`: a list such as `0-3,8`.
@@ -398,7 +388,7 @@ mod tests {
         assert_eq!(of(Some(2000), Some("2,4-5")), "2,4\n");
         assert_eq!(of(None, Some("6-9")), "6-7\n", "offline CPUs are left out");
         assert_eq!(of(None, Some("9")), "0-7\n");
-        assert_eq!(list("0-4294967295").len(), CPUS_MAX as usize);
+        assert_eq!(of(None, Some("0-4294967295")), "0-7\n", "no list");
     }
 
     #[test]

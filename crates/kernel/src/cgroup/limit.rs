@@ -25,6 +25,7 @@ use dormouse_model::{Cpu, Invalid, Limits, Memory};
 
 use super::controller::Controllers;
 use super::error::CgroupError;
+use crate::proc::cpu_runs;
 
 /// LIMIT: under this the first process is killed before its first instruction (page tables, kernel
 /// stacks and the program itself count).
@@ -160,11 +161,11 @@ impl<H: Host> Plan<'_, H> {
         let Some(cpus) = &limits.cpuset_cpus else { return Ok(()) };
         let limit = "CPU set";
         let bad = || Invalid::new(limit, cpus, "a list such as 0-3,8 of CPUs that are online");
-        let wanted = parse_list(cpus).ok_or_else(bad)?;
+        let wanted = cpu_runs(cpus).ok_or_else(bad)?;
         let version = self.home(limit, Controllers::CPUSET)?;
         // v2 takes CPUs that do not exist and then uses all of the parent's: checked here.
         let online = self.host.cpus()?;
-        let online = parse_list(online.trim()).unwrap_or_default();
+        let online = cpu_runs(online.trim()).unwrap_or_default();
         let covered = |cpu: u32| online.iter().any(|(a, b)| (*a..=*b).contains(&cpu));
         if !wanted.iter().all(|(a, b)| (*a..=*b).all(covered)) {
             return Err(bad().into());
@@ -394,21 +395,6 @@ pub(super) fn shares(weight: u32) -> u64 {
 /// bfq accepts 1 to 1000; both defaults are 100, and both halves are stretched linearly.
 fn bfq_weight(weight: u32) -> u32 {
     if weight <= 100 { weight } else { 100 + (weight - 100) * 900 / 9_900 }
-}
-
-/// The runs of a list such as `0-3,8`; `None` where it is not one.
-pub(super) fn parse_list(text: &str) -> Option<Vec<(u32, u32)>> {
-    let number = |t: &str| {
-        // parse() would take a sign.
-        t.bytes().all(|b| b.is_ascii_digit()).then(|| t.parse::<u32>().ok())?
-    };
-    let run = |t: &str| {
-        let (first, last) = t.split_once('-').unwrap_or((t, t));
-        let (first, last) = (number(first)?, number(last)?);
-        // LIMIT: no kernel has more CPUs (CONFIG_NR_CPUS is 8192 at most).
-        (first <= last && last < 65_536).then_some((first, last))
-    };
-    text.split(',').map(run).collect()
 }
 
 /// The first kernel with a controller.

@@ -242,7 +242,7 @@ pub fn online_cpus() -> Result<u32, CgroupError> {
 
 /// Number of CPUs in a list such as `0-3,8`; `None` if it is no list.
 pub fn count_cpus(list: &str) -> Option<u32> {
-    Some(limit::parse_list(list)?.iter().map(|(first, last)| last - first + 1).sum())
+    Some(proc::cpu_runs(list)?.iter().map(|(first, last)| last - first + 1).sum())
 }
 
 /// `None` for a cgroup that was removed meanwhile.
