@@ -64,7 +64,8 @@ impl Network {
         let first =
             *numbers.first().ok_or_else(|| Error::NoAddress("one without addresses".into()))?;
         let _lock = self.lock_domains()?;
-        let ends = ends(domain)?;
+        let gone = || Error::Corrupt { path: domain.dir.clone(), message: "no uplink".into() };
+        let ends = ends(domain)?.ok_or_else(gone)?;
         let uplink = self.settings.uplink_bps.map_or(UNBOUNDED, |bits| bits / 8);
         let constants = self.constants(&plan);
         let mut found = Classes::find(ends.host)?;
@@ -116,7 +117,7 @@ impl Network {
     pub fn unshape(&self, domain: &Domain, addresses: &[IpAddr]) -> Result<()> {
         let numbers = numbers(&self.store()?.plan, addresses)?;
         let _lock = self.lock_domains()?;
-        let ends = ends(domain)?;
+        let Some(ends) = ends(domain)? else { return Ok(()) };
         let Some(classes) = Classes::find(ends.host)? else { return Ok(()) };
         let mut gone = None;
         for index in numbers {
@@ -156,11 +157,11 @@ fn free(used: &[u32]) -> Result<u16> {
     (FIRST..OTHERS).find(is_free).ok_or(Error::NoClass)
 }
 
-fn ends(domain: &Domain) -> Result<Ends> {
-    let gone = || Error::Corrupt { path: domain.dir.clone(), message: "no uplink".into() };
-    let host = Links::open()?.find(&domain.ready.uplink)?.ok_or_else(gone)?.index;
+/// The uplink of a domain; `None` if it was removed, with all that is at its ends.
+fn ends(domain: &Domain) -> Result<Option<Ends>> {
+    let Some(host) = Links::open()?.find(&domain.ready.uplink)? else { return Ok(None) };
     let inside = stack::inside(domain.netns.as_fd(), || Links::open()?.find(INSIDE))?;
-    Ok(Ends { inside: inside.ok_or_else(gone)?.index, host })
+    Ok(inside.map(|inside| Ends { inside: inside.index, host: host.index }))
 }
 
 /// Does the same at both ends.
