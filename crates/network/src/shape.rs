@@ -118,13 +118,15 @@ impl Network {
         let numbers = numbers(&self.store()?.plan, addresses)?;
         let _lock = self.lock_domains()?;
         let Some(ends) = ends(domain)? else { return Ok(()) };
-        let Some(classes) = Classes::find(ends.host)? else { return Ok(()) };
-        let mut gone = None;
-        for index in numbers {
-            gone = gone.or(classes.of(index).map_err(at("read a class"))?);
-            classes.remove(index).map_err(at("remove a class"))?;
+        let (mut gone, mut left) = (None, Vec::new());
+        if let Some(classes) = Classes::find(ends.host)? {
+            for index in numbers {
+                gone = gone.or(classes.of(index).map_err(at("read a class"))?);
+                classes.remove(index).map_err(at("remove a class"))?;
+            }
+            left = classes.priorities().map_err(at("list the classes"))?;
         }
-        let left = classes.priorities().map_err(at("list the classes"))?;
+        // An interrupted call has left a tree without programs, or the programs of one end.
         if left.is_empty() {
             // ORDER: the host's end is the one that is looked for.
             stack::inside(domain.netns.as_fd(), || Ok(rate::detach(ends.inside)?))?;
