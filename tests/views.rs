@@ -247,7 +247,7 @@ fn vm_daemon_writes_views_of_a_file_system_that_is_mounted_again() {
         shows_use(&host, "x", mib);
         host.dm(&["rm", "-f", "x"]).ok();
         // The keeper does the same at its end.
-        host.dm(&["internal", "reset"]).ok();
+        assert!(wait_until(soon(), || host.dm(&["internal", "reset"]).status == 0));
         assert!(!is_mounted());
     }
 }

@@ -79,6 +79,9 @@ fn end_life(
 ) -> Result<()> {
     cgroup.kill()?;
     if init.is_none() {
+        if let Some(config) = config {
+            rate::lift(config, cgroup);
+        }
         cgroup.wait_empty(KILLED_WITHIN)?; // the removal reports processes that are left
     }
     account::charge_end(ground, id, config, cgroup, init);
@@ -299,6 +302,7 @@ pub(crate) fn end_sleep(ground: &Ground, config: &Config) -> Result<()> {
 pub(crate) fn end_unready(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         cgroup.kill()?;
+        rate::lift(config, &cgroup);
     }
     let Some(init) = &observed.init else { return Ok(()) };
     if let Some(process) = state::handle(init) {
