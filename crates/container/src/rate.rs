@@ -39,9 +39,9 @@ pub(crate) fn set(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<(
 }
 
 /// Removes the rates of a container whose processes were killed: a process ends only when its request is done. Best
-/// effort, because the request ends in any case.
+/// effort, because the request ends in any case. Root of a container with systemd can set rates in cgroups of its own.
 pub(crate) fn lift(config: &Config, cgroup: &Cgroup) {
-    if !config.spec.limits.disk_rates.is_empty() {
+    if !config.spec.limits.disk_rates.is_empty() || config.spec.systemd {
         let _ = cgroup.lift_disk_rates();
     }
 }

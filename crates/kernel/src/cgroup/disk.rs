@@ -22,6 +22,7 @@ use rustix::fs::FileType;
 
 use super::dir::Dir;
 use super::error::CgroupError;
+use super::life::walk;
 use super::limit::{Host as _, Version};
 use super::{Cgroup, Controllers, Hierarchy};
 use crate::error::Explain;
@@ -162,6 +163,14 @@ fn names(kind: DiskRateKind) -> (&'static str, &'static str) {
     }
 }
 
+/// A file that a cgroup has where the kernel has rates of disks.
+fn file(version: Version) -> &'static str {
+    match version {
+        Version::V1 => names(DiskRateKind::ReadBps).0,
+        Version::V2 => "io.max",
+    }
+}
+
 /// Reads the rules in force.
 fn in_force(dir: &Dir, version: Version) -> Result<Rules, CgroupError> {
     let mut rules = Rules::new();
@@ -232,11 +241,10 @@ impl Hierarchy {
             return Ok(());
         }
         let missing = |why| CgroupError::Missing { limit: RATE, why, since: "2.6.37" };
-        let file = match self.version(Controllers::IO) {
-            None => return Err(missing(self.why_missing(Controllers::IO))),
-            Some(Version::V1) => names(DiskRateKind::ReadBps).0,
-            Some(Version::V2) => "io.max",
+        let Some(version) = self.version(Controllers::IO) else {
+            return Err(missing(self.why_missing(Controllers::IO)));
         };
+        let file = file(version);
         if !self.has(Controllers::IO, file) {
             let why = format!("the kernel has no {file} (it needs CONFIG_BLK_DEV_THROTTLING)");
             return Err(missing(why));
@@ -302,13 +310,7 @@ impl Cgroup {
     pub fn set_disk_rates(&self, rates: &[DiskRate], storage: &Path) -> Result<(), CgroupError> {
         self.hierarchy.check_disk_rates(rates, storage)?;
         let wanted = rules(rates, storage)?;
-        let v2 = self.in_v2(Controllers::IO).map(|dir| (dir, Version::V2));
-        let v1 = || self.in_v1(Controllers::IO).map(|dir| (dir, Version::V1));
-        let Some((dir, version)) = v2.or_else(v1) else { return Ok(()) };
-        if !dir.has(if version == Version::V2 { "io.max" } else { names(DiskRateKind::ReadBps).0 })
-        {
-            return Ok(()); // rates were refused above
-        }
+        let Some((dir, version)) = self.with_disk_rates() else { return Ok(()) }; // rates were refused above
         let present = in_force(dir, version)?;
         for rule in present.keys().filter(|rule| !wanted.contains_key(rule)) {
             write(dir, version, *rule, None)?;
@@ -319,10 +321,32 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes all rates of disks, so that no process waits for its turn: a process that waits for the disk cannot be
-    /// killed.
+    /// Removes all rates of disks, also from cgroups below, so that no process waits for its turn: a process that waits
+    /// for the disk cannot be killed. Root of a container may have made cgroups with rates of their own.
     pub fn lift_disk_rates(&self) -> Result<(), CgroupError> {
-        self.set_disk_rates(&[], Path::new("/"))
+        let Some((dir, version)) = self.with_disk_rates() else { return Ok(()) };
+        let lift = |dir: &Dir| -> Result<(), CgroupError> {
+            let present = in_force(dir, version)?;
+            present.keys().try_for_each(|rule| write(dir, version, *rule, None))
+        };
+        let mut first = None;
+        let walked = walk(dir, 0, &mut |dir| {
+            if dir.has(file(version))
+                && let Err(e) = lift(dir)
+            {
+                first.get_or_insert(e);
+            }
+            Ok(())
+        });
+        walked.map_err(CgroupError::Read)?;
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Its directory with files for rates of disks, if the kernel has them.
+    fn with_disk_rates(&self) -> Option<(&Dir, Version)> {
+        let v2 = self.in_v2(Controllers::IO).map(|dir| (dir, Version::V2));
+        let v1 = || self.in_v1(Controllers::IO).map(|dir| (dir, Version::V1));
+        v2.or_else(v1).filter(|(dir, version)| dir.has(file(*version)))
     }
 }
 
