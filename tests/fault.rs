@@ -599,9 +599,13 @@ fn run_with_views_survives_kill_at_any_step() {
 
 /// Each container is the first of its domain with a contract for the network, and the last.
 #[test]
-fn bandwidth_survives_kill_at_any_step() {
+fn run_with_bandwidth_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: SHAPED, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
+}
+
+#[test]
+fn update_and_rm_of_bandwidth_survive_kill_at_any_step() {
     let states = &["running"];
     let command = &["update", "--net-ceil", "0", "x"];
     Verb { before: &[SHAPED], command, states, after: &[EXEC, REMOVE] }.survives();
