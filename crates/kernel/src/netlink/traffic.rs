@@ -141,7 +141,9 @@ mod tests {
             socket.request(NEW_CLASS, NEW, &class(lo, 2, &two)).unwrap();
             socket.request(NEW_CLASS, REPLACE, &class(lo, 2, &Class { rate: 1, ..two })).unwrap();
             // A class with others below it changes, too.
-            socket.request(NEW_CLASS, REPLACE, &class(lo, 1, &Class { rate: 1 << 21, ..one })).unwrap();
+            socket
+                .request(NEW_CLASS, REPLACE, &class(lo, 1, &Class { rate: 1 << 21, ..one }))
+                .unwrap();
             assert!(socket.request(NEW_CLASS, NEW, &class(lo, 2, &two)).is_err());
             socket.request(REMOVE_CLASS, 0, &no_class(lo, 2)).unwrap();
             assert!(socket.request(REMOVE_CLASS, 0, &no_class(lo, 2)).is_err());
