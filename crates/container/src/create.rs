@@ -162,7 +162,7 @@ fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
 fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<()> {
     let mut failed = None;
     // One whose addresses cannot be released keeps no other from it.
-    for (id, dir) in pending::withdrawn(ground)? {
+    for (_, dir) in pending::withdrawn(ground)? {
         let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
         let Some(config) = config.filter(&which) else { continue };
         if matches!(config.spec.net, NetMode::Address { .. }) {
