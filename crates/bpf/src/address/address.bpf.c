@@ -767,7 +767,7 @@ static __always_inline int load6(struct __sk_buff *skb, __u32 offset, __u32 *a)
 /* Whether a packet may pass a container's socket: the address on our side must be the container's,
  * and a private loopback address only exchanges packets with its own container, over the loopback
  * device. */
-static __always_inline int passes(struct __sk_buff *skb, int incoming)
+static __always_inline int passes(struct __sk_buff *skb, const int incoming)
 {
 	struct bpf_sock *sk = skb->sk;
 	int local = skb->ifindex == LOOPBACK_DEVICE;
@@ -793,6 +793,8 @@ static __always_inline int passes(struct __sk_buff *skb, int incoming)
 				owns4(socket->index, theirs[0]));
 		if (!is_ping(sk))
 			return 0;
+		if (!incoming) /* its source does not say which container sends */
+			skb->priority = DM_PRIORITY_PING | socket->index;
 		return (ours[0] == bpf_htonl(0x7f000001) && local) ||
 		       is_domain_number(bpf_ntohl(ours[0]) - config.pool4);
 	}
@@ -805,6 +807,8 @@ static __always_inline int passes(struct __sk_buff *skb, int incoming)
 		       (is_own_loop6(socket->index, theirs) || owns6(socket->index, theirs));
 	if (!is_ping(sk))
 		return 0;
+	if (!incoming)
+		skb->priority = DM_PRIORITY_PING | socket->index;
 	return (is_one6(ours) && local) ||
 	       (is_public6(ours) && is_domain_number(bpf_ntohl(ours[3])));
 }

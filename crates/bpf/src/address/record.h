@@ -51,6 +51,11 @@ struct dm_socket {
 #define DM_ANY_6 2 /* ::, IPv6 only */
 #define DM_ANY_BOTH 3 /* ::, both */
 
+/* The priority of pings with the domain's own address as their source: this, with the index of the container. The
+ * programs of the uplink find its class by that (rate.bpf.c). A pool has at most 2^18 addresses. */
+#define DM_PRIORITY_PING 0x44000000
+#define DM_PRIORITY_INDEX 0xffffff
+
 /* dm_about: the version of the attached programs, so that a newer build replaces them. */
 struct dm_about {
 	__u64 version;

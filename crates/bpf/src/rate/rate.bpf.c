@@ -8,8 +8,9 @@
  * drop nothing and change nothing but the priority.
  *
  * Trust: a container controls all bytes of its packets. dm_egress (address.bpf.c) lets only its own addresses out, so
- * no container can send in the class of another. A container cannot name a class by SO_PRIORITY: these programs set
- * the priority of every packet.
+ * no container can send in the class of another. Pings also have the address of the domain as their source: dm_egress
+ * then writes the index of the container into the priority, whatever the container has set. A container cannot name a
+ * class by SO_PRIORITY: these programs set the priority of every packet. Answers to pings have no class.
  *
  * KERNEL(6.6): TCX. */
 #include <linux/types.h>
@@ -42,8 +43,19 @@ struct {
 	__type(value, struct dm_about);
 } dm_about SEC(".maps");
 
+/* The index of the address with a number in the pool, or, for the domain's own address, that which the priority has. */
+static __always_inline __u32 index_of(__u32 number, __u32 priority)
+{
+	const int is_of_domain = (number & (config.chunk - 1)) == 2;
+
+	if (is_of_domain && (priority & ~DM_PRIORITY_INDEX) == DM_PRIORITY_PING)
+		return priority & DM_PRIORITY_INDEX;
+	return number;
+}
+
 static __always_inline int classify(struct __sk_buff *skb, int at4, int at6)
 {
+	const __u32 priority = skb->priority;
 	struct dm_class *class = 0;
 	__u32 index;
 
@@ -54,7 +66,7 @@ static __always_inline int classify(struct __sk_buff *skb, int at4, int at6)
 
 		if (bpf_skb_load_bytes(skb, ETH_HEADER + at4, &address, sizeof address))
 			return NEXT;
-		index = bpf_ntohl(address) - config.pool4;
+		index = index_of(bpf_ntohl(address) - config.pool4, priority);
 		if (index < config.pool_count)
 			class = bpf_map_lookup_elem(&dm_classes, &index);
 	} else if (skb->protocol == bpf_htons(ETH_IP6)) {
@@ -62,7 +74,7 @@ static __always_inline int classify(struct __sk_buff *skb, int at4, int at6)
 
 		if (bpf_skb_load_bytes(skb, ETH_HEADER + at6, address, sizeof address))
 			return NEXT;
-		index = bpf_ntohl(address[3]);
+		index = index_of(bpf_ntohl(address[3]), priority);
 		if (address[0] == config.public6[0] && address[1] == config.public6[1] &&
 		    address[2] == config.public6[2])
 			class = bpf_map_lookup_elem(&dm_classes, &index);
