@@ -16,7 +16,7 @@ use dormouse_record::{Error, Result};
 use super::connection::{self, Connections};
 use super::restore::{self, Restore};
 use super::userfault::{self, Sources};
-use super::{aio, file, ipc, net, pidfd, resume, stage, system_v, tmpfs, unix};
+use super::{aio, file, ipc, net, pidfd, pipe, resume, stage, system_v, tmpfs, unix};
 use crate::inject::program::Cell;
 use crate::inject::remote::EVENT_STOP;
 
@@ -197,6 +197,7 @@ fn lead(
         if reached == stage::BORN {
             file::check_unchanged_apart(restore, pid)?;
             file::check_opened(restore, pid)?;
+            pipe::enlarge(pid, restore)?;
             removed = system_v::restore(pid, restore)?;
             connections = connection::restore(pid, restore)?;
         }

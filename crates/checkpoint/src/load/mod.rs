@@ -236,6 +236,7 @@ pub fn lay_out(source: &dyn Source, checked: Checked, memory: Memory<'_>) -> Res
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
     let memories = std::mem::take(&mut plan.memories);
+    let pipes = std::mem::take(&mut plan.pipes);
     let lazy_cells = plan.userfaults.cells();
     let (given, gaps) = (std::mem::take(&mut plan.given), std::mem::take(&mut plan.gaps));
     let work_end = plan.work_end;
@@ -258,6 +259,7 @@ pub fn lay_out(source: &dyn Source, checked: Checked, memory: Memory<'_>) -> Res
         pages,
         memory: allowed.memory.clone(),
         memories,
+        pipes,
         quiet: None,
         clocks,
         is_foreign,

@@ -4,7 +4,7 @@
 //! kind: it needs [`super::allowed`], [`super::lazy`], [`super::restore`] and [`super::share`] for
 //! their types.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use dormouse_record::{Error, Inode, Made, PAGE_BYTES, Process, Records, Result, Thread};
@@ -52,6 +52,10 @@ pub(super) struct Plan<'r> {
     pub(super) cgroups: HashMap<String, Cell>,
     /// Cells of each tmpfs in mount namespaces inside, by object.
     pub(super) memories: HashMap<usize, Cell>,
+    /// Subreapers that adopt a process of the records, by their ids.
+    pub(super) adopters: HashSet<u32>,
+    /// Pipes, and the cells of the sizes that they were given; 0 where the kernel refused it.
+    pub(super) pipes: Vec<(usize, Cell)>,
     /// A side of each terminal, by object.
     pub(super) terminals: HashMap<usize, Cell>,
     /// Where shared memory is mapped meanwhile, by object.
@@ -162,6 +166,8 @@ impl<'r> Plan<'r> {
             inode: None,
             cgroups: HashMap::new(),
             memories: HashMap::new(),
+            adopters: HashSet::new(),
+            pipes: Vec::new(),
             terminals: HashMap::new(),
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,

@@ -36,6 +36,8 @@ pub struct Restore {
     pub(super) memory: Vec<String>,
     /// Cells of each tmpfs in mount namespaces inside, by object.
     pub(super) memories: HashMap<usize, Cell>,
+    /// Pipes, and the cells of the sizes that they were given; 0 where the kernel refused it.
+    pub(super) pipes: Vec<(usize, Cell)>,
     /// The container whose packets were dropped meanwhile.
     pub(super) quiet: Option<String>,
     /// The offsets of its clocks from the host's, if they differ from the newborn's.
