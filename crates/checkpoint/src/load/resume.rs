@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use dormouse_kernel::call::{Stop, TraceOptions};
 use dormouse_kernel::{Errno, call, proc, weakened};
 use dormouse_record::{Action, Error, Process, Records, Restart, Result, Thread};
 
 use super::restore::Restore;
 use super::{cgroup, process};
-use crate::inject::remote::{Remote, Scratch};
+use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
 
 /// Tasks by their ids inside.
@@ -140,6 +141,24 @@ const NEXT_SIGNAL_NS: u64 = 2_000_000;
 /// How long a process may take to stop again.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
+/// Signals that are blocked until a process has stopped again: all but those that stop it. It has taken none of its
+/// pending signals.
+fn blocked_until_stopped(process: &Process) -> u64 {
+    let stop = process.stopped.unwrap_or(libc::SIGSTOP).clamp(1, 64);
+    !(1 << (stop - 1))
+}
+
+/// Gives a stopped thread its own mask. It stays stopped.
+fn unblock(tid: u32, mask: u64) -> std::result::Result<(), Errno> {
+    call::seize(tid, TraceOptions::empty())?;
+    match call::wait_stop(Some(tid))?.1 {
+        Stop::Event(EVENT_STOP, _) => {}
+        _ => return Err(Errno::SRCH),
+    }
+    call::set_signal_mask(tid, mask)?;
+    call::detach(tid, 0)
+}
+
 /// Resumes a process that stops before it does anything: by its recorded stop signal if that still
 /// has its default action, otherwise by SIGSTOP.
 fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
@@ -172,6 +191,13 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
                 return Err(Errno::TIMEDOUT);
             }
             std::thread::sleep(Duration::from_micros(100));
+        }
+        // ORDER: from here on a pending signal, also SIGSTOP, stays pending.
+        for (tid, thread) in tids.iter().zip(&process.threads) {
+            unblock(*tid, thread.mask)?;
+        }
+        if process.pending.iter().any(|one| one.number() == libc::SIGSTOP) {
+            send(libc::SIGSTOP)?;
         }
         Ok(())
     })();
@@ -261,7 +287,11 @@ fn become_thread(
         let base = restore.program.sealed_base();
         remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
     }
-    remote.finish(&registers, thread.mask)
+    let mask = match process.stopped {
+        Some(_) => blocked_until_stopped(process),
+        None => thread.mask,
+    };
+    remote.finish(&registers, mask)
 }
 
 /// The extended registers in the length of this kernel: components beyond the saved ones are as in

@@ -33,7 +33,8 @@ pub(super) fn pending(
     tid: Option<u32>,
     signals: &[Signal],
 ) {
-    for signal in signals {
+    // The engine sends a SIGSTOP again once the process has stopped ([`super::resume`]).
+    for signal in signals.iter().filter(|signal| signal.number() != libc::SIGSTOP) {
         let (number, info) = (signal.number(), plan.builder.data(&signal.info.0));
         let what = format!("pending signal {number} of process {pid}");
         let call = match tid {

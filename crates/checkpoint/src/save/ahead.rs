@@ -37,6 +37,7 @@ use dormouse_record::{Area, Backing, Error, PAGE_BYTES, Result, Run};
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::calls::give_back;
+use super::halt::Halt;
 use super::mapping::{Mapping, mappings};
 use super::pages::{Batch, Files, Known, own_pages};
 use super::seen::Seen;
@@ -166,6 +167,7 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     let (Some(gadget), Some(handle), false) = (gadget, &seen.pidfd, large.is_empty()) else {
         return Ok(None);
     };
+    let _halt = Halt::take(seen)?;
     let mut remote = Remote::begin(pid, gadget)?;
     let made = remote.call(libc::SYS_userfaultfd, [call::NOTE_FLAGS]).and_then(|number| {
         let copy = pidfd::copy_descriptor(handle, number as i32);

@@ -54,6 +54,7 @@ mod due;
 mod event;
 mod fanotify;
 mod file;
+mod halt;
 mod held;
 mod host;
 mod inotify;

@@ -7,6 +7,7 @@ use dormouse_record::check::{BARRIERS, PERSONALITIES};
 use dormouse_record::{Error, Layout, Memory, PAGE_BYTES, Process, Result, Signal, Thread};
 
 use super::calls::run;
+use super::halt::Halt;
 use super::known::namespace::Links;
 use super::known::shared::Apart;
 use super::namespace::{elsewhere, has_threads_apart};
@@ -137,6 +138,18 @@ fn zombie_ids(seen: &Seen) -> Option<(u32, u32)> {
 
 /// Completes the record by calls in the process itself, and reads the layout of its memory.
 pub(crate) fn inside(
+    seen: &Seen,
+    record: &mut Process,
+    survey: &mut Survey<'_>,
+    memory: Memory,
+) -> Result<Memory> {
+    let halt = Halt::take(seen).map_err(Error::of("take a SIGSTOP from", seen.pid))?;
+    let memory = by_calls(seen, record, survey, memory);
+    halt.note(record);
+    memory
+}
+
+fn by_calls(
     seen: &Seen,
     record: &mut Process,
     survey: &mut Survey<'_>,

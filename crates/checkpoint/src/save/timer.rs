@@ -6,6 +6,7 @@ use dormouse_kernel::{Errno, proc};
 use dormouse_record::{PosixTimer, Thing, TimerFd};
 
 use super::calls::run;
+use super::halt::Halt;
 use super::open::Open;
 use super::refusal::Reason;
 use super::seen::Seen;
@@ -141,6 +142,7 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
     let intervals = signal::interval_timers(&mut script);
     let posix = posix(seen).unwrap_or_default();
     let rest = posix.iter().map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
+    let _halt = Halt::take(seen)?;
     let answers = run(seen, pid, gadget, &script, None)?;
     const REAL: u32 = 0;
     let real = intervals(&answers)?.into_iter().find(|t| t.which == REAL && t.value_us != 0);

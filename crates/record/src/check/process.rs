@@ -89,6 +89,11 @@ fn process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Fou
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
         ensure(signals.all(good), || "a pending signal".into())?;
+        // It would stop the restore.
+        let is_stop = |signal: &Signal| signal.number() == libc::SIGSTOP;
+        let is_at_rest = process.stopped.is_some() && !thread.pending.iter().any(is_stop);
+        let stops = thread.pending.iter().chain(&process.pending).any(is_stop);
+        ensure(is_at_rest || !stops, || "a pending SIGSTOP".into())?;
     }
     apart(process)?;
     for own in process.threads.iter().filter_map(Thread::own_table) {
