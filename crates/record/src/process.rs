@@ -124,6 +124,9 @@ pub struct Process {
     /// `/proc/PID/oom_score_adj`.
     #[serde(default)]
     pub oom_score_adj: i32,
+    /// `/proc/PID/autogroup`: the nice value of its session as a whole.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub autogroup_nice: i32,
     /// `/proc/PID/coredump_filter`: the kinds of memory that a core dump contains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core_dump_filter: Option<u32>,
@@ -160,4 +163,9 @@ pub struct Limit {
     pub soft: u64,
     /// The same.
     pub hard: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }

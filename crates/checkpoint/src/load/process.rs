@@ -250,6 +250,10 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
     if record.user.is_none() {
         with_rights(plan, sequence, record)?;
     }
+    if record.subreaper && !plan.adopters.contains(&record.pid) {
+        // ORDER: all orphans have their parents.
+        become_subreaper(sequence, record.pid);
+    }
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);
@@ -283,6 +287,26 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         sequence.call(what, Call::new(libc::SYS_prctl, args));
     }
     Ok(())
+}
+
+/// Makes a process the parent of later orphans among its descendants (PR_SET_CHILD_SUBREAPER(2const)).
+pub(super) fn become_subreaper(sequence: &mut Sequence, pid: u32) {
+    let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
+    sequence.call(format!("process {pid} as a subreaper"), Call::new(libc::SYS_prctl, args));
+}
+
+/// Sets the nice value of the session of a process as a whole (sched(7), autogroups). As the score of the OOM killer
+/// it is only raised.
+pub(super) fn autogroup(pid: u32, wanted: i32) -> Result<()> {
+    if wanted <= 0 {
+        return Ok(());
+    }
+    let path = format!("/proc/{pid}/autogroup");
+    match std::fs::write(&path, wanted.to_string()) {
+        // A kernel without autogroups.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        set => set.map_err(Error::file("cannot set", &path)),
+    }
 }
 
 /// Sets the OOM killer's score adjustment of a process (proc_pid_oom_score_adj(5)).

@@ -113,6 +113,7 @@ fn become_process(
     let Some(memory) = process.memory.map(|m| &records.memories[m]) else { return Ok(Vec::new()) };
     if let Some(pid) = by_inner.get(&process.pid) {
         process::oom_score(*pid, process.oom_score_adj)?;
+        process::autogroup(*pid, process.autogroup_nice)?;
         process::core_dump_filter(*pid, process.core_dump_filter)?;
         // The kernel takes the requested address as a hint; jumps lead there.
         let wanted = memory.vdso.map(|(start, bytes)| start + bytes);

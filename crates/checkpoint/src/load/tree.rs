@@ -127,7 +127,21 @@ fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
     Ok(Inheritance::find(plan.records, &makers, &records))
 }
 
+/// The subreapers that adopt a process of the records. A subreaper that does not may have become one when orphans below
+/// it had gone to another parent already.
+fn adopters(processes: &[Process]) -> HashSet<u32> {
+    let by_pid: HashMap<u32, &Process> = processes.iter().map(|it| (it.pid, it)).collect();
+    let is_adopted = |process: &&Process| {
+        let Some(parent) = by_pid.get(&process.parent) else { return false };
+        let above = by_pid.get(&parent.parent).map_or(0, |above| above.session);
+        let own = [process.pid, parent.session, above];
+        parent.subreaper && !own.contains(&process.session)
+    };
+    processes.iter().filter(is_adopted).map(|process| process.parent).collect()
+}
+
 fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
+    plan.adopters = adopters(&plan.records.processes);
     let mut nodes: Vec<Node> = Vec::new();
     let mut by_pid: HashMap<u32, usize> = HashMap::new();
     let processes = &plan.records.processes;
@@ -223,7 +237,7 @@ fn adopted(
     let leader = by_pid.get(&session).copied();
     let is_of_init = plan.records.has_init() && session == OF_INIT;
     if is_of_init && parent.is_some()
-        || parent.is_none() && plan.records.processes[0].subreaper
+        || parent.is_none() && plan.adopters.contains(&plan.records.processes[0].pid)
         || leader.is_some_and(|leader| adopter(plan, by_pid, leader) != parent)
     {
         return Err(Error::Elsewhere(format!(
@@ -261,14 +275,17 @@ fn adopted(
     Ok(helper)
 }
 
-/// The process that adopts the children of a process which exits; `None` is an init.
+/// The process that adopts the children of a process which exits, or of a helper below a living one; `None` is an init.
 fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> Option<usize> {
     let processes = &plan.records.processes;
     let mut at = of;
+    if processes[of].ended.is_none() && plan.adopters.contains(&processes[of].pid) {
+        return Some(of);
+    }
     // Parents come before their children, so this loop ends.
     while at != 0 {
         at = by_pid.get(&processes[at].parent).copied()?;
-        if processes[at].subreaper {
+        if plan.adopters.contains(&processes[at].pid) {
             return Some(at);
         }
     }
@@ -393,11 +410,9 @@ fn born(
         sequence.fork(format!("process {pid}"), child, call);
     };
     let record = node.record.map(|r| &plan.records.processes[r]);
-    if record.is_some_and(|r| r.subreaper && r.ended.is_none()) {
+    if record.is_some_and(|r| r.ended.is_none()) && plan.adopters.contains(&node.pid) {
         // ORDER: before the first orphan, which it adopts.
-        let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
-        let what = format!("process {} as a subreaper", node.pid);
-        sequence.call(what, Call::new(libc::SYS_prctl, args));
+        process::become_subreaper(sequence, node.pid);
     }
     for child in &node.before {
         fork(plan, sequence, *child);

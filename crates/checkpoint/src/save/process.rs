@@ -110,6 +110,7 @@ pub(crate) fn record(
     record.limits = seen.limits()?.to_vec();
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    record.autogroup_nice = autogroup_nice(seen.pid);
     // LIMIT: a kernel without core dumps has no such file.
     let filter = proc::whole_text(format!("/proc/{}/coredump_filter", seen.pid)).ok();
     record.core_dump_filter = filter.and_then(|t| u32::from_str_radix(t.trim(), 16).ok());
@@ -122,6 +123,13 @@ pub(crate) fn record(
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
+}
+
+/// The nice value of the session of a process as a whole: `/autogroup-7 nice 5`. 0 without autogroups.
+fn autogroup_nice(pid: u32) -> i32 {
+    let text = proc::whole_text(format!("/proc/{pid}/autogroup")).unwrap_or_default();
+    let value = text.trim().rsplit_once(" nice ").and_then(|(_, value)| value.parse().ok());
+    value.unwrap_or(0)
 }
 
 /// User and group of a zombie, as the container sees them; `None` for its root, and for ids that it does not have.

@@ -112,6 +112,8 @@ fn process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Fou
     }
     let score = process.oom_score_adj;
     ensure((-1000..=1000).contains(&score), || format!("oom_score_adj {score}"))?;
+    let nice = process.autogroup_nice;
+    ensure((-20..=19).contains(&nice), || format!("the nice value {nice} of its session"))?;
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
