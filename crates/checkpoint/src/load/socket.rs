@@ -50,6 +50,15 @@ fn set(
     let length = option.value.0.len() as u64;
     let args = [cell.into(), option.level.into(), option.name.into(), at.into(), length.into()];
     let call = Call::new(libc::SYS_setsockopt, args);
+    // The kernel loads the module for root of the host alone.
+    let what = match option.is(libc::IPPROTO_TCP, libc::TCP_CONGESTION) {
+        true => {
+            let name = String::from_utf8_lossy(&option.value.0);
+            let name = name.trim_end_matches('\0');
+            format!("{what} with the congestion control '{name}' (module tcp_{name})")
+        }
+        false => what.to_owned(),
+    };
     sequence.call(what, if option.may_be_refused() { call.lenient() } else { call });
 }
 
