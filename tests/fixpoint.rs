@@ -175,6 +175,10 @@ impl Looks {
 /// Differences of one workload alone.
 const OF_ONE: &[(&str, Expected)] = &[
     ("memfd", SEALED),
+    (
+        "procfile",
+        row("process/*/fd/*/link", Rule::To("(deleted)"), "a later look at its name in /proc/net"),
+    ),
     ("gro", row("process/*/net/udp/*", Rule::Any, "datagrams received as one take other memory")),
     (
         "ownplace",
@@ -272,17 +276,26 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("tmpfs", &["--tmpfs", "/scratch"], true),
     ("user", &[], true),
     ("zombie", &[], true),
+    ("adopted", &[], true),
+    ("autogroup", &[], false),
+    ("halt", &[], false),
+    ("hint", &[], false),
+    ("memexe", &[], false),
+    ("pipes", &[], false),
+    ("policy", &[], true),
 ];
 
 /// Workloads that are not compared, each with the reason.
 const NOT_COMPARED: &[(&str, &str)] = &[
     ("ahead", "its threads write to all of a large memory all the time"),
     ("apart", "refused by name in each of its forms"),
+    ("congestion", "needs a module of the kernel that few hosts have"),
     ("full", "a restored socket may have room, and the threads that wait for it end"),
     ("defer", "its requests are connections in a queue after a restore (docs/state.md)"),
     ("hugetlb", "needs huge pages of the host"),
     ("increment", "a memory workload with a time of its own for every step"),
     ("lazy", "a large memory, which is compared by the workload"),
+    ("login", "needs a host without a login of its own, and the kernel numbers the sessions"),
     ("lost", "refused by name in each of its forms"),
     ("restart", "its waits, and the threads with them, end within seconds"),
     ("share", "a template of clones"),
@@ -290,6 +303,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("ending", "sends and receives all the time"),
     ("ticking", "its timers expire all the time"),
     ("pair", "the kernel gives its links addresses of their own meanwhile"),
+    ("sources", "of two mounts of one file system, either is made from the other"),
     ("stack", "the kernel gives its links addresses of their own meanwhile"),
     ("sysv", "refused by name"),
     ("timens", "its waits, and the threads with them, end within seconds"),

@@ -410,6 +410,58 @@ workloads! {
     vm_zombies_keep_their_ids_and_groups: "zombie";
     vm_daemon_with_a_zombie_in_the_group_of_its_ended_leader_is_restored: "orphan";
     vm_deleted_files_of_a_private_directory_stay: "ownplace", "--cap-add", "SYS_ADMIN";
+    vm_orphans_of_a_later_subreaper_stay_where_they_are: "adopted";
+    vm_nice_values_of_sessions_stay: "autogroup";
+    vm_expected_lives_of_data_stay: "hint";
+    vm_programs_executed_from_memory_are_restored: "memexe";
+    vm_names_of_mounted_file_systems_stay: "sources", "--cap-add", "SYS_ADMIN";
+    vm_pipes_beyond_the_pages_of_one_user_keep_their_sizes: "pipes";
+}
+
+#[test]
+fn vm_memory_policies_stay() {
+    keeps("policy");
+}
+
+#[test]
+fn vm_stop_signals_of_stopped_processes_stay_pending() {
+    keeps("halt");
+}
+
+/// Whether a task that this host starts has no login yet. Where an operator has logged in, all containers have that
+/// login, which only privileges over the host change.
+fn has_no_login() -> bool {
+    let login = fs::read_to_string("/proc/self/loginuid");
+    let is_none = login.is_ok_and(|text| text.trim() == u32::MAX.to_string());
+    if !is_none {
+        eprintln!("SKIPPED: this host has no audit, or its own login (/proc/self/loginuid)");
+    }
+    is_none
+}
+
+#[test]
+fn vm_logins_stay() {
+    if has_no_login() {
+        keeps("login");
+    }
+}
+
+#[test]
+fn vm_checkpoint_refuses_a_login_below_another_root_by_name() {
+    if has_no_login() {
+        let host = host();
+        start(&host, "lost", &["--net", "none", "--env", "HAS=login"]);
+        wait_for_line(&host, "lost", "ready 0");
+        let why = "it has a login (loginuid) in a user namespace or below a root of its own";
+        for verb in ["explain", "checkpoint", "sleep"] {
+            let out = host.dm(&[verb, "lost"]);
+            assert!(
+                out.status != 0 && format!("{}{}", out.stdout, out.stderr).contains(why),
+                "{out}"
+            );
+            assert_eq!(host.state_of("lost"), "running");
+        }
+    }
 }
 
 /// Contexts have their ids and places, threads wait on, and every event arrives once.
@@ -503,6 +555,47 @@ fn vm_wake_beyond_the_limit_of_asynchronous_io_names_it_and_succeeds_later() {
     wait_for_line(&host, "a", "ok");
 }
 
+/// A socket uses a module of the kernel that is unloaded while its container sleeps. No container loads it.
+#[test]
+fn vm_wake_without_a_module_names_it_and_succeeds_when_it_is_loaded() {
+    const MODULE: &str = "tcp_htcp";
+    let host = host();
+    let place = Path::new("/sys/module").join(MODULE);
+    let load = || host.sh(&format!("modprobe {MODULE}"));
+    if place.exists() {
+        return eprintln!("SKIPPED: this host uses the module {MODULE}");
+    }
+    if load().status != 0 || !place.join("refcnt").exists() {
+        return eprintln!("SKIPPED: the kernel has no module {MODULE}");
+    }
+    let options = ["--net", "none", "--cap-add", "NET_ADMIN", "--wake-on", "call"];
+    let run = ["run", "-d", "--name", "a"];
+    host.dm(&[&run[..], &options, &["workloads", "/bin/congestion"]].concat()).ok();
+    wait_for_line(&host, "a", "ready 0");
+    host.dm(&["sleep", "a"]).ok();
+    // The kernel frees the sockets of ended processes a little later.
+    let unload = format!("rmmod {MODULE}");
+    assert!(wait_until(soon(), || host.sh(&unload).status == 0), "{}", host.sh(&unload));
+    for verb in ["wake", "exec"] {
+        let words: &[&str] = if verb == "exec" { &["exec", "a", "true"] } else { &["wake", "a"] };
+        let out = host.dm(words);
+        let why = format!("the congestion control 'htcp' (module {MODULE})");
+        assert!(out.status != 0 && out.stderr.contains(&why), "{verb}: {out}");
+        host.wait_for_state("a", "asleep");
+        assert!(host.inspect("a")["wake_failed"]["cause"].to_string().contains(&why), "{verb}");
+        let shown = host.dm(&["ps", "--no-trunc"]).ok();
+        assert!(shown.contains("(wake failed: ") && shown.contains(&why), "{shown}");
+    }
+    load().ok();
+    host.dm(&["wake", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    host.dm(&["exec", "a", "touch", "/go-0"]);
+    wait_for_line(&host, "a", "ok");
+    host.dm(&["rm", "--force", "a"]).ok();
+    // As the host was before; a socket may still be there.
+    wait_until(soon(), || host.sh(&unload).status == 0);
+}
+
 /// Objects that a restore could not make again are refused while all processes run.
 #[test]
 fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
@@ -526,13 +619,21 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
         ("loose", "which no process has attached"),
+        ("covered file", "'/tmp/place/file', which the mount of tmpfs at '/tmp/place' covers"),
+        ("covered directory", "'/tmp/place', which the mount of tmpfs at '/tmp/place' covers"),
+        ("covered socket", "'/tmp/place/socket', which the mount of tmpfs at '/tmp/place' covers"),
+        ("read-only", "at '/tmp/place' of a tmpfs that is read-only as a whole"),
+        ("part", "at '/tmp/other' of the directory '/part' of a tmpfs that is mounted nowhere"),
+        ("foreign", "at '/tmp/place' of sysfs, a file system that cannot be made anew"),
+        ("secret", "secret memory (memfd_secret)"),
         ("keyring", "the keyring 'ring of mine' (keyrings(7)) of user 0"),
         ("key", "the key 'secret of mine' (keyrings(7), type user) of user 0"),
     ];
     for (what, why) in cases {
         let has = format!("HAS={what}");
         let mut more = vec!["--net", "none", "--env", &has];
-        if what == "place" {
+        let mounts = ["place", "read-only", "part", "foreign"].contains(&what);
+        if mounts || what.starts_with("covered") {
             more.extend(["--cap-add", "SYS_ADMIN"]);
         }
         if what.starts_with("key") {

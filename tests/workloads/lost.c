@@ -38,6 +38,39 @@ int main(void) {
 		must(mkdir("/tmp/old", 0700) == 0 && bind(listener, (void *)&name, sizeof name) == 0);
 		must(listen(listener, 1) == 0 && rename("/tmp/old", "/tmp/new") == 0);
 	}
+	/* A later mount covers the place. */
+	if (!strncmp(what, "covered", 7)) {
+		struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "/tmp/place/socket"};
+		must(mkdir("/tmp/place", 0700) == 0);
+		if (!strcmp(what, "covered socket")) {
+			int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+			must(bind(listener, (void *)&name, sizeof name) == 0 && listen(listener, 1) == 0);
+		} else {
+			make_file("/tmp/place/file", "text");
+			must(open(!strcmp(what, "covered file") ? "/tmp/place/file" : "/tmp/place", O_RDONLY) >= 0);
+		}
+		must(mount("cover", "/tmp/place", "tmpfs", 0, 0) == 0);
+	}
+	if (!strcmp(what, "read-only"))
+		must(mkdir("/tmp/place", 0700) == 0 && mount("none", "/tmp/place", "tmpfs", MS_RDONLY, 0) == 0);
+	if (!strcmp(what, "foreign"))
+		must(mkdir("/tmp/place", 0700) == 0 && mount("none", "/tmp/place", "sysfs", 0, 0) == 0);
+	if (!strcmp(what, "part")) {
+		/* Of its tmpfs nothing else is mounted. */
+		must(mkdir("/tmp/place", 0700) == 0 && mount("none", "/tmp/place", "tmpfs", 0, 0) == 0);
+		must(mkdir("/tmp/place/part", 0700) == 0 && mkdir("/tmp/other", 0700) == 0);
+		must(mount("/tmp/place/part", "/tmp/other", 0, MS_BIND, 0) == 0 && umount("/tmp/place") == 0);
+	}
+	if (!strcmp(what, "secret"))
+		must(syscall(SYS_memfd_secret, 0) >= 0);
+	/* Its own procfs is not below its root. */
+	if (!strcmp(what, "login")) {
+		write_text("/proc/self/loginuid", "7");
+		must(chroot("/tmp") == 0);
+		print_line("ready 0");
+		for (;;)
+			pause();
+	}
 	if (!strcmp(what, "thread")) {
 		int pid = child();
 		snprintf(path, sizeof path, "/proc/%d/task/%d/status", pid, pid);

@@ -30,12 +30,14 @@ int main(void) {
 		/* Of a process with a higher pid: it is made later than this one. */
 		char path[64], c;
 		int of_later = -1, own = open("/proc/self/maps", O_RDONLY);
+		int net = open("/proc/net/dev", O_RDONLY);
 		while (read(ask[0], &c, 1) == 1) {
 			if (of_later == -1) {
 				snprintf(path, sizeof path, "/proc/%d/status", getpid() + 1);
 				must((of_later = open(path, O_RDONLY | O_NONBLOCK)) >= 0);
 			}
 			must(pid_in(of_later) == getpid() + 1 && has_stack(own));
+			must(lseek(net, 0, SEEK_SET) == 0 && read(net, path, 8) == 8 && !memcmp(path, "Inter-| ", 8));
 			must(fcntl(of_later, F_GETFL) == (O_RDONLY | O_NONBLOCK | 0100000));
 			must(write(answer[1], &c, 1) == 1);
 		}
@@ -54,6 +56,14 @@ int main(void) {
 	snprintf(path, sizeof path, "/proc/%d/oom_score_adj", later);
 	int score = open(path, O_RDONLY);
 	must(status >= 0 && twin >= 0 && directory >= 0 && score >= 0);
+	/* Of the network, which the kernel looks up anew at each open. */
+	int net[4];
+	snprintf(path, sizeof path, "/proc/%d/net/tcp", later);
+	net[0] = open(path, O_RDONLY);
+	net[1] = open("/proc/net/dev", O_RDONLY);
+	snprintf(path, sizeof path, "/proc/%d/net", later);
+	net[2] = open(path, O_RDONLY | O_DIRECTORY);
+	net[3] = open("/proc/net", O_RDONLY | O_DIRECTORY);
 	/* An offset in the middle. */
 	must(read(status, line, 10) == 10);
 	for (int round = 0; round < ROUNDS; round++) {
@@ -67,6 +77,12 @@ int main(void) {
 		int below = openat(directory, "comm", O_RDONLY);
 		must(below >= 0 && read(below, line, 8) == 8 && memcmp(line, "procfile", 8) == 0);
 		must(close(below) == 0);
+		for (int n = 0; n < 2; n++)
+			must(lseek(net[n], 0, SEEK_SET) == 0 && read(net[n], line, 8) == 8);
+		for (int n = 2; n < 4; n++) {
+			must((below = openat(net[n], "unix", O_RDONLY)) >= 0 && read(below, line, 8) == 8);
+			must(close(below) == 0 && memcmp(line, "Num     ", 8) == 0);
+		}
 		must(pread(score, line, 4, 0) == 2 && line[0] == '0');
 		must(write(ask[1], &c, 1) == 1 && read(answer[0], &c, 1) == 1);
 	}

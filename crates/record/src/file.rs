@@ -32,6 +32,19 @@ pub struct File {
     /// Locks of this file description.
     #[serde(default)]
     pub locks: Vec<Lock>,
+    /// F_GET_RW_HINT of the file; 0 if it has none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub write_hint: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl File {
+    /// The greatest hint: RWH_WRITE_LIFE_EXTREME.
+    pub const WRITE_HINT_MAX: u64 = 5;
 }
 
 /// A character device with a driver that keeps no state of an open file: null, zero, full, random,

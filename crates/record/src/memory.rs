@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, RangePolicy};
 
 /// An address space.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,9 @@ pub struct Memory {
     /// Guards within areas (MADV_GUARD_INSTALL): first address and the one after the last, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<(u64, u64)>,
+    /// Ranges with a policy of their own (mbind(2)), in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<RangePolicy>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

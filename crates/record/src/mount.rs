@@ -29,6 +29,9 @@ pub struct Mount {
     /// Shared (MS_SHARED), with no other mount in its peer group yet.
     #[serde(default)]
     pub shared: bool,
+    /// The name that mountinfo shows as the source of a new file system; `None` for that of its type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// The source of a mount.
@@ -69,6 +72,9 @@ pub enum MountSource {
 }
 
 impl Mount {
+    /// Bytes of the longest name of a source that fsconfig(2) takes.
+    pub const NAME_BYTES_MAX: usize = 255;
+
     /// The possible attributes: ro, nosuid, nodev, noexec, noatime, strictatime, nodiratime,
     /// nosymfollow.
     pub const ATTRIBUTES: u64 = 0x20_00bf;

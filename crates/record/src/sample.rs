@@ -25,6 +25,7 @@ pub fn small() -> Records {
         deleted: None,
         namespace: None,
         locks: Vec::new(),
+        write_hint: 0,
     };
     let process = Process {
         pid: 1,

@@ -3,7 +3,9 @@
 use dormouse_kernel::call::Registers;
 use serde::{Deserialize, Serialize};
 
-use crate::{AlternateStack, Bytes, Credentials, Descriptor, HeldLock, Schedule, Signal};
+use crate::{
+    AlternateStack, Bytes, Credentials, Descriptor, HeldLock, MemoryPolicy, Schedule, Signal,
+};
 
 /// A thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -86,6 +88,12 @@ pub struct Thread {
     /// The thread shares the I/O context of its process (clone(2), CLONE_IO).
     #[serde(default)]
     pub shares_io: bool,
+    /// set_mempolicy(2); none is the host's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_policy: Option<MemoryPolicy>,
+    /// `/proc/PID/task/TID/loginuid`: the user who has logged in, by the container's ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub login_uid: Option<u32>,
 }
 
 impl Thread {

@@ -45,7 +45,7 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Sets offset and locks of an open file.
+/// Sets offset, hint and locks of an open file.
 pub(super) fn settle(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -56,6 +56,14 @@ pub(super) fn settle(
     if file.offset != 0 {
         let args = [cell.into(), Arg::Number(file.offset), Arg::from(libc::SEEK_SET)];
         sequence.call(what, Call::new(libc::SYS_lseek, args).returns(file.offset));
+    }
+    if file.write_hint != 0 {
+        const SET_RW_HINT: i32 = 1036;
+        let at = plan.builder.numbers(&[file.write_hint]);
+        let call = Call::new(libc::SYS_fcntl, [cell.into(), Arg::from(SET_RW_HINT), at.into()]);
+        // A file with a name, such as one of a volume, has it still where root inside may not set it.
+        let is_new = file.deleted.is_some();
+        sequence.call(what, if is_new { call } else { call.lenient() });
     }
     lock::of_file(plan, sequence, what, cell.into(), &file.locks);
 }

@@ -7,8 +7,8 @@
 
 use dormouse_record::check::USER_END;
 use dormouse_record::{
-    Area, Backing, Memory, MemoryFile, PAGE_BYTES, Process, Records, Result, Run, SharedMemory,
-    SystemVMemory, Thing,
+    Area, Backing, Memory, MemoryFile, MemoryPolicy, PAGE_BYTES, Process, Records, Result, Run,
+    SharedMemory, SystemVMemory, Thing, Thread,
 };
 
 use super::mapped::{self, Mapped, READ_WRITE};
@@ -88,6 +88,15 @@ pub(super) fn restore(
         }
     }
     asynchronous(plan, sequence, pid, memory)?;
+    // ORDER: before any page is made, which is taken from these nodes.
+    for it in &memory.policies {
+        let (nodes, bits) = policy_nodes(plan, &it.policy);
+        let (start, bytes) = (it.start.into(), (it.end - it.start).into());
+        let args = [start, bytes, it.policy.mode.into(), nodes, bits, Arg::Number(0)];
+        let what = format!("the memory policy at {:x} of process {pid}", it.start);
+        // LIMIT: a host without these nodes has no such policy.
+        sequence.call(what, Call::new(libc::SYS_mbind, args).lenient());
+    }
     let at_once = plan.userfaults.at_once(number);
     if memory.no_huge_pages || at_once.is_some() {
         // ORDER: before anything is read, if some memory is filled later: a huge page would be
@@ -127,6 +136,23 @@ pub(super) fn restore(
         sequence.call("the kernel's shared object", Call::new(libc::SYS_arch_prctl, args));
     }
     layout(plan, sequence, memory)
+}
+
+/// The nodes of a policy, as set_mempolicy(2) and mbind(2) take them: their address, and the number of bits. The kernel
+/// takes the number to be one more than it is.
+fn policy_nodes(plan: &mut Plan<'_>, policy: &MemoryPolicy) -> (Arg, Arg) {
+    match &policy.nodes[..] {
+        [] => (Arg::Number(0), Arg::Number(0)),
+        nodes => (plan.builder.numbers(nodes).into(), Arg::Number(nodes.len() as u64 * 64 + 1)),
+    }
+}
+
+/// Sets the policy of a thread (set_mempolicy(2)). ORDER: it creates no task any more, which would inherit it.
+pub(super) fn policy_of_thread(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
+    let Some(policy) = &thread.memory_policy else { return };
+    let (nodes, bits) = policy_nodes(plan, policy);
+    let call = Call::new(libc::SYS_set_mempolicy, [policy.mode.into(), nodes, bits]);
+    sequence.call(format!("the memory policy of thread {}", thread.tid), call.lenient());
 }
 
 /// Makes the contexts of asynchronous I/O of a process, with the contents of their rings.

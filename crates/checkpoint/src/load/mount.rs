@@ -48,12 +48,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             let what = what(*n, mount);
             let made = match &mount.source {
                 MountSource::Tmpfs { options, contents } => {
-                    let made = new(plan, sequence, &what, ("tmpfs", options), 0)?;
+                    let kind = ("tmpfs", mount.name.as_deref());
+                    let made = new(plan, sequence, &what, (kind, options), 0)?;
                     plan.memories.insert(*contents, made);
                     made
                 }
                 MountSource::MessageQueues { namespace } => {
-                    queues(plan, sequence, &what, *namespace)?
+                    queues(plan, sequence, &what, *namespace, mount.name.as_deref())?
                 }
                 _ => continue,
             };
@@ -161,7 +162,10 @@ fn source(
             let copied = copies.get(&(n, number)).copied();
             copied.ok_or_else(|| Error::damaged("section 'object'", "a mount of nothing"))
         }
-        MountSource::Proc { options } => new(plan, part, what, ("proc", options), mount.attributes),
+        MountSource::Proc { options } => {
+            let kind = ("proc", mount.name.as_deref());
+            new(plan, part, what, (kind, options), mount.attributes)
+        }
     }
 }
 
@@ -292,28 +296,29 @@ fn queues(
     sequence: &mut Sequence,
     what: &str,
     namespace: usize,
+    name: Option<&str>,
 ) -> Result<Cell> {
     let mut part = Sequence::default();
     let args = [plan.object(namespace)?.into(), Arg::from(libc::CLONE_NEWIPC)];
     part.call(what, Call::new(libc::SYS_setns, args));
-    let made = new(plan, &mut part, what, ("mqueue", &[]), 0)?;
+    let made = new(plan, &mut part, what, (("mqueue", name), &[]), 0)?;
     helper::run(plan, sequence, what, part);
     Ok(plan.lift(sequence, what, made))
 }
 
-/// Creates a new file system, not attached.
+/// Creates a new file system, not attached, of a type and under a name for its source.
 pub(super) fn new(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
     what: &str,
-    (kind, options): (&str, &[(String, String)]),
+    ((kind, called), options): ((&str, Option<&str>), &[(String, String)]),
     attributes: u64,
 ) -> Result<Cell> {
     let context = plan.cell();
     let name = Arg::from(plan.builder.text(kind.as_bytes()));
     let open = [name, Arg::Number(FSOPEN_CLOEXEC)];
     part.call_into(what, context, Call::new(libc::SYS_fsopen, open));
-    let source = [("source".to_owned(), kind.to_owned())];
+    let source = [("source".to_owned(), called.unwrap_or(kind).to_owned())];
     for (name, value) in source.iter().chain(options) {
         let name = plan.builder.text(name.as_bytes());
         let value = plan.builder.text(value.as_bytes());

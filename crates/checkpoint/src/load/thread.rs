@@ -5,7 +5,7 @@
 use dormouse_record::{Result, Thread};
 
 use super::plan::Plan;
-use super::{credentials, filter, lock, schedule, signal};
+use super::{credentials, filter, lock, memory, schedule, signal};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// Creates another thread, which has these resources together with its creator (clone(2)), and runs sequence number
@@ -96,6 +96,23 @@ fn controls(sequence: &mut Sequence, thread: &Thread) {
     }
 }
 
+/// Sets the user who has logged in. LIMIT: a task of a container that the operator has started in a session with
+/// a login has that one, which only CAP_AUDIT_CONTROL of the host changes.
+fn login(plan: &mut Plan<'_>, sequence: &mut Sequence, tid: u32, uid: u32) {
+    let what = format!("the login of thread {tid}");
+    let text = uid.to_string();
+    // No descriptor, where it cannot be opened.
+    let cell = plan.builder.cell_of(u32::MAX);
+    let place = plan.builder.text(b"/proc/thread-self/loginuid");
+    let flags = Arg::from(libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let open = [Arg::from(libc::AT_FDCWD), place.into(), flags, Arg::Number(0)];
+    sequence.call_into(&*what, cell, Call::new(libc::SYS_openat, open).lenient());
+    let at = plan.builder.data(text.as_bytes());
+    let write = [cell.into(), at.into(), Arg::Number(text.len() as u64)];
+    sequence.call(&*what, Call::new(libc::SYS_write, write).lenient());
+    sequence.call(&*what, Call::new(libc::SYS_close, [cell.into()]).lenient());
+}
+
 /// Steps that need everything else in place: signals, and the credentials of the thread.
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
@@ -107,6 +124,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         sequence.call(format!("the personality of thread {tid}"), call);
     }
     controls(sequence, thread);
+    memory::policy_of_thread(plan, sequence, thread);
     filter::of_thread(plan, sequence, thread);
     match leader.is_some_and(|process| process.user.is_some()) {
         true => credentials::take_on_inside(plan, sequence, thread),
@@ -119,8 +137,16 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
     }
     // ORDER: after the change of ids, which clears it for the whole process: so each thread sets it after its own.
     // Values other than 0 and 1 cannot be set.
-    let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
-    sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
+    let set_dumpable = |sequence: &mut Sequence, is_it: bool| {
+        let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(is_it))];
+        sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
+    };
+    if let Some(uid) = thread.login_uid {
+        // ORDER: procfs lets a task open its own file by its ids, once it may be inspected.
+        set_dumpable(sequence, true);
+        login(plan, sequence, tid, uid);
+    }
+    set_dumpable(sequence, dumpable == 1);
     if let Some(process) = leader.filter(|_| pid == tid) {
         lock::leases(plan, sequence, process);
         lock::notices(plan, sequence, process);

@@ -573,7 +573,7 @@ impl<'r> Work<'_, 'r> {
     /// An empty file system, one for each name that is in use: two may be the same text.
     fn empty(&mut self, what: &str) -> Result<Cell> {
         if self.empty.len() == self.depth {
-            let made = mount::new(self.plan, self.sequence, what, ("tmpfs", &[]), 0)?;
+            let made = mount::new(self.plan, self.sequence, what, (("tmpfs", None), &[]), 0)?;
             self.empty.push(self.plan.lift(self.sequence, what, made));
         }
         Ok(self.empty[self.depth])

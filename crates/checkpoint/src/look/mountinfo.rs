@@ -18,6 +18,8 @@ pub(crate) struct Row {
     /// The mount is a slave of a peer group, or unbindable.
     pub(crate) is_special: bool,
     pub(crate) kind: String,
+    /// What was mounted, by the name that mount(2) was given.
+    pub(crate) name: String,
     pub(crate) options: String,
 }
 
@@ -37,8 +39,8 @@ impl Row {
             }
         }
         let mut words = after.splitn(3, ' ');
-        let (kind, _, options) = (words.next()?, words.next()?, words.next()?);
-        let (kind, options) = (kind.to_owned(), options.to_owned());
+        let (kind, name, options) = (words.next()?, words.next()?, words.next()?);
+        let (kind, name, options) = (kind.to_owned(), unescaped(name)?, options.to_owned());
         Some(Self {
             id,
             parent,
@@ -49,6 +51,7 @@ impl Row {
             shared,
             is_special,
             kind,
+            name,
             options,
         })
     }

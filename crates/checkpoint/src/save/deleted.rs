@@ -41,6 +41,10 @@ pub(crate) fn object(
     if let Some(index) = survey.deleted.get(&identity) {
         return Ok(*index);
     }
+    const SECRETMEM: rustix::fs::FsWord = 0x5345_434d; // statfs(2)
+    if rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type == SECRETMEM) {
+        return Err("secret memory (memfd_secret), which no other process may read".into());
+    }
     let name = link.strip_suffix(SUFFIX).unwrap_or(link);
     if link == HUGE_MEMORY {
         return memory_file(survey, seen, name.trim_start_matches('/'), stat, open);

@@ -17,6 +17,7 @@ use super::survey::Survey;
 use super::{deleted, lock};
 use crate::look;
 use crate::look::file::{lookup, modified_ns, mount_of};
+use crate::look::mountinfo;
 
 /// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -97,14 +98,17 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
         && is_of_procfs(open.copy.as_fd())
         && let Some((pid, path)) = of_process(survey, open)
     {
-        is_there(open.process.first, &open.link, &open.stat)?;
+        is_there(open.process.first, name_of_net(&open.link).unwrap_or(&open.link), &open.stat)?;
         let file_type = open.stat.st_mode & libc::S_IFMT;
         let file = ProcessFile { pid, path, flags, offset: open.offset(), file_type };
         check_reader(survey, open.process, &file)?;
         return Ok(Thing::ProcessFile(file));
     }
     let file = found(survey, open.process, &open.link, &open.stat, open.copy.as_fd())?;
-    Ok(Thing::File(File { flags, offset: open.offset(), locks, ..file }))
+    // An error of a place, which has none.
+    let write_hint = dormouse_kernel::call::write_hint(open.copy.as_fd()).unwrap_or(0);
+    let write_hint = if write_hint <= File::WRITE_HINT_MAX { write_hint } else { 0 };
+    Ok(Thing::File(File { flags, offset: open.offset(), locks, write_hint, ..file }))
 }
 
 /// Whether a file is one of a tmpfs, whose contents are saved.
@@ -150,6 +154,7 @@ fn found(
         deleted: None,
         namespace: apart.map(|(_, namespace)| namespace),
         locks: Vec::new(),
+        write_hint: 0,
     };
     if is_deleted(link, stat) {
         if apart.is_some() && file_type(stat) == FileType::Directory {
@@ -160,8 +165,23 @@ fn found(
         let deleted = deleted::object(survey, seen, link, stat, open)?;
         return Ok(File { deleted: Some(deleted), namespace: None, ..file });
     }
-    is_there(witness, link, stat)?;
+    is_there(witness, link, stat).map_err(|why| covered(witness, link, open).unwrap_or(why))?;
     Ok(file)
+}
+
+/// The reason for a file that another mount covers; `None` if none does. `open` refers to the file.
+pub(crate) fn covered(pid: u32, link: &str, open: BorrowedFd<'_>) -> Option<Reason> {
+    let rows = mountinfo::rows(pid)?;
+    let own = mount_of(open).ok()?;
+    // Of several mounts at a place the last one listed is seen.
+    let above = rows.iter().filter(|row| mountinfo::below(link, &row.place).is_some());
+    let top = above.max_by_key(|row| row.place.len())?;
+    (top.id != own && rows.iter().any(|row| row.id == own)).then(|| {
+        format!(
+            "'{link}', which the mount of {} at '{}' covers, not saved yet",
+            top.kind, top.place
+        )
+    })
 }
 
 /// LIMIT: entries of a directory in which another name is sought.
@@ -198,12 +218,13 @@ fn name_of_net(link: &str) -> Option<&str> {
 /// The process that an open file of procfs is of, and its path below that one's directory: if it is a living process
 /// but the first, and no thread or descriptor of it, which a restore makes later.
 fn of_process(survey: &mut Survey<'_>, open: &Open<'_>) -> Option<(u32, String)> {
-    let rest = open.link.strip_prefix("/proc/")?;
+    let link = name_of_net(&open.link).unwrap_or(&open.link);
+    let rest = link.strip_prefix("/proc/")?;
     let (pid, path) = rest.split_once('/').unwrap_or((rest, ""));
     let pid: u32 = pid.parse().ok()?;
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     let is_place = open.flags() & libc::O_PATH as u32 != 0;
-    let is_whole = !path.split('/').any(is_number) && !is_deleted(&open.link, &open.stat);
+    let is_whole = !path.split('/').any(is_number) && !is_deleted(link, &open.stat);
     // A task that is being restored is not dumpable: its files are those of the host's root (proc(5)).
     let is_reader = open.flags() as i32 & libc::O_ACCMODE == libc::O_RDONLY;
     let is_for_all = is_reader && open.stat.st_mode & 0o004 != 0;
@@ -244,6 +265,10 @@ pub(crate) fn check_reader(
 ) -> Result<(), Reason> {
     let path = file.path.as_str();
     let is_own = seen.fields.pids().last() == Some(&file.pid);
+    // LIMIT: which network namespace such a file shows is not known where there are several.
+    if (path == "net" || path.starts_with("net/")) && survey.nets.by_link.is_empty() {
+        return Ok(());
+    }
     if OF_ANY.contains(&path) || is_own && OF_ITSELF.contains(&path) {
         return Ok(());
     }

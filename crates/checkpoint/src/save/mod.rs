@@ -23,8 +23,8 @@
 //!
 //! ```text
 //! subject held refusal restart diag option nowhere          words: plain data and registers
-//! seen tree limit wait stop thaw calls due          tasks: found, waiting, stopped
-//! credentials landlock keyring vfork host schedule signal thread    parts of a process that need no survey
+//! seen tree limit wait stop thaw calls due halt     tasks: found, waiting, stopped
+//! credentials landlock keyring vfork host schedule policy login signal thread    parts without a survey
 //! mapping pages ahead                               memory, without its objects
 //! known open survey                                 everything that was found so far: data
 //! lock deleted file tmpfs pipe aio memory           kinds: files and memory
@@ -65,6 +65,7 @@ mod known;
 mod landlock;
 mod limit;
 mod lock;
+mod login;
 mod mapping;
 mod memory;
 mod mount;
@@ -79,6 +80,7 @@ mod option;
 mod pages;
 mod pidfd;
 mod pipe;
+mod policy;
 mod process;
 mod raw;
 mod refusal;

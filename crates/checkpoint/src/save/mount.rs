@@ -104,7 +104,8 @@ fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Reason>
         let source = source(survey, base, first, (object, &base.rows), (&order, &mounts), row)
             .map_err(|why| format!("its processes have mounted something: {why}"))?;
         let (parent, place) = (None, row.place.clone());
-        mounts.push(Mount { parent, place, source, attributes, shared: row.shared.is_some() });
+        let (name, shared) = (name(row, &source)?, row.shared.is_some());
+        mounts.push(Mount { parent, place, source, attributes, shared, name });
         order.push(n);
     }
     survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts, own: true });
@@ -275,9 +276,26 @@ fn namespace(
         }
         let source = source(survey, base, witness, (object, rows), (&order[..n], &mounts), row)?;
         let place = place.to_owned();
-        mounts.push(Mount { parent, place, source, attributes, shared: row.shared.is_some() });
+        let (name, shared) = (name(row, &source)?, row.shared.is_some());
+        mounts.push(Mount { parent, place, source, attributes, shared, name });
     }
     Ok((mounts, order))
+}
+
+/// The name of a new file system, if it has another than its type. A copy of a mount has that of its source.
+fn name(row: &Row, source: &MountSource) -> Result<Option<String>, Reason> {
+    let is_copy = matches!(source, MountSource::Container { .. } | MountSource::Mount { .. });
+    if is_copy || row.name == row.kind {
+        return Ok(None);
+    }
+    if row.name.len() > Mount::NAME_BYTES_MAX {
+        return Err(format!(
+            "a mount at '{}' whose source has a name of {} bytes, not saved",
+            row.place,
+            row.name.len()
+        ));
+    }
+    Ok(Some(row.name.clone()))
 }
 
 /// The source from which a mount can be made again.
@@ -371,7 +389,14 @@ fn source(
             }
             Ok(MountSource::Proc { options: kept })
         }
-        kind => Err(reason(&format!("of {kind}"))),
+        kind @ ("tmpfs" | "proc") if row.root != "/" => Err(reason(&format!(
+            "of the directory '{}' of a {kind} that is mounted nowhere",
+            row.root
+        ))),
+        kind @ ("tmpfs" | "proc") => {
+            Err(reason(&format!("of a {kind} that is read-only as a whole (mount(2), MS_RDONLY)")))
+        }
+        kind => Err(reason(&format!("of {kind}, a file system that cannot be made anew"))),
     }
 }
 

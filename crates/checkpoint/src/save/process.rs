@@ -4,7 +4,9 @@ use std::fs;
 
 use dormouse_kernel::{Errno, proc};
 use dormouse_record::check::{BARRIERS, PERSONALITIES};
-use dormouse_record::{Error, Layout, Memory, PAGE_BYTES, Process, Result, Signal, Thread};
+use dormouse_record::{
+    Error, Layout, Memory, PAGE_BYTES, Process, RangePolicy, Result, Signal, Thread,
+};
 
 use super::calls::run;
 use super::halt::Halt;
@@ -17,7 +19,7 @@ use super::survey::{Survey, Surveyed};
 use super::timer::posix_time;
 use super::vfork::waits_in_vfork;
 use super::wait::Blocks;
-use super::{file, landlock, schedule, signal, thread, time, timer, unix, user};
+use super::{file, landlock, login, policy, schedule, signal, thread, time, timer, unix, user};
 use crate::inject::gadget::find;
 use crate::inject::script::{Answers, Arg, Script};
 use crate::look::task;
@@ -59,6 +61,9 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Links {
         survey.found.refusals.push(seen.refuse("", why));
     }
     if let Err(why) = timer::posix(seen) {
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+    if let Err(why) = login::check(seen, apart.user.is_some()) {
         survey.found.refusals.push(seen.refuse("", why));
     }
     if landlock::has_domains(seen, apart.user.is_some()) {
@@ -166,17 +171,23 @@ fn by_calls(
     let pid = seen.pid;
     let gadget = gadget(pid, &memory).ok_or(Errno::NOEXEC);
     let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
-    let mut step = || -> std::result::Result<(u64, u32, bool), Errno> {
+    let areas = &memory.areas;
+    let mut step = || -> std::result::Result<((u64, u32, bool), Vec<RangePolicy>), Errno> {
         let mut script = Script::default();
+        let policies = policy::find(&mut script, areas);
         let peers = unix::query_peers(survey, &record.descriptors, &mut script);
         let stops = query_stops(survey, record.pid, &mut script);
         let complete = query(seen, record, &mut script);
         let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
         peers(survey, &answers)?;
         stops(survey, &answers);
-        complete(record, &answers)
+        let found = complete(record, &answers)?;
+        let run = |script: &Script| run(seen, pid, gadget, script, None);
+        Ok((found, policy::of_ranges(policies(&answers), run)?))
     };
-    let found = step().map_err(Error::of("make calls in the memory", pid))?;
+    let (found, policies) = step().map_err(Error::of("make calls in the memory", pid))?;
+    memory.policies = policies;
+    login::check_threads(seen, record)?;
     let brk;
     (brk, memory.locks_later, memory.huge_pages_by_advice) = found;
     rung_meanwhile(seen, record, gadget)?;

@@ -10,7 +10,7 @@ use super::credentials::credentials;
 use super::seen::Seen;
 use super::subject::Subject;
 use super::wait::{Blocks, continuation};
-use super::{landlock, limit, schedule, signal};
+use super::{landlock, limit, login, policy, schedule, signal};
 use crate::inject::script::{Answers, Arg, Made, Room, Script};
 use crate::look::task::{personality, stat_field};
 
@@ -64,6 +64,7 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         time_limit: limit::of(seen, tid, &registers, subject.quiet),
         schedule: schedule::of(tid).map_err(step("read the scheduling"))?,
         personality: personality(seen.pid, tid),
+        login_uid: login::uid(seen, tid),
         ..Thread::default()
     })
 }
@@ -112,6 +113,7 @@ pub(crate) fn inside(
         script.call(libc::SYS_prctl, args.map(Arg::from))
     });
     let cpuid = script.call(libc::SYS_arch_prctl, [ARCH_GET_CPUID.into()]);
+    let memory_policy = policy::of_thread(script);
     move |thread, answers| {
         thread.alternate_stack = stack(answers)?;
         answers.returned(tid_address)?;
@@ -128,6 +130,7 @@ pub(crate) fn inside(
         thread.refuses_cpuid = answers.returned(cpuid) == Ok(0);
         let policy = answers.returned(policy).unwrap_or(DEFAULT_POLICY);
         thread.memory_error_policy = (policy != DEFAULT_POLICY).then_some(policy as u32);
+        thread.memory_policy = memory_policy(answers);
         for (to, made) in thread.speculation.iter_mut().zip(speculation) {
             let state = answers.returned(made).unwrap_or(0) as u32;
             *to = if state & Thread::SPECULATION_SET != 0 { state } else { 0 };

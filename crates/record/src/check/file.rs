@@ -13,6 +13,7 @@ pub(super) fn is_path(path: &str) -> bool {
 pub(super) fn file(file: &File, records: &Records) -> Found {
     ensure(is_path(&file.path), || "its path".into())?;
     file.locks.iter().try_for_each(lock)?;
+    ensure(file.write_hint <= File::WRITE_HINT_MAX, || "its hint".into())?;
     if let Some(n) = file.namespace {
         let found = matches!(object(n, records)?, Thing::Mounts(_));
         ensure(found && file.deleted.is_none(), || "in no mount namespace".into())?;

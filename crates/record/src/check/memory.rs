@@ -1,7 +1,7 @@
 //! Checks of address spaces, and of the pages that hold contents.
 
 use super::{Found, USER_END, address, ensure, object};
-use crate::{Area, Backing, Memory, PAGE_BYTES, Pages, Records, Run, Thing};
+use crate::{Area, Backing, Memory, MemoryPolicy, PAGE_BYTES, Pages, Records, Run, Thing};
 
 pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
     let mut end = 0;
@@ -20,14 +20,18 @@ pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
     for (first, behind) in memory.guards.iter().copied() {
         let aligned = first.is_multiple_of(PAGE_BYTES) && behind.is_multiple_of(PAGE_BYTES);
         let in_order = first >= end && first < behind;
-        // The restore itself may lie where no area is.
-        let next = memory.areas.partition_point(|area| area.end <= first);
-        let mut covered = first;
-        for area in memory.areas[next..].iter().take_while(|area| area.start < behind) {
-            covered = if area.start <= covered { area.end } else { covered };
-        }
-        ensure(aligned && in_order && covered >= behind, || format!("guards at {first:x}"))?;
+        let is_sound = aligned && in_order && has_areas(memory, first, behind);
+        ensure(is_sound, || format!("guards at {first:x}"))?;
         end = behind;
+    }
+    let mut end = 0;
+    for it in &memory.policies {
+        let aligned = it.start.is_multiple_of(PAGE_BYTES) && it.end.is_multiple_of(PAGE_BYTES);
+        let in_order = it.start >= end && it.start < it.end;
+        let is_sound = aligned && in_order && has_areas(memory, it.start, it.end);
+        ensure(is_sound, || format!("the policy at {:x}", it.start))?;
+        policy(&it.policy)?;
+        end = it.end;
     }
     let locks = [0, libc::MCL_FUTURE, libc::MCL_FUTURE | libc::MCL_ONFAULT].map(i32::cast_unsigned);
     ensure(locks.contains(&memory.locks_later), || "the locks of later memory".into())?;
@@ -41,6 +45,23 @@ pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
         Some(n) => ensure(matches!(object(n, records)?, Thing::File(_)), || "program".into()),
         None => Ok(()),
     }
+}
+
+/// Whether areas are at all addresses of a range. The restore itself may lie where no area is.
+fn has_areas(memory: &Memory, first: u64, behind: u64) -> bool {
+    let next = memory.areas.partition_point(|area| area.end <= first);
+    let mut covered = first;
+    for area in memory.areas[next..].iter().take_while(|area| area.start < behind) {
+        covered = if area.start <= covered { area.end } else { covered };
+    }
+    covered >= behind
+}
+
+pub(super) fn policy(policy: &MemoryPolicy) -> Found {
+    let mode = policy.mode & !MemoryPolicy::FLAGS;
+    let is_known = (1..=MemoryPolicy::MODE_MAX).contains(&mode);
+    let fits = policy.nodes.len() <= MemoryPolicy::WORDS_MAX;
+    ensure(is_known && fits, || "a memory policy".into())
 }
 
 fn area(area: &Area, records: &Records) -> Found {

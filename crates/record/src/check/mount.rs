@@ -40,6 +40,8 @@ pub(super) fn all(n: usize, mounts: &Mounts, records: &Records) -> Found {
         let atime = mount.attributes & 0x30;
         let known = mount.attributes & !Mount::ATTRIBUTES == 0 && atime != 0x30;
         ensure(known, || said("its attributes"))?;
+        let is_name = |name: &String| name.len() <= Mount::NAME_BYTES_MAX && !name.contains('\0');
+        ensure(mount.name.as_ref().is_none_or(is_name), || said("its name"))?;
         source((n, number), &mount.source, records).map_err(|what| said(&what))?;
         if let MountSource::Tmpfs { contents: one, .. } = &mount.source {
             ensure(contents.insert(*one), || said("the contents of another mount"))?;
@@ -108,6 +110,7 @@ mod tests {
             source,
             attributes: 2,
             shared: false,
+            name: Some("none".into()),
         };
         let options = vec![("size".to_owned(), "1024k".to_owned())];
         let mounts = vec![
@@ -132,7 +135,9 @@ mod tests {
     fn invalid_mounts_are_refused() {
         assert!(records(&namespaces()).is_ok());
         type Case = (fn(&mut Vec<Mount>), &'static str);
-        let cases: [Case; 15] = [
+        let cases: [Case; 17] = [
+            (|m| m[1].name = Some("a".repeat(256)), "its name"),
+            (|m| m[1].name = Some("a\0b".into()), "its name"),
             (|m| m.clear(), "no mounts"),
             (|m| m[0].parent = Some(0), "its place"),
             (|m| m[0].place = "a".into(), "its place"),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::{
     BARRIERS, Found, NUMBER_MAX, PERSONALITIES, TASKS_MAX, address, cgroup_namespace, ensure, file,
-    object, path, system_v, time, user,
+    memory, object, path, system_v, time, user,
 };
 use crate::{Filter, INIT, PROGRAMS, Process, Records, Schedule, Signal, Table, Thing, Thread};
 
@@ -82,6 +82,8 @@ fn process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Fou
         sound.map_err(|what| format!("thread {tid}: {what}"))?;
         let policy = thread.memory_error_policy;
         ensure(policy.is_none_or(|policy| policy < 3), || "a policy of memory errors".into())?;
+        thread.memory_policy.as_ref().map_or(Ok(()), memory::policy)?;
+        ensure(thread.login_uid != Some(u32::MAX), || "a login".into())?;
         if let Some(place) = &thread.place {
             ensure(place.umask <= 0o777, || "a thread's own place".into())?;
             object(place.directory, records).map(drop)?;

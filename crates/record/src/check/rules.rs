@@ -78,20 +78,38 @@ mod tests {
     use super::*;
     use crate::sample::small;
     use crate::{
-        Backing, Bytes, Checksums, Deleted, Filter, Inotify, Lock, LockKind, MemoryFile, Object,
-        Pages, PidFd, Pipe, ProcessFile, Run, Terminal, TerminalSide, Thing, Uts, Watch,
+        Backing, Bytes, Checksums, Deleted, File, Filter, Inotify, Lock, LockKind, MemoryFile,
+        MemoryPolicy, Object, Pages, PidFd, Pipe, ProcessFile, RangePolicy, Run, Signal, Terminal,
+        TerminalSide, Thing, Uts, Watch,
     };
+
+    /// A range with the policy of a mode.
+    fn range(start: u64, end: u64, mode: u32) -> RangePolicy {
+        RangePolicy { start, end, policy: MemoryPolicy { mode, nodes: vec![1] } }
+    }
+
+    fn stop() -> Signal {
+        let mut info = vec![0; 128];
+        info[..4].copy_from_slice(&libc::SIGSTOP.to_ne_bytes());
+        Signal { info: Bytes(info) }
+    }
 
     #[test]
     fn references_without_a_target_are_refused() {
         assert!(records(&small()).is_ok());
+        let mut sound = small();
+        sound.memories[0].policies = vec![range(0x10_0000, 0x10_1000, MemoryPolicy::FLAGS | 2)];
+        sound.processes[0].stopped = Some(libc::SIGSTOP);
+        sound.processes[0].pending = vec![stop()];
+        sound.processes[0].threads[0].login_uid = Some(0);
+        assert!(records(&sound).is_ok());
         let bad = |change: fn(&mut Records)| {
             let mut all = small();
             change(&mut all);
             records(&all).unwrap_err().to_string()
         };
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 15] = [
+        let cases: [Case; 26] = [
             (|r| r.processes[0].memory = Some(1), "no memory"),
             (
                 |r| r.memories[0].areas[0].backing = Backing::Huge { page_bytes: 2 << 20 },
@@ -125,6 +143,36 @@ mod tests {
                 "not there",
             ),
             (|r| r.processes[0].pid = 3, "not the first"),
+            (|r| r.memories[0].policies = vec![range(0x10_0000, 0x10_2000, 1)], "the policy at"),
+            (|r| r.memories[0].policies = vec![range(0x10_0000, 0x10_0800, 1)], "the policy at"),
+            (|r| r.memories[0].policies = vec![range(0x10_0000, 0x10_1000, 1); 2], "the policy at"),
+            (|r| r.memories[0].policies = vec![range(0x10_0000, 0x10_1000, 0)], "a memory policy"),
+            (|r| r.memories[0].policies = vec![range(0x10_0000, 0x10_1000, 9)], "a memory policy"),
+            (
+                |r| {
+                    let nodes = vec![1; MemoryPolicy::WORDS_MAX + 1];
+                    let policy = MemoryPolicy { mode: 2, nodes };
+                    r.processes[0].threads[0].memory_policy = Some(policy);
+                },
+                "a memory policy",
+            ),
+            (|r| r.processes[0].threads[0].login_uid = Some(u32::MAX), "a login"),
+            (|r| r.processes[0].autogroup_nice = 20, "the nice value 20"),
+            (|r| r.processes[0].pending = vec![stop()], "a pending SIGSTOP"),
+            (
+                |r| {
+                    r.processes[0].stopped = Some(libc::SIGSTOP);
+                    r.processes[0].threads[0].pending = vec![stop()];
+                },
+                "a pending SIGSTOP",
+            ),
+            (
+                |r| {
+                    let Thing::File(file) = &mut r.objects[0].thing else { return };
+                    file.write_hint = File::WRITE_HINT_MAX + 1;
+                },
+                "its hint",
+            ),
         ];
         for (change, text) in cases {
             let said = bad(change);

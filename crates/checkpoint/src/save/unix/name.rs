@@ -10,6 +10,7 @@ use rustix::net::{SocketType, sockopt};
 use super::table::Entry;
 use crate::look::file;
 use crate::look::ids::Maps;
+use crate::save::file::covered;
 use crate::save::known::socket::Socket;
 use crate::save::refusal::Reason;
 
@@ -68,9 +69,14 @@ pub(super) fn name(
         }
     }
     if found.is_none() && !is_removed(socket) {
-        return Err(format!(
-            "a unix socket bound to '{whole}', whose file has another name now, not saved"
-        ));
+        let file = dormouse_kernel::call::bound_file(socket.copy.as_fd()).ok();
+        let covered = file.and_then(|file| covered(socket.first, &whole, file.as_fd()));
+        return Err(match covered {
+            Some(why) => format!("a unix socket bound to {why}"),
+            None => format!(
+                "a unix socket bound to '{whole}', whose file has another name now, not saved"
+            ),
+        });
     }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
