@@ -25,10 +25,10 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bundle::{Bundle, Oci};
-use dormouse_testkit::{Host, Led, dormouse, leftover, run, slowness, soon, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, image, leftover, run, slowness, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The delay of a process.
@@ -706,6 +706,61 @@ fn sleep_survives_kill_while_its_twin_lives() {
         scene.is_clean(&what);
     }
     assert!(lived >= 4, "{lived} of {kills} were killed beside a living twin");
+}
+
+/// The state of `x`, after a command that was killed, is one in which its processes go on.
+fn wakes(host: &Host, what: &str) {
+    let state = state_of_x(host);
+    assert!(["running", "asleep"].contains(&state.as_str()), "{what}: x is {state}");
+    if state == "asleep" {
+        let out = host.dm(WAKE);
+        assert_eq!(out.status, 0, "{what}: {out}");
+    }
+}
+
+/// Threads are stopped in the middle of injected calls when the command is killed. They watch themselves.
+#[test]
+fn processes_do_not_notice_killed_checkpoints_and_sleeps() {
+    const ROUNDS: usize = 4;
+    const KILLS: usize = 12;
+    let host = &Host::new();
+    host.import(&image::workloads(), "workloads");
+    let rounds = format!("ROUNDS={ROUNDS}");
+    let mut random = Random(0x5eed);
+    let verbs = [&["checkpoint", "--leave-running", "x"][..], SLEEP];
+    for verb in verbs.into_iter().cycle().take(6) {
+        host.dm(&["run", "-d", "--name", "x", "--env", &rounds, "workloads", "/bin/steady"]).ok();
+        let mut longest = Duration::ZERO;
+        for round in 0..ROUNDS {
+            let log = |line: &str| {
+                let mut log = String::new();
+                let has_come = wait_until(soon(), || {
+                    log = host.dm(&["logs", "x"]).stdout;
+                    log.lines().any(|one| one == line || one.starts_with("failed"))
+                });
+                assert!(has_come && log.lines().any(|one| one == line), "{verb:?}, {round}: {log}");
+            };
+            log(&format!("ready {round}"));
+            let began = Instant::now();
+            host.dm(verb).ok();
+            longest = longest.max(began.elapsed());
+            for kill in 0..KILLS {
+                wakes(host, &format!("{verb:?}, round {round}, kill {kill}"));
+                let after = longest.mul_f64(random.below(1000) as f64 / 1000.0);
+                let mut command = host.dormouse(verb);
+                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                let mut child = command.spawn().expect("the command starts");
+                thread::sleep(after);
+                child.kill().expect("a child");
+                child.wait().expect("a child");
+            }
+            wakes(host, &format!("{verb:?}, round {round}"));
+            let out = host.dm(&["exec", "x", "touch", &format!("/go-{round}")]);
+            assert!(out.status == 0 || round + 1 == ROUNDS, "{verb:?}, round {round}: {out}");
+        }
+        assert_eq!(host.dm(&["wait", "x"]).ok(), "0", "{verb:?}: {}", host.dm(&["logs", "x"]));
+        host.dm(REMOVE).ok();
+    }
 }
 
 /// Memory is restored on first access, and all of it must be loaded before the next sleep.

@@ -89,15 +89,18 @@ global_asm!(
     ".popsection",
 );
 
+// Code that runs when its tracer has ended changes no flags, and uses no stack: both are the interrupted program's.
+// Instead of comparisons it has jrcxz and lea.
+
 global_asm!(
     ".pushsection .rodata.dormouse_follower, \"a\"",
     ".balign 16",
     ".globl dormouse_follower_start",
     ".hidden dormouse_follower_start",
     "dormouse_follower_start:",
-    // From the call at rbx to the end of all, at r13.
-    "2: cmp rbx, r13",
-    "je 3f",
+    // From the call at rbx to the end of all, at -r13.
+    "2: lea rcx, [rbx + r13]",
+    "jrcxz 3f",
     "mov rax, qword ptr [rbx]",
     "mov rdi, qword ptr [rbx + 8]",
     "mov rsi, qword ptr [rbx + 16]",
@@ -107,19 +110,99 @@ global_asm!(
     "mov r9, qword ptr [rbx + 48]",
     "syscall",
     "mov qword ptr [rbx + 56], rax",
-    "add rbx, 64",
+    "lea rbx, [rbx + 64]",
     "jmp 2b",
-    // Waits for ever, until a tracer interrupts: ppoll(NULL, 0, NULL, NULL).
+    // Waits until the tracer interrupts: ppoll(NULL, 0, TIME, NULL).
     "3: mov eax, 271",
-    "xor edi, edi",
-    "xor esi, esi",
-    "xor edx, edx",
-    "xor r10d, r10d",
+    "mov edi, 0",
+    "mov esi, 0",
+    "lea rdx, [r12 + 4096]",
+    "mov r10d, 0",
     "syscall",
-    "jmp 3b",
+    // The tracer has ended.
+    "jmp qword ptr [r12 + 4112]",
     ".globl dormouse_follower_end",
     ".hidden dormouse_follower_end",
     "dormouse_follower_end:",
+    ".popsection",
+);
+
+// The landing code. The places in a slot are those of super::landing.
+global_asm!(
+    ".pushsection .rodata.dormouse_landing, \"a\"",
+    ".balign 16",
+    ".globl dormouse_landing_start",
+    ".hidden dormouse_landing_start",
+    "dormouse_landing_start:",
+    // An injected call; r15 is the slot.
+    "syscall",
+    // The tracer has ended. Undoes by the call rbp, unless that is 0, of r12, or of the result if that is 0, and r14.
+    "mov rcx, rbp",
+    "jrcxz 4f",
+    "mov rsi, r14",
+    "mov rdi, r12",
+    "mov rcx, r12",
+    "jrcxz 2f",
+    "jmp 3f",
+    "2: mov rdi, rax",
+    "3: mov eax, ebp",
+    "syscall",
+    "4: mov r11, r15",
+    "jmp 5f",
+    // No call was injected yet, or all were made; r11 is the slot. The kernel sets the address two bytes back when it
+    // begins an interrupted call again.
+    ".globl dormouse_landing_parked",
+    ".hidden dormouse_landing_parked",
+    "dormouse_landing_parked:",
+    ".byte 0xeb, 5f - 6f", // jmp 5f, of two bytes
+    // A signal handler has run.
+    "6: mov r9, r11",
+    "mov r8, -4",
+    "jmp 7f",
+    "5: mov r9, r11",
+    "mov rbx, qword ptr [r9 + 32]",
+    "mov rbp, qword ptr [r9 + 40]",
+    "mov r12, qword ptr [r9 + 48]",
+    "mov r13, qword ptr [r9 + 56]",
+    "mov r14, qword ptr [r9 + 64]",
+    "mov r15, qword ptr [r9 + 72]",
+    // ppoll(NULL, 0, ZEROS, MASK, 8): fails with EINTR if a handler runs. Or a call that fails with EINVAL.
+    "mov edi, 0",
+    "mov esi, 0",
+    "lea rdx, [rip + 8f]",
+    "lea r10, [r9 - 64]",
+    "mov r8d, 8",
+    "mov rax, qword ptr [r9 - 32]",
+    "syscall",
+    "mov r8, rax",
+    // rt_sigprocmask(SIG_SETMASK, MASK, NULL, 8)
+    "7: mov edi, 2",
+    "lea rsi, [r9 - 64]",
+    "mov edx, 0",
+    "mov r10d, 8",
+    "mov eax, 14",
+    "syscall",
+    "mov rdx, qword ptr [r9 + 80]",
+    "mov rsi, qword ptr [r9 + 88]",
+    "mov rdi, qword ptr [r9 + 96]",
+    "mov r10, qword ptr [r9 + 104]",
+    "mov r11, qword ptr [r9 + 112]",
+    "lea rcx, [r8 + 4]",
+    "jrcxz 9f",
+    "mov rcx, qword ptr [r9 - 16]",
+    "mov r8, qword ptr [r9 - 8]",
+    "mov rax, qword ptr [r9 - 40]",
+    "jmp r9",
+    // EINTR.
+    "9: lea rax, [rcx - 4]",
+    "mov rcx, qword ptr [r9 - 16]",
+    "mov r8, qword ptr [r9 - 8]",
+    "lea r9, [r9 + 13]",
+    "jmp r9",
+    "8: .quad 0, 0",
+    ".globl dormouse_landing_end",
+    ".hidden dormouse_landing_end",
+    "dormouse_landing_end:",
     ".popsection",
 );
 
@@ -139,6 +222,24 @@ pub(crate) fn follower() -> &'static [u8] {
         static dormouse_follower_end: u8;
     }
     between(&raw const dormouse_follower_start, &raw const dormouse_follower_end)
+}
+
+/// The bytes of the landing code ([`super::landing`]).
+pub(crate) fn landing() -> &'static [u8] {
+    unsafe extern "C" {
+        static dormouse_landing_start: u8;
+        static dormouse_landing_end: u8;
+    }
+    between(&raw const dormouse_landing_start, &raw const dormouse_landing_end)
+}
+
+/// Where in the landing code a task without an injected call continues.
+pub(crate) fn parked() -> u64 {
+    unsafe extern "C" {
+        static dormouse_landing_start: u8;
+        static dormouse_landing_parked: u8;
+    }
+    between(&raw const dormouse_landing_start, &raw const dormouse_landing_parked).len() as u64
 }
 
 fn between(start: *const u8, end: *const u8) -> &'static [u8] {

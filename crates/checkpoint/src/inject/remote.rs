@@ -1,5 +1,5 @@
 //! Calls injected into another task that is stopped: by its own registers and an existing `syscall`
-//! instruction, with nothing written into its code.
+//! instruction.
 //!
 //! A call is two stops, at its entry and at its exit; neither sends a signal. (A single step would:
 //! SIGTRAP, and if the task blocks or ignores that, the kernel resets its action.) Signals are
@@ -8,12 +8,19 @@
 //! ORDER: the kernel decides about restarting an interrupted system call only while it handles
 //! signals. So a task is brought to a stop there ([`Remote::finish`]) before it gets its own
 //! registers back.
+//!
+//! ORDER: this process may end between any two requests, and the task then continues with the registers
+//! and the mask that it has. The program's own registers go with its own mask. All others lead into the landing code
+//! ([`super::landing`]), which restores both.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop};
+use dormouse_record::PAGE_BYTES;
+
+use super::landing::{Berth, Ground};
 
 /// As many polls take less time than a sleep.
 const LOOKS_AT_ONCE: u32 = 50;
@@ -23,21 +30,55 @@ pub(crate) const EVENT_STOP: i32 = 128;
 
 /// A stopped tracee into which calls are injected.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub(crate) struct Remote<'g> {
     tid: u32,
-    gadget: u64,
+    ground: &'g Ground,
     registers: Registers,
     mask: u64,
+    /// The registers with which the task continues.
+    resumed: Registers,
+    berth: Option<Berth>,
+    undo: Undo,
+    /// The task has continued by itself.
+    has_gone_on: bool,
 }
 
-impl Remote {
-    /// Begins. `gadget` is the address of a `syscall` instruction in the task's memory.
-    pub(crate) fn begin(tid: u32, gadget: u64) -> Result<Self, Errno> {
+/// The call that undoes another one: its number (0 for none), its first argument (0 for the result of the other), its
+/// second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Undo([u64; 3]);
+
+impl<'g> Remote<'g> {
+    /// Begins.
+    pub(crate) fn begin(tid: u32, ground: &'g Ground) -> Result<Self, Errno> {
+        Self::begin_to_resume(tid, ground, |registers| registers)
+    }
+
+    /// Begins; `resumed` returns the registers with which the task continues in the end, by the original ones.
+    pub(crate) fn begin_to_resume(
+        tid: u32,
+        ground: &'g Ground,
+        resumed: impl FnOnce(Registers) -> Registers,
+    ) -> Result<Self, Errno> {
         let (registers, mask) = (call::registers(tid)?, call::signal_mask(tid)?);
         // ORDER: the kernel forgets the sequence at the first call from elsewhere.
         let registers = abort_sequence(tid, registers);
-        call::set_signal_mask(tid, u64::MAX)?;
-        Ok(Self { tid, gadget, registers, mask })
+        let resumed = resumed(registers);
+        let berth = ground.berth(&resumed, mask);
+        let (undo, has_gone_on) = (Undo::default(), false);
+        let new = Self { tid, ground, registers, mask, resumed, berth, undo, has_gone_on };
+        if let Some(berth) = &new.berth {
+            call::set_registers(new.tid(), &berth.parked)?;
+        }
+        call::set_signal_mask(new.tid(), u64::MAX)?;
+        Ok(new)
+    }
+
+    /// The task, for one request. Tests end this process before any of them.
+    fn tid(&self) -> u32 {
+        #[cfg(test)]
+        super::deaths::point();
+        self.tid
     }
 
     /// The original registers; those of the abort handler for a thread inside a restartable sequence.
@@ -71,26 +112,86 @@ impl Remote {
     ) -> Result<u64, Errno> {
         self.enter(number, args)?;
         self.step_to_call()?;
-        Ok(call::registers(self.tid)?.rax)
+        Ok(call::registers(self.tid())?.rax)
     }
 
-    /// Makes the task follow a script ([`super::script`]) until it is done, and stops it.
-    pub(crate) fn follow(
+    /// Makes a call whose effect is undone by [`Remote::undo`], or in the task itself if this process ends before:
+    /// `undo` is the number and the second argument of the call that does so, with the result as the first.
+    pub(super) fn call_for_now<const N: usize>(
+        &mut self,
+        number: i64,
+        args: [u64; N],
+        undo: (i64, u64),
+    ) -> Result<u64, Errno> {
+        self.undo = Undo([undo.0 as u64, 0, undo.1]);
+        let made = self.call(number, args);
+        self.undo.0[1] = *made.as_ref().unwrap_or(&0);
+        if made.is_err() {
+            self.undo = Undo::default();
+        }
+        made
+    }
+
+    /// Undoes the last [`Remote::call_for_now`].
+    pub(super) fn undo(&mut self) -> Result<(), Errno> {
+        // ORDER: the call itself is made once, also if this process ends meanwhile.
+        let Undo([number, first, second]) = std::mem::take(&mut self.undo);
+        self.call(number as i64, [first, second]).map(drop)
+    }
+
+    /// Makes a descriptor in the task; returns what `copy` makes of its number. It is closed afterwards.
+    pub(crate) fn descriptor<const N: usize, T>(
+        &mut self,
+        number: i64,
+        args: [u64; N],
+        copy: impl FnOnce(u64) -> T,
+    ) -> Result<T, Errno> {
+        let made = self.call_for_now(number, args, (libc::SYS_close, 0))?;
+        let copy = copy(made);
+        self.undo().map(|()| copy)
+    }
+
+    /// Where a script ([`super::script`]) continues whose tracer has ended; `None` if it waits for ever.
+    pub(super) fn landing(&self) -> Option<u64> {
+        self.ground.after_call().filter(|_| self.berth.is_some())
+    }
+
+    /// Makes the task follow a script ([`super::script`]) until it is done, and stops it. `code` is mapped by
+    /// [`Remote::call_for_now`].
+    pub(super) fn follow(
         &mut self,
         code: u64,
         calls: Range<u64>,
         is_done: impl Fn() -> Result<bool, Errno>,
     ) -> Result<(), Errno> {
-        let (rbx, r13) = (calls.start, calls.end);
+        let (rbx, r13) = (calls.start, calls.end.wrapping_neg());
         let (rip, orig_rax) = (code, u64::MAX);
-        call::set_registers(self.tid, &Registers { rip, rbx, r13, orig_rax, ..self.registers })?;
-        call::resume(self.tid, 0)?;
+        let registers = Registers { rip, rbx, r13, orig_rax, ..self.led() };
+        call::set_registers(self.tid(), &registers)?;
+        call::resume(self.tid(), 0)?;
+        let followed = self.until_done(is_done);
+        match followed {
+            Err(Errno::SRCH) => return followed,
+            // At the stop before a signal.
+            Err(Errno::INTR) => {}
+            Ok(()) | Err(_) => {
+                call::interrupt(self.tid())?;
+                self.until_event_stop()?;
+            }
+        }
+        // After a long pause of this process the task has continued by itself.
+        let at = call::registers(self.tid())?.rip;
+        self.has_gone_on = at.wrapping_sub(code) >= PAGE_BYTES;
+        if self.has_gone_on { Err(Errno::TIME) } else { followed }
+    }
+
+    fn until_done(&self, is_done: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> {
         let mut looks = 0u32;
         while !is_done()? {
-            match call::poll_stop(self.tid)? {
+            match call::poll_stop(self.tid())? {
                 None => {}
                 // A group stop that was pending: the task continues all the same.
-                Some(Stop::Event(EVENT_STOP, _)) => call::resume(self.tid, 0)?,
+                Some(Stop::Event(EVENT_STOP, _)) => call::resume(self.tid(), 0)?,
                 Some(Stop::Ended(_)) => return Err(Errno::SRCH),
                 Some(_) => return Err(Errno::INTR),
             }
@@ -100,8 +201,14 @@ impl Remote {
                 _ => std::thread::sleep(Duration::from_micros(20)),
             }
         }
-        call::interrupt(self.tid)?;
-        self.until_event_stop()
+        Ok(())
+    }
+
+    /// The original registers, but for those that lead the task if this process ends.
+    fn led(&self) -> Registers {
+        let Undo([rbp, r12, r14]) = self.undo;
+        let r15 = self.berth.as_ref().map_or(self.registers.r15, |berth| berth.pivot);
+        Registers { rbp, r12, r14, r15, ..self.registers }
     }
 
     /// Brings the task to the entry of a call.
@@ -109,11 +216,13 @@ impl Remote {
         let mut all = [0; 6];
         all[..N].copy_from_slice(&args);
         let [rdi, rsi, rdx, r10, r8, r9] = all;
-        let rip = self.gadget;
+        if self.has_gone_on {
+            return Err(Errno::TIME);
+        }
+        let rip = self.ground.syscall;
         let (rax, orig_rax) = (number as u64, u64::MAX);
-        let registers =
-            Registers { rdi, rsi, rdx, r10, r8, r9, rax, orig_rax, rip, ..self.registers };
-        call::set_registers(self.tid, &registers)?;
+        let registers = Registers { rdi, rsi, rdx, r10, r8, r9, rax, orig_rax, rip, ..self.led() };
+        call::set_registers(self.tid(), &registers)?;
         self.step_to_call()
     }
 
@@ -121,20 +230,20 @@ impl Remote {
     /// block in the task (restart_syscall(2)).
     pub(crate) fn interrupted(&mut self, number: i64, args: [u64; 6]) -> Result<i64, Errno> {
         self.enter(number, args)?;
-        call::interrupt(self.tid)?;
-        call::resume(self.tid, 0)?;
+        call::interrupt(self.tid())?;
+        call::resume(self.tid(), 0)?;
         self.until_event_stop()?;
-        Ok(call::registers(self.tid)?.rax as i64)
+        Ok(call::registers(self.tid())?.rax as i64)
     }
 
     fn step_to_call(&self) -> Result<(), Errno> {
-        call::resume_to_call(self.tid)?;
+        call::resume_to_call(self.tid())?;
         loop {
-            match call::wait_stop(Some(self.tid))?.1 {
+            match call::wait_stop(Some(self.tid()))?.1 {
                 Stop::Call => return Ok(()),
                 Stop::Ended(_) => return Err(Errno::SRCH),
                 // A group stop that was pending: the task continues all the same.
-                Stop::Event(EVENT_STOP, _) => call::resume_to_call(self.tid)?,
+                Stop::Event(EVENT_STOP, _) => call::resume_to_call(self.tid())?,
                 Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
             }
         }
@@ -142,10 +251,10 @@ impl Remote {
 
     fn until_event_stop(&self) -> Result<(), Errno> {
         loop {
-            match call::wait_stop(Some(self.tid))?.1 {
+            match call::wait_stop(Some(self.tid()))?.1 {
                 Stop::Event(EVENT_STOP, _) => return Ok(()),
                 Stop::Ended(_) => return Err(Errno::SRCH),
-                Stop::Call => call::resume(self.tid, 0)?,
+                Stop::Call => call::resume(self.tid(), 0)?,
                 Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
             }
         }
@@ -153,11 +262,28 @@ impl Remote {
 
     /// Ends: the task is at a stop inside signal handling, with these registers and this mask.
     pub(crate) fn finish(self, registers: &Registers, mask: u64) -> Result<(), Errno> {
-        call::interrupt(self.tid)?;
-        call::resume(self.tid, 0)?;
+        if self.has_gone_on {
+            return Ok(());
+        }
+        call::interrupt(self.tid())?;
+        call::resume(self.tid(), 0)?;
         self.until_event_stop()?;
-        call::set_registers(self.tid, registers)?;
-        call::set_signal_mask(self.tid, mask)
+        if let Some(berth) = &self.berth {
+            call::set_registers(self.tid(), &berth.parked)?;
+            call::set_signal_mask(self.tid(), mask)?;
+        }
+        call::set_registers(self.tid(), registers)?;
+        match &self.berth {
+            Some(berth) => self.ground.leave(berth),
+            None => call::set_signal_mask(self.tid(), mask)?,
+        }
+        Ok(())
+    }
+
+    /// Ends: the task is at a stop inside signal handling, with the registers with which it continues and its mask.
+    pub(crate) fn give_back(self) -> Result<(), Errno> {
+        let (registers, mask) = (self.resumed, self.mask);
+        self.finish(&registers, mask)
     }
 }
 
@@ -210,7 +336,7 @@ impl Scratch {
     pub(crate) const BYTES: u64 = 4096;
 
     /// Makes the task map it.
-    pub(crate) fn map(pid: u32, remote: &mut Remote) -> Result<Self, Errno> {
+    pub(crate) fn map(pid: u32, remote: &mut Remote<'_>) -> Result<Self, Errno> {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let args = [0, Self::BYTES, access as u64, kind as u64, u64::MAX, 0];
@@ -219,7 +345,7 @@ impl Scratch {
     }
 
     /// Makes the task unmap it.
-    pub(crate) fn unmap(self, remote: &mut Remote) -> Result<(), Errno> {
+    pub(crate) fn unmap(self, remote: &mut Remote<'_>) -> Result<(), Errno> {
         remote.call(libc::SYS_munmap, [self.address, Self::BYTES]).map(drop)
     }
 

@@ -2,23 +2,49 @@
 //!
 //! ```text
 //! 0      code, without a stack
-//! 4096   calls of 64 bytes: number, six arguments, result
+//! 4096   the time that the code waits (struct timespec), and the address where it continues then
+//! 4128   calls of 64 bytes: number, six arguments, result
 //! ...    space for memory that calls write, initially zeros, and for memory that they read
 //! ...    a page that nothing touches
 //! ```
 //!
 //! No memory is writable and executable at once. When all calls are made, the code waits in the
 //! kernel with all signals blocked, until the tracer's interrupt ends the wait: no signal is needed
-//! to report the end. If memory may not become executable (PR_SET_MDWE(2const), a policy of the
+//! to report the end. If the tracer has ended, the code continues after [`WAITS`] in the landing code
+//! ([`super::landing`]), which unmaps all of this, and the next tracer of the task ends the wait ([`skip_wait`]). A
+//! tracer that comes later than that finds that the task has continued, which is an error. If memory may not become executable (PR_SET_MDWE(2const), a policy of the
 //! host) the same calls are made one by one ([`Remote::call`]).
+
+use std::time::Duration;
 
 use super::blob::follower;
 use super::remote::Remote;
-use dormouse_kernel::{Errno, call};
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, Registers};
 
 const PAGE_BYTES: u64 = 4096;
 
 const CALL_BYTES: u64 = 64;
+
+/// The bytes in front of the calls.
+const HEAD_BYTES: u64 = 32;
+
+/// Where in these bytes the address is at which the code continues.
+const NEXT_AT: u64 = 16;
+
+/// How long the code waits for the tracer.
+const WAITS: Duration = Duration::from_secs(10);
+
+/// How long it waits if it cannot continue by itself: for ever, as far as a process is concerned.
+const WAITS_FOR_EVER: Duration = Duration::from_secs(1 << 32);
+
+fn waits() -> Duration {
+    #[cfg(test)]
+    if let Some(waits) = super::deaths::waits() {
+        return waits;
+    }
+    WAITS
+}
 
 /// The result of a call that was not made yet: no call returns it.
 const NOT_YET: u64 = i64::MIN as u64;
@@ -98,19 +124,19 @@ impl Script {
     }
 
     /// Makes all calls. Nothing is left in the task but their effects.
-    pub(crate) fn run(&self, pid: u32, remote: &mut Remote) -> Result<Answers, Errno> {
+    pub(crate) fn run(&self, pid: u32, remote: &mut Remote<'_>) -> Result<Answers, Errno> {
         let bytes = self.untouched_at(0) + PAGE_BYTES;
         let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let args = [0, bytes, data as u64, kind as u64, u64::MAX, 0];
-        let base = remote.call(libc::SYS_mmap, args)?;
-        let answers = self.write(pid, base).and_then(|()| {
+        let base = remote.call_for_now(libc::SYS_mmap, args, (libc::SYS_munmap, bytes))?;
+        let answers = self.write(pid, base, remote.landing()).and_then(|()| {
             match remote.call(libc::SYS_mprotect, [base, PAGE_BYTES, code as u64]) {
                 Ok(_) => self.at_once(pid, remote, base),
                 Err(_) => self.one_by_one(pid, remote, base),
             }
         });
-        remote.call(libc::SYS_munmap, [base, bytes])?;
+        remote.undo()?;
         answers
     }
 
@@ -120,7 +146,7 @@ impl Script {
     }
 
     fn room_at(&self, base: u64) -> u64 {
-        base + PAGE_BYTES + self.calls.len() as u64 * CALL_BYTES
+        calls_at(base) + self.calls.len() as u64 * CALL_BYTES
     }
 
     /// The number and arguments of a call, with all mapped at `base`.
@@ -133,10 +159,13 @@ impl Script {
         (*number, args.map(number_of))
     }
 
-    /// Writes code and calls.
-    fn write(&self, pid: u32, base: u64) -> Result<(), Errno> {
+    /// Writes code and calls. The code continues at `next` if no tracer comes.
+    fn write(&self, pid: u32, base: u64, next: Option<u64>) -> Result<(), Errno> {
         let mut all = follower().to_vec();
         all.resize(PAGE_BYTES as usize, 0);
+        let waits = if next.is_some() { waits() } else { WAITS_FOR_EVER };
+        let head = [waits.as_secs(), waits.subsec_nanos().into(), next.unwrap_or(base), 0];
+        all.extend(head.map(u64::to_ne_bytes).as_flattened());
         for one in &self.calls {
             let (number, args) = self.numbers(one, base);
             all.extend(number.to_ne_bytes());
@@ -152,8 +181,8 @@ impl Script {
         }
     }
 
-    fn at_once(&self, pid: u32, remote: &mut Remote, base: u64) -> Result<Answers, Errno> {
-        let calls_at = base + PAGE_BYTES;
+    fn at_once(&self, pid: u32, remote: &mut Remote<'_>, base: u64) -> Result<Answers, Errno> {
+        let calls_at = calls_at(base);
         let Some(last) = (self.calls.len() as u64).checked_sub(1) else {
             return Ok(Answers { returned: Vec::new(), room: Vec::new() });
         };
@@ -170,7 +199,7 @@ impl Script {
         Ok(Answers { returned, room: self.read_room(pid, base)? })
     }
 
-    fn one_by_one(&self, pid: u32, remote: &mut Remote, base: u64) -> Result<Answers, Errno> {
+    fn one_by_one(&self, pid: u32, remote: &mut Remote<'_>, base: u64) -> Result<Answers, Errno> {
         let mut returned = Vec::new();
         for one in &self.calls {
             let (number, args) = self.numbers(one, base);
@@ -207,6 +236,30 @@ impl Answers {
     }
 }
 
+fn calls_at(base: u64) -> u64 {
+    base + PAGE_BYTES + HEAD_BYTES
+}
+
+/// Registers with which a stopped thread continues that waits in a script whose tracer has ended; `None` if it does
+/// not, or continues by itself.
+pub(crate) fn skip_wait(tid: u32, registers: &Registers) -> Option<Registers> {
+    let base = registers.r12;
+    let is_inside = base.is_multiple_of(PAGE_BYTES)
+        && registers.rip.wrapping_sub(base) < follower().len() as u64
+        && registers.rbp == libc::SYS_munmap as u64;
+    if !is_inside {
+        return None;
+    }
+    let mut found = vec![0; follower().len()];
+    read(tid, base, &mut found).ok()?;
+    let mut next = [0; 8];
+    read(tid, base + PAGE_BYTES + NEXT_AT, &mut next).ok()?;
+    let rip = u64::from_ne_bytes(next);
+    // Nothing is known of the calls from here on, which have no effect.
+    let again = Registers { rip, orig_rax: u64::MAX, ..*registers };
+    (found == follower() && rip != base).then_some(again)
+}
+
 fn read(pid: u32, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     if bytes.is_empty() {
         return Ok(());
@@ -223,10 +276,11 @@ mod tests {
     use dormouse_kernel::call::TraceOptions;
 
     use super::*;
+    use crate::inject::landing::Ground;
     use crate::inject::remote::EVENT_STOP;
 
     /// A stopped child that sleeps, and where it has a `syscall` instruction.
-    fn stopped() -> (std::process::Child, Remote) {
+    fn stopped() -> (std::process::Child, Ground) {
         let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
         // Until it has executed that program: its vDSO is at another address than this process's.
@@ -237,16 +291,14 @@ mod tests {
         call::seize(pid, TraceOptions::SYSGOOD).unwrap();
         call::interrupt(pid).unwrap();
         while !matches!(call::wait_stop(Some(pid)), Ok((_, call::Stop::Event(EVENT_STOP, _)))) {}
-        let object = crate::vdso::of_process(pid).unwrap();
-        let gadget =
-            crate::inject::gadget::find(pid, object.start, object.end - object.start).unwrap();
-        (child, Remote::begin(pid, gadget).unwrap())
+        (child, Ground::in_object(pid).unwrap())
     }
 
     #[test]
     fn batched_and_single_calls_return_the_same() {
-        let (mut child, mut remote) = stopped();
+        let (mut child, ground) = stopped();
         let pid = child.id();
+        let mut remote = Remote::begin(pid, &ground).unwrap();
         let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
         let before = maps();
         let mut script = Script::default();
@@ -268,7 +320,7 @@ mod tests {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let args = [0, 64 << 10, data as u64, kind as u64, u64::MAX, 0];
         let base = remote.call(libc::SYS_mmap, args).unwrap();
-        script.write(pid, base).unwrap();
+        script.write(pid, base, None).unwrap();
         let slow = script.one_by_one(pid, &mut remote, base).unwrap();
         remote.call(libc::SYS_munmap, [base, 64 << 10]).unwrap();
         for answers in [slow, script.run(pid, &mut remote).unwrap()] {
@@ -279,8 +331,7 @@ mod tests {
             assert!(more.iter().all(|room| answers.numbers(*room) == [0, 0]));
         }
         assert_eq!(maps(), before, "no mapping is left");
-        let (registers, mask) = (remote.registers(), remote.mask());
-        remote.finish(&registers, mask).unwrap();
+        remote.give_back().unwrap();
         child.kill().unwrap();
         while !matches!(call::wait_stop(Some(pid)), Ok((_, call::Stop::Ended(_))) | Err(_)) {}
     }

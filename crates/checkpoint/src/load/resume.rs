@@ -13,6 +13,7 @@ use dormouse_record::{Action, Error, Process, Records, Restart, Result, Thread};
 
 use super::restore::Restore;
 use super::{cgroup, process};
+use crate::inject::landing::Ground;
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
 
@@ -209,7 +210,7 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
 /// all stops: the signal had been delivered, unless it is pending.
 fn forget_stops(
     tid: u32,
-    remote: &mut Remote,
+    remote: &mut Remote<'_>,
     records: &Records,
     parent: &Process,
 ) -> std::result::Result<(), Errno> {
@@ -255,8 +256,8 @@ fn become_thread(
     thread: &Thread,
 ) -> std::result::Result<(), Errno> {
     // Not one of the container's memory, which another process of the container could change.
-    let gadget = restore.program.gadget();
-    let mut remote = Remote::begin(tid, gadget.ok_or(Errno::NOEXEC)?)?;
+    let ground = Ground::bare(restore.program.gadget().ok_or(Errno::NOEXEC)?);
+    let mut remote = Remote::begin(tid, &ground)?;
     let mut registers = thread.registers;
     let is_first = thread.tid == process.pid;
     if is_first {
@@ -308,7 +309,7 @@ fn extended(tid: u32, thread: &Thread) -> std::result::Result<Vec<u8>, Errno> {
 /// Makes the kernel create the restart block of a wait in the new task: the call is made again with
 /// its remaining time, and interrupted at once.
 fn wait_again(
-    remote: &mut Remote,
+    remote: &mut Remote<'_>,
     scratch: Scratch,
     restart: &Restart,
 ) -> std::result::Result<i64, Errno> {

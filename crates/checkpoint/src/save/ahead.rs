@@ -36,7 +36,7 @@ use dormouse_parcel::Sink;
 use dormouse_record::{Area, Backing, Error, PAGE_BYTES, Result, Run};
 use rustix::fd::{AsFd, OwnedFd};
 
-use super::calls::give_back;
+use super::calls::begin;
 use super::halt::Halt;
 use super::mapping::{Mapping, mappings};
 use super::pages::{Batch, Files, Known, own_pages};
@@ -45,10 +45,8 @@ use super::stop::stop_tree;
 use super::subject::Subject;
 use super::thaw::Thawed;
 use super::wait::{Blocks, prepare_resume};
-use crate::inject::gadget;
-use crate::inject::remote::Remote;
+use crate::inject::landing::Ground;
 use crate::look::descriptor::numbers;
-use crate::vdso;
 
 /// Below this amount of private memory, copying costs less than a second stop.
 const LARGE_BYTES: u64 = 16 << 20;
@@ -162,19 +160,16 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     }
     let large = all.into_iter().filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
     let large: Vec<Range<u64>> = large.map(|m| m.start..m.end).collect();
-    let object = vdso::of_process(pid);
-    let gadget = object.and_then(|o| gadget::find(pid, o.start, o.end - o.start));
-    let (Some(gadget), Some(handle), false) = (gadget, &seen.pidfd, large.is_empty()) else {
+    let ground = Ground::in_object(pid);
+    let (Some(ground), Some(handle), false) = (ground, &seen.pidfd, large.is_empty()) else {
         return Ok(None);
     };
-    let _halt = Halt::take(seen)?;
-    let mut remote = Remote::begin(pid, gadget)?;
-    let made = remote.call(libc::SYS_userfaultfd, [call::NOTE_FLAGS]).and_then(|number| {
-        let copy = pidfd::copy_descriptor(handle, number as i32);
-        remote.call(libc::SYS_close, [number])?;
-        copy.map_err(|e| Errno::from_raw_os_error(e.errno()))
-    });
-    give_back(seen, pid, remote)?;
+    let _halt = Halt::take(seen, &ground)?;
+    let mut remote = begin(seen, pid, &ground)?;
+    let copy = |number| pidfd::copy_descriptor(handle, number as i32);
+    let made = remote.descriptor(libc::SYS_userfaultfd, [call::NOTE_FLAGS], copy);
+    remote.give_back()?;
+    let made = made?.map_err(|e| Errno::from_raw_os_error(e.errno()));
     let notes = made?;
     call::userfault_note_writes(notes.as_fd())?;
     // Areas that are registered with a userfaultfd of the process itself are left out.

@@ -6,6 +6,7 @@ use dormouse_record::Thread;
 use super::restart::begin_again;
 use super::seen::Seen;
 use super::wait::resume_registers;
+use crate::inject::landing::Ground;
 use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
 
@@ -13,22 +14,25 @@ use crate::inject::script::{Answers, Script};
 pub(super) fn run(
     seen: &Seen,
     tid: u32,
-    gadget: u64,
+    ground: &Ground,
     script: &Script,
     record: Option<&mut Thread>,
 ) -> std::result::Result<Answers, Errno> {
-    let mut remote = Remote::begin(tid, gadget)?;
+    let mut remote = begin(seen, tid, ground)?;
     if let Some(record) = record {
         record.mask = remote.mask();
         record.registers = begin_again(remote.registers());
     }
     let answers = script.run(seen.pid, &mut remote);
-    give_back(seen, tid, remote)?;
+    remote.give_back()?;
     answers
 }
 
-/// Restores a task's registers, so that it continues as if it had not been stopped.
-pub(super) fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
-    let (registers, mask) = (resume_registers(seen, tid, remote.registers()), remote.mask());
-    remote.finish(&registers, mask)
+/// Begins to inject calls into a thread, which continues in the end as if it had not been stopped.
+pub(super) fn begin<'g>(
+    seen: &Seen,
+    tid: u32,
+    ground: &'g Ground,
+) -> std::result::Result<Remote<'g>, Errno> {
+    Remote::begin_to_resume(tid, ground, |registers| resume_registers(seen, tid, registers))
 }

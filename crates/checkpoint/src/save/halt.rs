@@ -7,7 +7,9 @@ use dormouse_kernel::call::{self, Stop};
 use dormouse_kernel::{Errno, pidfd};
 use dormouse_record::{Bytes, Process, Signal};
 
+use super::calls::begin;
 use super::seen::Seen;
+use crate::inject::landing::Ground;
 use crate::inject::remote::EVENT_STOP;
 
 const INFO_BYTES: usize = 128;
@@ -20,20 +22,23 @@ pub(super) struct Halt<'s> {
 
 impl<'s> Halt<'s> {
     /// Takes the signal from the queues of a stopped process. Others stay there.
-    pub(super) fn take(seen: &'s Seen) -> Result<Self, Errno> {
+    pub(super) fn take(seen: &'s Seen, ground: &Ground) -> Result<Self, Errno> {
         let mut halt = Self { seen, is_taken: false };
         if seen.stopped.is_none() {
             return Ok(halt);
         }
         for tid in &seen.tids {
             // That of the process is in the queue of each thread until one of them takes it.
+            if !has_one(*tid)? {
+                continue;
+            }
+            // Blocks all others.
+            let remote = begin(seen, *tid, ground)?;
             while has_one(*tid)? {
-                let mask = call::signal_mask(*tid)?;
-                call::set_signal_mask(*tid, u64::MAX)?;
                 take_from(*tid)?;
-                call::set_signal_mask(*tid, mask)?;
                 halt.is_taken = true;
             }
+            remote.give_back()?;
         }
         Ok(halt)
     }

@@ -21,6 +21,7 @@ use super::vfork::waits_in_vfork;
 use super::wait::Blocks;
 use super::{file, landlock, login, policy, schedule, signal, thread, time, timer, unix, user};
 use crate::inject::gadget::find;
+use crate::inject::landing::Ground;
 use crate::inject::script::{Answers, Arg, Script};
 use crate::look::task;
 
@@ -156,8 +157,11 @@ pub(crate) fn inside(
     survey: &mut Survey<'_>,
     memory: Memory,
 ) -> Result<Memory> {
-    let halt = Halt::take(seen).map_err(Error::of("take a SIGSTOP from", seen.pid))?;
-    let memory = by_calls(seen, record, survey, memory);
+    let ground = ground(seen.pid, &memory).ok_or(Errno::NOEXEC);
+    let ground =
+        ground.map_err(Error::of("find a system call instruction in the memory", seen.pid))?;
+    let halt = Halt::take(seen, &ground).map_err(Error::of("take a SIGSTOP from", seen.pid))?;
+    let memory = by_calls(seen, record, survey, memory, &ground);
     halt.note(record);
     memory
 }
@@ -167,10 +171,9 @@ fn by_calls(
     record: &mut Process,
     survey: &mut Survey<'_>,
     mut memory: Memory,
+    ground: &Ground,
 ) -> Result<Memory> {
     let pid = seen.pid;
-    let gadget = gadget(pid, &memory).ok_or(Errno::NOEXEC);
-    let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
     let areas = &memory.areas;
     let mut step = || -> std::result::Result<((u64, u32, bool), Vec<RangePolicy>), Errno> {
         let mut script = Script::default();
@@ -178,11 +181,11 @@ fn by_calls(
         let peers = unix::query_peers(survey, &record.descriptors, &mut script);
         let stops = query_stops(survey, record.pid, &mut script);
         let complete = query(seen, record, &mut script);
-        let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
+        let answers = run(seen, pid, ground, &script, record.threads.first_mut())?;
         peers(survey, &answers)?;
         stops(survey, &answers);
         let found = complete(record, &answers)?;
-        let run = |script: &Script| run(seen, pid, gadget, script, None);
+        let run = |script: &Script| run(seen, pid, ground, script, None);
         Ok((found, policy::of_ranges(policies(&answers), run)?))
     };
     let (found, policies) = step().map_err(Error::of("make calls in the memory", pid))?;
@@ -190,9 +193,9 @@ fn by_calls(
     login::check_threads(seen, record)?;
     let brk;
     (brk, memory.locks_later, memory.huge_pages_by_advice) = found;
-    rung_meanwhile(seen, record, gadget)?;
+    rung_meanwhile(seen, record, ground)?;
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
-        threads_inside(survey, seen, *tid, thread, gadget)
+        threads_inside(survey, seen, *tid, thread, ground)
             .map_err(Error::of("make calls in", *tid))?;
     }
     memory.layout = layout(seen, brk)?;
@@ -208,7 +211,7 @@ fn by_calls(
 /// Reads the signals that have arrived since the first read, and then the remaining time of timers.
 /// Timers expire while the process is stopped, and each must count once: as a signal or as
 /// remaining time.
-fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> {
+fn rung_meanwhile(seen: &Seen, record: &mut Process, ground: &Ground) -> Result<()> {
     // Each timer has at most one pending signal, so this loop ends.
     loop {
         let mut have_come = false;
@@ -232,7 +235,7 @@ fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> 
             let intervals = signal::interval_timers(&mut script);
             let timers = record.timers.iter();
             let rest = timers.map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
-            let answers = run(seen, seen.pid, gadget, &script, None)?;
+            let answers = run(seen, seen.pid, ground, &script, None)?;
             record.interval_timers = intervals(&answers)?;
             for (posix, rest) in record.timers.iter_mut().zip(rest) {
                 (posix.interval_ns, posix.value_ns) = rest(&answers)?;
@@ -340,21 +343,22 @@ fn threads_inside(
     seen: &Seen,
     tid: u32,
     record: &mut Thread,
-    gadget: u64,
+    ground: &Ground,
 ) -> std::result::Result<(), Errno> {
     let mut script = Script::default();
     let own = record.table.as_ref().map_or(&[][..], |table| &table.descriptors);
     let peers = unix::query_peers(survey, own, &mut script);
     let inside = thread::inside(&mut script);
-    let answers = run(seen, tid, gadget, &script, Some(record))?;
+    let answers = run(seen, tid, ground, &script, Some(record))?;
     peers(survey, &answers)?;
     inside(record, &answers)
 }
 
-/// The address of a `syscall` instruction: in the vDSO, or anywhere in code.
-fn gadget(pid: u32, memory: &Memory) -> Option<u64> {
-    let code = memory.areas.iter().filter(|a| a.access & 4 != 0).map(|a| (a.start, a.bytes()));
-    memory.vdso.into_iter().chain(code).find_map(|(start, bytes)| find(pid, start, bytes))
+/// The places for injected calls: in the vDSO, or anywhere in code.
+fn ground(pid: u32, memory: &Memory) -> Option<Ground> {
+    let object = memory.vdso.map(|(start, bytes)| (start, start + bytes));
+    let mut code = memory.areas.iter().filter(|area| area.access & 4 != 0);
+    Ground::of(pid, object, || code.find_map(|area| find(pid, area.start, area.bytes())))
 }
 
 fn layout(seen: &Seen, brk: u64) -> Result<Layout> {

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 
+use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::proc::{self, Fields};
-use dormouse_kernel::{call, namespace, pidfd};
+use dormouse_kernel::{namespace, pidfd};
 use dormouse_record::{Limit, Refusal, Result};
 use rustix::fd::OwnedFd;
 
 use super::restart;
+use crate::inject::landing;
 use crate::look::ids::Maps;
 use crate::look::task::{self, Stat};
 use crate::vdso;
@@ -80,12 +82,12 @@ impl Seen {
         !self.pidfd.as_ref().is_some_and(pidfd::is_alive) || self.tids.iter().all(ends)
     }
 
-    /// Whether a stopped thread of it is inside a function of the vDSO.
-    pub(super) fn is_inside_object(&self, tid: u32) -> bool {
-        let Ok(registers) = call::registers(tid) else { return false };
-        // No function there blocks.
+    /// Whether a stopped thread with these registers is inside a function of the vDSO, or in code behind it.
+    pub(super) fn is_inside_object(&self, registers: &Registers) -> bool {
+        // No function there blocks, and the code behind them waits for nothing.
+        let waits = restart::waits_by(registers) && !landing::may_be_inside(registers);
         let objects = || self.cached.objects.get_or_init(|| vdso::all_of_process(self.pid));
-        !restart::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
+        !waits && objects().iter().any(|o| o.contains(&registers.rip))
     }
 
     /// The id maps of the container's own user namespace, even if the process is in another.

@@ -16,7 +16,9 @@ use super::seen::Seen;
 use super::subject::Subject;
 use super::tree::{look, look_at_all};
 use super::wait::Blocks;
+use crate::inject::landing;
 use crate::inject::remote::EVENT_STOP;
+use crate::inject::script::skip_wait;
 use crate::look::in_call::InCall;
 
 /// How long a task may take to stop. A task that waits for a disk does not stop before the I/O is
@@ -260,8 +262,19 @@ fn seize(
         match call::poll_stop(tid).map_err(Error::of("wait for a task", tid))? {
             Some(Stop::Event(EVENT_STOP, signal)) => {
                 let is_job_control = signal != libc::SIGTRAP;
-                if !is_job_control && let_out < LET_OUT_TIMES && seen.is_inside_object(tid) {
+                let registers = call::registers(tid).unwrap_or_default();
+                // The thread goes on from calls of a tracer that was killed.
+                let is_left = landing::may_be_inside(&registers);
+                let skipped = skip_wait(tid, &registers);
+                let may_leave = let_out < LET_OUT_TIMES
+                    || (is_left || skipped.is_some()) && Instant::now() < deadline;
+                let is_outside = || skipped.is_none() && !seen.is_inside_object(&registers);
+                if !is_job_control && may_leave && !is_outside() {
                     let_out += 1;
+                    if let Some(landing) = skipped {
+                        call::set_registers(tid, &landing)
+                            .map_err(Error::of("set the registers", tid))?;
+                    }
                     call::resume(tid, 0).map_err(Error::of("resume a task", tid))?;
                     std::thread::sleep(Duration::from_micros(20));
                     // The thread has run.
@@ -275,8 +288,7 @@ fn seize(
                 }
                 if let Some(task) = seized.tasks.get_mut(&tid) {
                     task.stopped = is_job_control.then_some(signal);
-                    let registers = call::registers(tid);
-                    let is_same = |it: InCall| registers.is_ok_and(|now| it.is_of(&now));
+                    let is_same = |it: InCall| it.is_of(&registers);
                     task.has_run = !sleeps_in.is_some_and(is_same);
                     task.sleeps_until_ns = asleep.and_then(|asleep| asleep.until_ns(tid));
                 }

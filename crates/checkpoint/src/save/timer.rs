@@ -12,9 +12,8 @@ use super::refusal::Reason;
 use super::seen::Seen;
 use super::signal;
 use super::survey::Survey;
-use crate::inject::gadget::find;
+use crate::inject::landing::Ground;
 use crate::inject::script::{Answers, Script};
-use crate::vdso;
 
 pub(crate) fn is_timer(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[timerfd]"
@@ -134,16 +133,13 @@ pub(super) fn posix_time(
 /// of real time; timer_create(2)); `None` if no call can be injected.
 pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Errno> {
     let pid = seen.pid;
-    let object = vdso::of_process(pid);
-    let Some(gadget) = object.and_then(|o| find(pid, o.start, o.end - o.start)) else {
-        return Ok(None);
-    };
+    let Some(ground) = Ground::in_object(pid) else { return Ok(None) };
     let mut script = Script::default();
     let intervals = signal::interval_timers(&mut script);
     let posix = posix(seen).unwrap_or_default();
     let rest = posix.iter().map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
-    let _halt = Halt::take(seen)?;
-    let answers = run(seen, pid, gadget, &script, None)?;
+    let _halt = Halt::take(seen, &ground)?;
+    let answers = run(seen, pid, &ground, &script, None)?;
     const REAL: u32 = 0;
     let real = intervals(&answers)?.into_iter().find(|t| t.which == REAL && t.value_us != 0);
     let mut next = real.map(|timer| timer.value_us.saturating_mul(1000));

@@ -1,0 +1,719 @@
+//! Tracers that end before each of their requests in turn, and programs that must not notice.
+//!
+//! Program and tracer are children by fork(2). The program enters a state, and checks afterwards that it continues as if
+//! nothing had been. The tracer stops it, injects calls and detaches, or ends before, and the kernel detaches it.
+
+use std::arch::global_asm;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, Registers, Stop, TraceOptions};
+
+use super::landing::Ground;
+use super::remote::{EVENT_STOP, Remote};
+use super::script::{Arg, Script};
+
+/// The number of requests until the end of this process; negative if it does not end.
+static LEFT: AtomicI64 = AtomicI64::new(-1);
+
+/// The number of requests until a long pause; negative without one.
+static PAUSE: AtomicI64 = AtomicI64::new(-1);
+
+const SHORT: Duration = Duration::from_millis(20);
+
+const ENDED: i32 = 9;
+const HAS_GONE_ON: i32 = 8;
+const FAILED: i32 = 7;
+
+/// A request to the kernel about a tracee follows.
+pub(super) fn point() {
+    match LEFT.load(SeqCst) {
+        // SAFETY: it ends this process.
+        0 => unsafe { libc::_exit(ENDED) },
+        1.. => drop(LEFT.fetch_sub(1, SeqCst)),
+        _ => {}
+    }
+    match PAUSE.load(SeqCst) {
+        0 => {
+            PAUSE.store(-1, SeqCst);
+            std::thread::sleep(SHORT * 5);
+        }
+        1.. => drop(PAUSE.fetch_sub(1, SeqCst)),
+        _ => {}
+    }
+}
+
+/// How long a script waits for its tracer.
+pub(super) fn waits() -> Option<Duration> {
+    let is_one = LEFT.load(SeqCst) >= 0 || PAUSE.load(SeqCst) >= 0;
+    is_one.then_some(SHORT)
+}
+
+/// Memory that all processes of a test share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The program has entered its state.
+    is_ready: AtomicU32,
+    /// The program may leave its state.
+    may_go: AtomicU32,
+    /// Runs of the signal handler.
+    handled: AtomicU32,
+    /// The signal was sent.
+    is_sent: AtomicU32,
+    /// The program has left its state; its result.
+    is_done: AtomicU32,
+    result: AtomicI32,
+    may_end: AtomicU32,
+    /// Errors of a system call in a signal handler.
+    inner: AtomicI32,
+}
+
+static SHARED: std::sync::atomic::AtomicPtr<Shared> =
+    std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+
+fn shared() -> &'static Shared {
+    // SAFETY: only children read it, which have set it to a mapping that stays.
+    unsafe { &*SHARED.load(SeqCst) }
+}
+
+impl Shared {
+    fn map() -> &'static Self {
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: it maps new memory, of zeros, which is never unmapped.
+        unsafe {
+            let mapped = libc::mmap(std::ptr::null_mut(), 4096, access, kind, -1, 0);
+            assert_ne!(mapped, libc::MAP_FAILED);
+            &*mapped.cast()
+        }
+    }
+}
+
+/// A state of a program. Results are 0, or say what is wrong.
+#[derive(Clone, Copy)]
+struct State {
+    /// Enters the state and leaves it; `pipe` is the reading end of a pipe.
+    enter: fn(pipe: i32) -> i32,
+    /// The call that it waits in.
+    call: Option<i64>,
+    /// A signal that arrives while the program is stopped.
+    signal: Option<i32>,
+    /// Leaves by a byte in the pipe.
+    by_pipe: bool,
+}
+
+static HOUR: libc::timespec = libc::timespec { tv_sec: 3600, tv_nsec: 0 };
+
+/// The signals that the programs block.
+static MASK: u64 = 1 << (libc::SIGUSR2 - 1) | 1 << (libc::SIGALRM - 1);
+
+fn mask() -> u64 {
+    let mut mask = 0u64;
+    // SAFETY: it writes the mask to a number of that length.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, 0, 0usize, &raw mut mask, 8);
+    }
+    mask
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+extern "C" fn count(_: i32) {
+    shared().handled.fetch_add(1, SeqCst);
+}
+
+fn handle(signal: i32, flags: i32, handler: extern "C" fn(i32)) {
+    // SAFETY: the handler only changes atomic numbers and makes system calls.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+    }
+}
+
+fn sleeps(_: i32) -> i32 {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 60_000_000 };
+    let began = Instant::now();
+    // SAFETY: it reads a timespec.
+    let slept = unsafe {
+        libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut())
+    };
+    match slept {
+        0 if began.elapsed() >= Duration::from_millis(60) => 0,
+        0 => 100,
+        error => error,
+    }
+}
+
+fn reads(pipe: i32) -> i32 {
+    let mut byte = 0u8;
+    // SAFETY: it reads one byte into a byte.
+    match unsafe { libc::read(pipe, (&raw mut byte).cast(), 1) } {
+        1 if byte == b'x' => 0,
+        1 => 100,
+        _ => errno(),
+    }
+}
+
+fn polls(pipe: i32) -> i32 {
+    let mut polled = libc::pollfd { fd: pipe, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    match unsafe { libc::poll(&raw mut polled, 1, 3_600_000) } {
+        1 => reads(pipe),
+        0 => 100,
+        _ => errno(),
+    }
+}
+
+fn waits_by_epoll(pipe: i32) -> i32 {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    // SAFETY: one event. A tracer that ends while it stops the program makes this call fail with EINTR (signal(7)).
+    unsafe {
+        let epoll = libc::epoll_create1(0);
+        libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pipe, &raw mut event);
+        let mut found = libc::epoll_event { events: 0, u64: 0 };
+        loop {
+            match libc::epoll_wait(epoll, &raw mut found, 1, -1) {
+                1 if found.u64 == 7 => return reads(pipe),
+                -1 if errno() == libc::EINTR => {}
+                -1 => return errno(),
+                _ => return 100,
+            }
+        }
+    }
+}
+
+fn waits_by_futex(_: i32) -> i32 {
+    // SAFETY: a word that stays, and a timespec.
+    let waited = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            shared().may_go.as_ptr(),
+            libc::FUTEX_WAIT,
+            0,
+            &raw const HOUR,
+            0,
+            0,
+        )
+    };
+    if waited == 0 || errno() == libc::EAGAIN { 0 } else { errno() }
+}
+
+/// A call must have failed with EINTR, by one run of a handler.
+fn was_interrupted(returned: i32, errno: i32) -> i32 {
+    match (returned, errno, shared().handled.load(SeqCst)) {
+        (-1, libc::EINTR, 1) => 0,
+        (-1, libc::EINTR, runs) => 100 + runs as i32,
+        (returned, errno, _) => {
+            if errno == 0 {
+                200 + returned
+            } else {
+                errno
+            }
+        }
+    }
+}
+
+fn pauses(_: i32) -> i32 {
+    handle(libc::SIGUSR1, libc::SA_RESTART, count);
+    // SAFETY: it has no arguments.
+    let returned = unsafe { libc::pause() };
+    was_interrupted(returned, errno())
+}
+
+fn sleeps_long(_: i32) -> i32 {
+    handle(libc::SIGUSR1, 0, count);
+    // SAFETY: it reads a timespec.
+    let error = unsafe {
+        libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const HOUR, std::ptr::null_mut())
+    };
+    was_interrupted(if error == 0 { 0 } else { -1 }, error)
+}
+
+/// The signal of the handler is only unblocked inside the call.
+fn suspends(_: i32) -> i32 {
+    handle(libc::SIGUSR2, 0, count);
+    let inside = 0u64;
+    // SAFETY: it reads a mask.
+    let returned = unsafe { libc::syscall(libc::SYS_rt_sigsuspend, &raw const inside, 8) } as i32;
+    was_interrupted(returned, errno())
+}
+
+fn reads_and_handles(pipe: i32) -> i32 {
+    handle(libc::SIGUSR1, libc::SA_RESTART, count);
+    match (reads(pipe), shared().handled.load(SeqCst)) {
+        (0, 1) => 0,
+        (0, runs) => 100 + runs as i32,
+        (error, _) => error,
+    }
+}
+
+/// Where the outer handler has a local variable.
+static OUTER: AtomicI64 = AtomicI64::new(0);
+static PIPE: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn inner(_: i32) {
+    let local = std::hint::black_box([0u64; 32]);
+    let below = OUTER.load(SeqCst) - (&raw const local) as i64;
+    // On the same stack, further down.
+    let is_below = (0..64 << 10).contains(&below);
+    shared().inner.store(if is_below { 0 } else { 110 }, SeqCst);
+    shared().handled.fetch_add(1, SeqCst);
+}
+
+extern "C" fn outer(_: i32) {
+    let local = std::hint::black_box([0x5a5a_5a5a_u64; 512]);
+    OUTER.store((&raw const local) as i64, SeqCst);
+    let read = reads(PIPE.load(SeqCst));
+    let is_same = std::hint::black_box(&local).iter().all(|word| *word == 0x5a5a_5a5a);
+    let inner = shared().inner.load(SeqCst);
+    let result = if is_same { read } else { 111 };
+    shared().inner.store(if inner == 0 { result } else { inner }, SeqCst);
+}
+
+/// Inside a handler on an alternate stack, another one arrives.
+fn reads_on_alternate_stack(pipe: i32) -> i32 {
+    PIPE.store(pipe, SeqCst);
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the stack is new memory, and the handlers are simple.
+    unsafe {
+        let memory = libc::mmap(std::ptr::null_mut(), 128 << 10, access, kind, -1, 0);
+        let stack = libc::stack_t { ss_sp: memory, ss_flags: 0, ss_size: 128 << 10 };
+        libc::sigaltstack(&raw const stack, std::ptr::null_mut());
+        handle(libc::SIGHUP, libc::SA_ONSTACK, outer);
+        handle(libc::SIGUSR1, libc::SA_ONSTACK | libc::SA_RESTART, inner);
+        libc::raise(libc::SIGHUP);
+    }
+    match (shared().inner.load(SeqCst), shared().handled.load(SeqCst)) {
+        (0, 1) => 0,
+        (0, runs) => 100 + runs as i32,
+        (error, _) => error,
+    }
+}
+
+global_asm!(
+    ".pushsection .text.dormouse_deaths_busy, \"ax\"",
+    ".globl dormouse_deaths_busy",
+    ".hidden dormouse_deaths_busy",
+    // From rdi (a word), until it is not 0. The result is 0, or a number that says what has changed.
+    "dormouse_deaths_busy:",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    // The red zone.
+    "mov rax, 0x1122334455667788",
+    "mov qword ptr [rsp - 8], rax",
+    "mov qword ptr [rsp - 64], rax",
+    "mov qword ptr [rsp - 128], rax",
+    "movq xmm0, rax",
+    "movq xmm7, rax",
+    "movq xmm15, rax",
+    "mov rsi, 0x0101010101010101",
+    "mov rbp, 0x0202020202020202",
+    "mov r8, 0x0303030303030303",
+    "mov r9, 0x0404040404040404",
+    "mov r10, 0x0505050505050505",
+    "mov r11, 0x0606060606060606",
+    "mov r12, 0x0707070707070707",
+    "mov r13, 0x0808080808080808",
+    "mov r14, 0x0909090909090909",
+    "mov r15, 0x0a0a0a0a0a0a0a0a",
+    "mov rbx, 0",
+    "mov rdx, 1",
+    // Carry, parity and sign.
+    "mov eax, 0xd500",
+    "sahf",
+    "mov rax, 0x0b0b0b0b0b0b0b0b",
+    "2: lea rbx, [rbx + 1]",
+    "lea rdx, [rdx + rdx * 4 + 1]",
+    "mov ecx, dword ptr [rdi]",
+    "jrcxz 2b",
+    "mov rcx, rax",
+    "lahf",
+    "mov rdi, rax",
+    "mov rax, 0x0b0b0b0b0b0b0b0b",
+    "cmp rcx, rax",
+    "mov eax, 1",
+    "jne 9f",
+    "mov eax, 2",
+    "and edi, 0xd500",
+    "cmp edi, 0xd500",
+    "jne 9f",
+    "mov rdi, 0x0101010101010101",
+    "mov rcx, rdi",
+    ".irp register, rsi, rbp, r8, r9, r10, r11, r12, r13, r14, r15",
+    "mov eax, 3",
+    "cmp \\register, rcx",
+    "jne 9f",
+    "add rcx, rdi",
+    ".endr",
+    "mov rdi, 0x1122334455667788",
+    "mov eax, 4",
+    "cmp qword ptr [rsp - 8], rdi",
+    "jne 9f",
+    "cmp qword ptr [rsp - 64], rdi",
+    "jne 9f",
+    "cmp qword ptr [rsp - 128], rdi",
+    "jne 9f",
+    "mov eax, 5",
+    "movq rcx, xmm0",
+    "cmp rcx, rdi",
+    "jne 9f",
+    "movq rcx, xmm7",
+    "cmp rcx, rdi",
+    "jne 9f",
+    "movq rcx, xmm15",
+    "cmp rcx, rdi",
+    "jne 9f",
+    // The same computation once more.
+    "mov eax, 6",
+    "mov rcx, 1",
+    "3: lea rcx, [rcx + rcx * 4 + 1]",
+    "dec rbx",
+    "jnz 3b",
+    "cmp rcx, rdx",
+    "jne 9f",
+    "mov eax, 0",
+    "9: pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbp",
+    "pop rbx",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn dormouse_deaths_busy(until: *const u32) -> i32;
+}
+
+fn computes(_: i32) -> i32 {
+    shared().is_ready.store(1, SeqCst);
+    // SAFETY: the function keeps the registers that functions keep, and reads the word.
+    unsafe { dormouse_deaths_busy(shared().may_go.as_ptr()) }
+}
+
+fn computes_and_handles(pipe: i32) -> i32 {
+    handle(libc::SIGUSR1, 0, count);
+    match (computes(pipe), shared().handled.load(SeqCst)) {
+        (0, 1) => 0,
+        (0, runs) => 100 + runs as i32,
+        (error, _) => error,
+    }
+}
+
+/// System calls without a pause.
+fn calls(_: i32) -> i32 {
+    shared().is_ready.store(1, SeqCst);
+    // SAFETY: these have no arguments, or one that is read only.
+    let own = unsafe { libc::getpid() };
+    while shared().may_go.load(SeqCst) == 0 {
+        // SAFETY: as above.
+        if unsafe { libc::syscall(libc::SYS_getpid) } as i32 != own {
+            return 100;
+        }
+    }
+    0
+}
+
+fn child(work: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child runs `work` alone, and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: a failed test leaves no process.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: it ends this process.
+            unsafe { libc::_exit(result.unwrap_or(99)) }
+        }
+        pid => pid,
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn exit_code(pid: i32) -> Option<i32> {
+    let mut status = 0;
+    // SAFETY: it writes a number.
+    let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+    (waited == pid).then(|| {
+        if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            128 + libc::WTERMSIG(status)
+        }
+    })
+}
+
+fn waited(what: &str, pid: i32) -> i32 {
+    let mut code = None;
+    until(what, || {
+        code = exit_code(pid);
+        code.is_some()
+    });
+    code.unwrap()
+}
+
+/// What a program has: lines of its maps, and descriptors.
+fn belongings(pid: i32) -> (usize, usize) {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
+    (maps, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
+}
+
+fn is_in(pid: i32, call: i64) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    text.split(' ').next().is_some_and(|number| number == call.to_string())
+}
+
+/// A call that fails with EINTR without a handler begins again, as a save makes it do.
+fn again(registers: Registers) -> Registers {
+    let is_spurious = registers.orig_rax == libc::SYS_epoll_wait as u64;
+    let rax = registers.rax as i64;
+    match is_spurious && rax == -i64::from(libc::EINTR) {
+        true => Registers { rax: -514i64 as u64, ..registers },
+        false => registers,
+    }
+}
+
+/// Stops a program, injects calls and detaches.
+fn trace(pid: u32, signal: Option<i32>) -> Result<(), Errno> {
+    point();
+    call::seize(pid, TraceOptions::SYSGOOD)?;
+    point();
+    call::interrupt(pid)?;
+    while !matches!(call::wait_stop(Some(pid))?.1, Stop::Event(EVENT_STOP, _)) {}
+    point();
+    if let Some(signal) = signal {
+        // SAFETY: it sends a signal to a child of the test.
+        unsafe { libc::kill(pid as i32, signal) };
+        shared().is_sent.store(1, SeqCst);
+    }
+    for _ in 0..2 {
+        let ground = Ground::in_object(pid).ok_or(Errno::NOEXEC)?;
+        let mut remote = Remote::begin_to_resume(pid, &ground, again)?;
+        let mut script = Script::default();
+        let own = script.call(libc::SYS_getpid, []);
+        let room = script.room(32);
+        script.call(libc::SYS_getitimer, [Arg::from(0), room.into()]);
+        let answers = script.run(pid, &mut remote);
+        let made = match &answers {
+            Ok(_) => remote.descriptor(libc::SYS_eventfd2, [0, 0], |number| number).map(drop),
+            Err(_) => Ok(()),
+        };
+        remote.give_back()?;
+        made?;
+        assert_eq!(answers?.returned(own), Ok(pid.into()));
+        // The slot is free again.
+        assert_eq!(Ground::in_object(pid).map(|ground| ground.slots_in_use()), Some(0));
+    }
+    point();
+    call::detach(pid, 0)
+}
+
+/// How a tracer has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    BeforeAll,
+    AfterAll,
+    GoneOn,
+}
+
+/// A tracer ends before its request of this number, or makes a pause before it.
+fn try_one(state: State, number: i64, pauses: bool) -> End {
+    let memory = Shared::map();
+    SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
+    let mut ends = [0; 2];
+    // SAFETY: it writes two numbers.
+    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    let program = child(|| {
+        SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
+        // SAFETY: it reads a mask.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const MASK, 0usize, 8);
+        }
+        let mut result = (state.enter)(ends[0]);
+        if result == 0 && mask() != MASK {
+            result = 120;
+        }
+        memory.result.store(result, SeqCst);
+        memory.is_done.store(1, SeqCst);
+        while memory.may_end.load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        0
+    });
+    match state.call {
+        Some(call) => {
+            until("the program waits", || is_in(program, call) || exit_code(program).is_some())
+        }
+        None => until("the program computes", || memory.is_ready.load(SeqCst) == 1),
+    }
+    let before = belongings(program);
+    let tracer = child(|| {
+        SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
+        (if pauses { &PAUSE } else { &LEFT }).store(number, SeqCst);
+        match trace(program as u32, state.signal) {
+            Ok(()) => 0,
+            Err(Errno::TIME) => HAS_GONE_ON,
+            Err(_) => FAILED,
+        }
+    });
+    let end = waited("the tracer ends", tracer);
+    let what = format!("request {number}, {end}");
+    if let Some(signal) = state.signal.filter(|_| memory.is_sent.load(SeqCst) == 0) {
+        // SAFETY: it sends a signal to a child.
+        unsafe { libc::kill(program, signal) };
+    }
+    if state.by_pipe {
+        // A handler that interrupts this must run before.
+        until(&what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
+        // SAFETY: one byte.
+        assert_eq!(unsafe { libc::write(ends[1], b"x".as_ptr().cast(), 1) }, 1);
+    }
+    if state.call.is_none() {
+        until(&what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
+    }
+    memory.may_go.store(1, SeqCst);
+    // SAFETY: a word that stays.
+    unsafe {
+        libc::syscall(libc::SYS_futex, memory.may_go.as_ptr(), libc::FUTEX_WAKE, 1, 0usize, 0, 0);
+    }
+    let mut code = None;
+    until(&format!("the program continues: {what}"), || {
+        code = exit_code(program);
+        code.is_some() || memory.is_done.load(SeqCst) == 1
+    });
+    assert_eq!((code, memory.result.load(SeqCst)), (None, 0), "{what}");
+    assert_eq!(belongings(program), before, "{what}");
+    memory.may_end.store(1, SeqCst);
+    assert_eq!(waited("the program ends", program), 0, "{what}");
+    // SAFETY: both are of this function.
+    unsafe { assert_eq!(ends.map(|end| libc::close(end)), [0; 2]) };
+    match end {
+        0 => End::AfterAll,
+        ENDED => End::BeforeAll,
+        HAS_GONE_ON => End::GoneOn,
+        other => panic!("the tracer of request {number}: {other}"),
+    }
+}
+
+/// A tracer that ends before each of its requests in turn.
+fn try_all(state: State) {
+    let mut number = 0;
+    loop {
+        match try_one(state, number, false) {
+            End::BeforeAll => number += 1,
+            // This machine is busy.
+            End::GoneOn => {}
+            End::AfterAll => break,
+        }
+    }
+    assert!(number > 40, "{number}");
+}
+
+const fn state(enter: fn(i32) -> i32, call: i64) -> State {
+    State { enter, call: Some(call), signal: None, by_pipe: false }
+}
+
+const fn busy(enter: fn(i32) -> i32) -> State {
+    State { enter, call: None, signal: None, by_pipe: false }
+}
+
+#[test]
+fn sleep_outlives_its_tracer() {
+    try_all(state(sleeps, libc::SYS_clock_nanosleep));
+}
+
+#[test]
+fn read_outlives_its_tracer() {
+    try_all(State { by_pipe: true, ..state(reads, libc::SYS_read) });
+}
+
+#[test]
+fn poll_outlives_its_tracer() {
+    try_all(State { by_pipe: true, ..state(polls, libc::SYS_poll) });
+}
+
+#[test]
+fn epoll_wait_outlives_its_tracer() {
+    try_all(State { by_pipe: true, ..state(waits_by_epoll, libc::SYS_epoll_wait) });
+}
+
+#[test]
+fn futex_wait_outlives_its_tracer() {
+    try_all(state(waits_by_futex, libc::SYS_futex));
+}
+
+#[test]
+fn computation_outlives_its_tracer() {
+    try_all(busy(computes));
+    try_all(busy(calls));
+}
+
+#[test]
+fn handler_of_computation_runs_once() {
+    try_all(State { signal: Some(libc::SIGUSR1), ..busy(computes_and_handles) });
+}
+
+#[test]
+fn handler_ends_pause() {
+    try_all(State { signal: Some(libc::SIGUSR1), ..state(pauses, libc::SYS_pause) });
+}
+
+#[test]
+fn handler_ends_sleep() {
+    try_all(State { signal: Some(libc::SIGUSR1), ..state(sleeps_long, libc::SYS_clock_nanosleep) });
+}
+
+#[test]
+fn handler_ends_sigsuspend() {
+    try_all(State { signal: Some(libc::SIGUSR2), ..state(suspends, libc::SYS_rt_sigsuspend) });
+}
+
+#[test]
+fn handler_that_restarts_leaves_read() {
+    try_all(State {
+        signal: Some(libc::SIGUSR1),
+        by_pipe: true,
+        ..state(reads_and_handles, libc::SYS_read)
+    });
+}
+
+#[test]
+fn handlers_keep_their_alternate_stack() {
+    try_all(State {
+        signal: Some(libc::SIGUSR1),
+        by_pipe: true,
+        ..state(reads_on_alternate_stack, libc::SYS_read)
+    });
+}
+
+#[test]
+fn late_tracer_leaves_program_alone() {
+    let mut ends = Vec::new();
+    for number in 0.. {
+        let end = try_one(State { by_pipe: true, ..state(reads, libc::SYS_read) }, number, true);
+        let is_last = end == End::AfterAll && number > 80;
+        ends.push(end);
+        if is_last {
+            break;
+        }
+    }
+    assert!(ends.contains(&End::GoneOn), "{ends:?}");
+}

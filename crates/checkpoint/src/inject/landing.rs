@@ -1,0 +1,319 @@
+//! The code that a task continues in if its tracer ends while a call is injected into it, so that the program is not
+//! disturbed.
+//!
+//! When a tracer ends, by SIGKILL for instance, the kernel detaches its tracees, and each goes on from the registers
+//! that it has at that moment. Those are the program's own, or lead into this code. It undoes what was made for the
+//! injected calls alone (a mapping, a descriptor), restores the signal mask and the registers, and continues what was
+//! interrupted. Vector registers, flags and the stack pointer are those of the program all the time.
+//!
+//! **Place.** Code and data are in the zeros behind the ELF file in the last page of the vDSO, which every program has
+//! mapped, readable and executable. The page is a copy of the process's own once it is written, and no checkpoint saves
+//! it.
+//!
+//! ```text
+//!   vDSO      ELF file
+//!   room      code, the same in all processes; its first instruction is the `syscall` of injected calls
+//!             slots of 184 bytes: the registers and the mask of one thread
+//! ```
+//!
+//! A slot, by the distance from the address in a register, which is that of its code:
+//!
+//! ```text
+//!    -64 mask   -56 address   -48 address after EINTR   -40 rax   -32 call that detects a handler
+//!    -24 r9     -16 rcx       -8 r8
+//!      0 code that loads r9 and jumps, and 13 bytes further the same with the address after EINTR
+//!     32 rbx  40 rbp  48 r12  56 r13  64 r14  72 r15  80 rdx  88 rsi  96 rdi  104 r10  112 r11
+//! ```
+//!
+//! A slot of zeros is free, and the tracer that used one writes zeros. The slot of a tracer that was killed stays: a
+//! signal handler may have interrupted this code, and will return to it. Another tracer uses such a slot only for the
+//! same contents, and leaves it.
+//!
+//! **Interrupted calls.** As long as no call is injected, the registers say which call was interrupted and how
+//! (-ERESTARTSYS and its like), with the address of this code. So the kernel itself decides whether the call begins
+//! again: it continues two bytes before that address, or at it, with EINTR, after a signal handler. While calls are
+//! injected all signals are blocked. The mask is then restored by ppoll(2) and rt_sigprocmask(2). ppoll fails with EINTR
+//! if a handler runs. Then a call that any handler ends (pause(2), nanosleep(2), epoll_wait(2)) also fails with EINTR.
+//! Other calls (read(2) of a pipe) begin again, as if the signal had arrived just before them.
+//!
+//! LIMIT: where there is no room for a slot (no vDSO, an ELF file that fills its last page, a vDSO that the program has
+//! changed, six slots of killed tracers in one process), for 32-bit code and for a program that single-steps itself, a
+//! task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of the program
+//! that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only as long as
+//! the tracer lives. LIMIT: a checkpoint that is made while a signal handler is to return into this code does not
+//! contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes (`proc_mem.force_override`).
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use dormouse_kernel::call::{self, Registers};
+use dormouse_record::PAGE_BYTES;
+
+use super::blob;
+use super::gadget::find;
+use crate::vdso;
+
+const SLOT_BYTES: usize = 184;
+
+/// Where in a slot the address in a register points to.
+const PIVOT: u64 = 64;
+
+/// The trap flag.
+const STEPS: u64 = 1 << 8;
+
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+
+type Slot = [u8; SLOT_BYTES];
+
+/// The places in the memory of a process through which calls are injected into its threads.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    /// The address of a `syscall` instruction.
+    pub(super) syscall: u64,
+    room: Option<Room>,
+}
+
+#[derive(Debug)]
+struct Room {
+    /// `/proc/PID/mem`: an executable page is written as by a debugger.
+    memory: File,
+    /// The address of the code.
+    start: u64,
+    /// The slots as they were found.
+    slots: Vec<Slot>,
+    has_code: Cell<bool>,
+}
+
+/// A slot that contains the registers of a stopped thread.
+#[derive(Debug)]
+pub(super) struct Berth {
+    /// The address of the slot in a register.
+    pub(super) pivot: u64,
+    /// The registers with which the thread continues in the landing code.
+    pub(super) parked: Registers,
+    /// To be written with zeros.
+    frees: Option<u64>,
+}
+
+impl Ground {
+    /// Of a process whose threads are stopped; `otherwise` returns the address of a `syscall` instruction outside the
+    /// vDSO. `None` if there is none.
+    pub(crate) fn of(
+        pid: u32,
+        object: Option<(u64, u64)>,
+        otherwise: impl FnOnce() -> Option<u64>,
+    ) -> Option<Self> {
+        if let Some(room) = object.and_then(|(_, end)| Room::of(pid, end)) {
+            return Some(Self { syscall: room.start, room: Some(room) });
+        }
+        let inside = object.and_then(|(start, end)| find(pid, start, end - start));
+        let syscall = inside.or_else(otherwise)?;
+        Some(Self { syscall, room: None })
+    }
+
+    /// The same, of a process with a vDSO.
+    pub(crate) fn in_object(pid: u32) -> Option<Self> {
+        let object = vdso::of_process(pid)?;
+        Self::of(pid, Some((object.start, object.end)), || None)
+    }
+
+    /// A `syscall` instruction alone: for processes that end with their tracer.
+    pub(crate) fn bare(syscall: u64) -> Self {
+        Self { syscall, room: None }
+    }
+
+    /// Writes a slot. `None` if there is no place for it.
+    pub(super) fn berth(&self, registers: &Registers, mask: u64) -> Option<Berth> {
+        let room = self.room.as_ref()?;
+        if !registers.are_of_64_bit() || registers.eflags & STEPS != 0 {
+            return None;
+        }
+        let slot = slot(registers, mask);
+        let known = room.slots.iter().position(|found| *found == slot);
+        let free = || room.slots.iter().position(|found| is_free(found));
+        let number = known.or_else(free)?;
+        let address = room.address(number);
+        let pivot = address + PIVOT;
+        if known.is_none() {
+            room.write(number, &slot)?;
+        }
+        let parked = room.start + blob::parked();
+        let parked = match how(registers) {
+            // The kernel continues two bytes before.
+            How::Call { .. } => Registers { rip: parked + 2, r11: pivot, ..*registers },
+            How::Code => Registers { rip: parked, r11: pivot, orig_rax: u64::MAX, ..*registers },
+        };
+        Some(Berth { pivot, parked, frees: known.is_none().then_some(address) })
+    }
+
+    /// Ends the use of a slot by a thread that has its own registers again.
+    pub(super) fn leave(&self, berth: &Berth) {
+        if let (Some(room), Some(address)) = (&self.room, berth.frees) {
+            // A slot that cannot be written now is not used again.
+            let _ = room.memory().write_all_at(&[0; SLOT_BYTES], address);
+        }
+    }
+
+    /// The number of slots that a thread may still use.
+    #[cfg(test)]
+    pub(super) fn slots_in_use(&self) -> usize {
+        let slots = self.room.iter().flat_map(|room| &room.slots);
+        slots.filter(|slot| !is_free(slot)).count()
+    }
+
+    /// Where a script continues if its tracer has ended: behind the injected call.
+    pub(super) fn after_call(&self) -> Option<u64> {
+        const SYSCALL_BYTES: u64 = 2;
+        self.room.as_ref().map(|room| room.start + SYSCALL_BYTES)
+    }
+}
+
+impl Room {
+    fn of(pid: u32, end: u64) -> Option<Self> {
+        let object = Object::here()?;
+        let start = end.checked_sub(object.bytes)?;
+        let page = end - PAGE_BYTES;
+        let mut found = vec![0; HEADER_BYTES + PAGE_BYTES as usize];
+        let places = [(start, HEADER_BYTES as u64), (page, PAGE_BYTES)];
+        if call::read_memory(pid, &mut found, &places) != Ok(found.len()) {
+            return None;
+        }
+        let (header, last) = found.split_at(HEADER_BYTES);
+        let at = object.bytes_of_file.checked_sub(object.bytes - PAGE_BYTES)?;
+        if header != object.header {
+            return None;
+        }
+        let code = blob::landing();
+        let (in_place, slots) = last.get(at as usize..)?.split_at_checked(code.len())?;
+        let slots: Vec<Slot> = slots.as_chunks().0.to_vec();
+        let has_code = in_place == code;
+        // Another's bytes stay.
+        let is_empty = || in_place.iter().chain(slots.as_flattened()).all(|byte| *byte == 0);
+        if slots.is_empty() || !has_code && !is_empty() {
+            return None;
+        }
+        let memory =
+            File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
+        Some(Self { memory, start: page + at, slots, has_code: Cell::new(has_code) })
+    }
+
+    fn memory(&self) -> &File {
+        #[cfg(test)]
+        super::deaths::point();
+        &self.memory
+    }
+
+    fn address(&self, number: usize) -> u64 {
+        self.start + (blob::landing().len() + number * SLOT_BYTES) as u64
+    }
+
+    fn write(&self, number: usize, slot: &Slot) -> Option<()> {
+        if self.has_code.get() {
+            return self.memory().write_all_at(slot, self.address(number)).ok();
+        }
+        // All slots were free, so this is the first.
+        self.memory().write_all_at(&[blob::landing(), slot].concat(), self.start).ok()?;
+        self.has_code.set(true);
+        Some(())
+    }
+}
+
+const HEADER_BYTES: usize = 64;
+
+/// The vDSO of this kernel: processes have the same.
+struct Object {
+    header: [u8; HEADER_BYTES],
+    /// The length of the ELF file, rounded up.
+    bytes_of_file: u64,
+    /// The length of the mapping.
+    bytes: u64,
+}
+
+impl Object {
+    fn here() -> Option<&'static Self> {
+        static HERE: OnceLock<Option<Object>> = OnceLock::new();
+        HERE.get_or_init(Self::read).as_ref()
+    }
+
+    fn read() -> Option<Self> {
+        // SAFETY: it reads the auxiliary vector of this process.
+        let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
+        let mut header = [0; HEADER_BYTES];
+        let places = [(start, HEADER_BYTES as u64)];
+        let read = call::read_memory(std::process::id(), &mut header, &places);
+        if start == 0 || read != Ok(HEADER_BYTES) || !header.starts_with(b"\x7fELF\x02\x01") {
+            return None;
+        }
+        let number = |at: usize| header[at..].first_chunk().map(|b| u64::from_le_bytes(*b));
+        let short =
+            |at: usize| header[at..].first_chunk().map(|b| u64::from(u16::from_le_bytes(*b)));
+        // The section headers are the last part of the file.
+        let sections = number(0x28).filter(|at| *at != 0)?;
+        let end = sections.checked_add(short(0x3a)? * short(0x3c)?)?;
+        let bytes_of_file = end.checked_next_multiple_of(16)?;
+        Some(Self { header, bytes_of_file, bytes: end.checked_next_multiple_of(PAGE_BYTES)? })
+    }
+}
+
+fn is_free(slot: &Slot) -> bool {
+    slot.iter().all(|byte| *byte == 0)
+}
+
+/// What a thread with these registers continues.
+enum How {
+    Code,
+    /// An interrupted call: the number with which it begins again, and whether every signal handler ends it.
+    Call {
+        number: u64,
+        ends: bool,
+    },
+}
+
+fn how(registers: &Registers) -> How {
+    let number = registers.orig_rax;
+    match registers.rax as i64 {
+        _ if (number as i64) < 0 => How::Code,
+        ERESTARTSYS | ERESTARTNOINTR => How::Call { number, ends: false },
+        ERESTARTNOHAND => How::Call { number, ends: true },
+        ERESTART_RESTARTBLOCK => How::Call { number: libc::SYS_restart_syscall as u64, ends: true },
+        _ => How::Code,
+    }
+}
+
+fn slot(registers: &Registers, mask: u64) -> Slot {
+    const SYSCALL_BYTES: u64 = 2;
+    let Registers { rip, rax, r8, r9, rcx, rbx, rbp, r12, r13, r14, r15, .. } = *registers;
+    let Registers { rdx, rsi, rdi, r10, r11, .. } = *registers;
+    let detects = |ends| if ends { libc::SYS_ppoll } else { libc::SYS_rt_sigprocmask } as u64;
+    let (again, rax, call) = match how(registers) {
+        How::Call { number, ends } => (rip - SYSCALL_BYTES, number, detects(ends)),
+        How::Code => (rip, rax, detects(false)),
+    };
+    let before = [mask, again, rip, rax, call, r9, rcx, r8];
+    let behind = [rbx, rbp, r12, r13, r14, r15, rdx, rsi, rdi, r10, r11];
+    // mov r9, [-24]; jmp [-56]
+    // mov r9, [-24]; jmp [-48]
+    const CODE: [u8; 32] = [
+        0x4c, 0x8b, 0x0d, 0xe1, 0xff, 0xff, 0xff, 0xff, 0x25, 0xbb, 0xff, 0xff, 0xff, //
+        0x4c, 0x8b, 0x0d, 0xd4, 0xff, 0xff, 0xff, 0xff, 0x25, 0xb6, 0xff, 0xff, 0xff, //
+        0, 0, 0, 0, 0, 0,
+    ];
+    let mut slot = [0; SLOT_BYTES];
+    let (first, rest) = slot.split_at_mut(PIVOT as usize);
+    let (code, last) = rest.split_at_mut(CODE.len());
+    first.copy_from_slice(before.map(u64::to_le_bytes).as_flattened());
+    code.copy_from_slice(&CODE);
+    last.copy_from_slice(behind.map(u64::to_le_bytes).as_flattened());
+    slot
+}
+
+/// Whether these may be registers of a thread inside the landing code: its address is in the page of its slot.
+pub(crate) fn may_be_inside(registers: &Registers) -> bool {
+    let is_near = |slot: u64| slot / PAGE_BYTES == registers.rip / PAGE_BYTES;
+    [registers.r9, registers.r11, registers.r15].into_iter().any(is_near)
+}
