@@ -518,6 +518,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
     ("open 909 166 940 953;lease 964 897 422 293;ids 591 98 373 337", "with a lease"),
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
+    ("procfile 131 496 457 732;fdflags 959 146 743 154", "opened with O_NOATIME"),
     ("pidfd 1 0 0 0;pair 0 0 0 0;passfd 0 0 0 0", "a pidfd, which is not saved in flight"),
     ("device 736 583 24 222;mapfile 752 174 0 914", "shared memory mapped behind its end"),
     (

@@ -94,6 +94,10 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Re
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
     }
+    // As with a lease.
+    if flags & libc::O_NOATIME as u32 != 0 && is_of_procfs(open.copy.as_fd()) {
+        return Err(format!("'{}' opened with O_NOATIME, which is not saved yet", open.link));
+    }
     if locks.is_empty()
         && is_of_procfs(open.copy.as_fd())
         && let Some((pid, path)) = of_process(survey, open)
