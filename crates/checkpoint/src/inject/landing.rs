@@ -43,7 +43,6 @@
 //! the tracer lives. LIMIT: a checkpoint that is made while a signal handler is to return into this code does not
 //! contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes (`proc_mem.force_override`).
 
-use std::cell::Cell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
@@ -86,7 +85,6 @@ struct Room {
     start: u64,
     /// The slots as they were found.
     slots: Vec<Slot>,
-    has_code: Cell<bool>,
 }
 
 /// A slot that contains the registers of a stopped thread.
@@ -134,13 +132,17 @@ impl Ground {
             return None;
         }
         let slot = slot(registers, mask);
+        #[cfg(test)]
+        if super::deaths::is_unprotected() {
+            return None;
+        }
         let known = room.slots.iter().position(|found| *found == slot);
         let free = || room.slots.iter().position(|found| is_free(found));
         let number = known.or_else(free)?;
         let address = room.address(number);
         let pivot = address + PIVOT;
         if known.is_none() {
-            room.write(number, &slot)?;
+            room.memory().write_all_at(&slot, address).ok()?;
         }
         let parked = room.start + blob::parked();
         let parked = match how(registers) {
@@ -199,7 +201,11 @@ impl Room {
         }
         let memory =
             File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
-        Some(Self { memory, start: page + at, slots, has_code: Cell::new(has_code) })
+        let room = Self { memory, start: page + at, slots };
+        if !has_code {
+            room.memory().write_all_at(code, room.start).ok()?;
+        }
+        Some(room)
     }
 
     fn memory(&self) -> &File {
@@ -210,16 +216,6 @@ impl Room {
 
     fn address(&self, number: usize) -> u64 {
         self.start + (blob::landing().len() + number * SLOT_BYTES) as u64
-    }
-
-    fn write(&self, number: usize, slot: &Slot) -> Option<()> {
-        if self.has_code.get() {
-            return self.memory().write_all_at(slot, self.address(number)).ok();
-        }
-        // All slots were free, so this is the first.
-        self.memory().write_all_at(&[blob::landing(), slot].concat(), self.start).ok()?;
-        self.has_code.set(true);
-        Some(())
     }
 }
 
