@@ -130,6 +130,8 @@ struct Counts {
     /// Devices with classes of traffic.
     shaped: usize,
     files: Vec<String>,
+    /// Files on loop devices.
+    disks: Vec<String>,
 }
 
 impl Counts {
@@ -179,6 +181,7 @@ impl Counts {
             addresses: number("addresses"),
             shaped: host.sh("ip link show").ok().matches(" qdisc htb ").count(),
             files,
+            disks: crate::disk::attached(host),
         }
     }
 }
@@ -383,7 +386,7 @@ fn difference(before: &Counts, now: &Counts) -> String {
     };
     format!(
         "mounts {:?}, cgroups {} to {}, processes {} and {:?}, id slots {} to {}, addresses {} to {}, \
-         shaped devices {} to {}, files {:#?}",
+         shaped devices {} to {}, files {:#?}, disks {:?}",
         more(&before.mounts, &now.mounts),
         before.cgroups,
         now.cgroups,
@@ -395,7 +398,8 @@ fn difference(before: &Counts, now: &Counts) -> String {
         now.addresses,
         before.shaped,
         now.shaped,
-        more(&before.files, &now.files)
+        more(&before.files, &now.files),
+        more(&before.disks, &now.disks)
     )
 }
 
@@ -614,6 +618,23 @@ fn update_and_rm_of_bandwidth_survive_kill_at_any_step() {
     let states = &["none", "running", "stopped"];
     let command = &["rm", "--force", "x"];
     Verb { before: &[SHAPED], command, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
+}
+
+/// With a disk of its own.
+#[test]
+fn create_start_and_update_with_disk_survive_kill_at_any_step() {
+    const CREATE: Words =
+        &["create", "--name", "x", "--net", "none", "--disk", "16m", "busybox", "sleep", "1000"];
+    const GROWN: Words = &["update", "--disk", "32m", "x"];
+    let states = &["none", "created"];
+    let after = &[REMOVE, CREATE, RESTART, EXEC, REMOVE];
+    Verb { before: &[], command: CREATE, states, after }.survives();
+    let states = &["created"];
+    let after = &[GROWN, RESTART, EXEC, REMOVE];
+    Verb { before: &[CREATE], command: GROWN, states, after }.survives();
+    let states = &["created", "running", "stopped"];
+    let after = &[RESTART, EXEC, REMOVE];
+    Verb { before: &[CREATE], command: &["start", "x"], states, after }.survives();
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod containerd;
 mod contracts;
 mod daemon;
 mod debts;
+mod disk;
 mod disk_rates;
 mod drowsy;
 mod errors;

@@ -302,6 +302,9 @@ pub struct HostConfig {
     pub blkio_device_read_i_ops: Vec<DeviceRate>,
     /// The most requests per second that write.
     pub blkio_device_write_i_ops: Vec<DeviceRate>,
+    /// `size` and `inodes` of its disk; empty without one of its own.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub storage_opt: BTreeMap<&'static str, String>,
     /// Resource limits of its processes.
     pub ulimits: Vec<Ulimit>,
 }

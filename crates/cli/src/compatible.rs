@@ -15,8 +15,8 @@ use dormouse_api::rfc3339;
 use dormouse_container::{Details, Engine, Listed, Result};
 use dormouse_kernel::capability;
 use dormouse_model::{
-    Config, Cpu, DiskRateKind, Limits, MountKind, NetMode, Propagation, Publish, Restart,
-    RootSource, SeccompChoice, State as Phase,
+    Config, Cpu, DiskRateKind, Drive, Limits, MountKind, NetMode, Propagation, Publish, Restart,
+    RootSource, SeccompChoice, Size, State as Phase,
 };
 
 use crate::create::Defaults;
@@ -51,10 +51,13 @@ pub(crate) fn container(engine: &Engine, details: &Details) -> Result<Container>
         None => (String::new(), Vec::new()),
     };
     let upper = engine.upper(&config.id);
-    let data = BTreeMap::from([
-        ("UpperDir", upper.display().to_string()),
-        ("WorkDir", upper.with_file_name("work").display().to_string()),
-    ]);
+    let data = match engine.drive_file(config) {
+        Some(file) => BTreeMap::from([("DiskFile", file.display().to_string())]),
+        None => BTreeMap::from([
+            ("UpperDir", upper.display().to_string()),
+            ("WorkDir", upper.with_file_name("work").display().to_string()),
+        ]),
+    };
     let log_path = engine.logs(&config.id)?.stdout.display().to_string();
     Ok(Container {
         id: config.id.to_string(),
@@ -196,6 +199,13 @@ fn process(config: &Config, image: String) -> ContainerConfig {
     }
 }
 
+/// The options of podman's `--storage-opt`.
+fn storage_options(limits: &Limits) -> BTreeMap<&'static str, String> {
+    let Some(drive) = Drive::of(limits) else { return BTreeMap::new() };
+    let inodes = drive.inodes.map(|inodes| ("inodes", inodes.to_string()));
+    [("size", Size(drive.bytes).to_string())].into_iter().chain(inodes).collect()
+}
+
 fn host(config: &Config, log_path: String) -> HostConfig {
     let spec = &config.spec;
     let default: Vec<String> =
@@ -269,6 +279,7 @@ fn host(config: &Config, log_path: String) -> HostConfig {
         blkio_device_write_bps: rates(DiskRateKind::WriteBps),
         blkio_device_read_i_ops: rates(DiskRateKind::ReadIops),
         blkio_device_write_i_ops: rates(DiskRateKind::WriteIops),
+        storage_opt: storage_options(&spec.limits),
         ulimits: spec.security.rlimits.iter().map(ulimit).collect(),
     }
 }

@@ -1,9 +1,7 @@
 //! The layers of a container, for verbs that read or keep its files.
 
-use std::os::fd::OwnedFd;
-
 use anyhow::{Context, Result};
-use dormouse_container::Engine;
+use dormouse_container::{Engine, Writable};
 use dormouse_image::{Image, Lower};
 use dormouse_model::{Config, RootSource};
 
@@ -16,7 +14,7 @@ use crate::session::DIRECTORY;
 pub(crate) struct Layers {
     pub(crate) image: Option<Image>,
     pub(crate) lower: Lower,
-    pub(crate) upper: OwnedFd,
+    pub(crate) own: Writable,
 }
 
 /// Opens the layers of a container.
@@ -32,7 +30,6 @@ pub(crate) fn open(engine: &Engine, config: &Config) -> Result<Layers> {
             anyhow::bail!("image '{reference}' of container '{}' is gone", config.name)
         }
     };
-    let upper = rustix::fs::open(engine.upper(&config.id), DIRECTORY, Mode::empty())
-        .context("cannot open the container's own files")?;
-    Ok(Layers { image, lower, upper })
+    let own = engine.writable(config).context("cannot open the container's own files")?;
+    Ok(Layers { image, lower, own })
 }

@@ -20,7 +20,7 @@
 //! **Interrupted.** The last step of `create` publishes the new container with its
 //! checkpoint. An interrupted import leaves an image without a name, which `prune` removes.
 //!
-//! Uses `ground`, `state`, `saved`, `layer` and `create`.
+//! Uses `ground`, `state`, `saved`, `drive`, `layer` and `create`.
 
 use std::io::{Read, Write};
 use std::net::IpAddr;
@@ -28,13 +28,14 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use dormouse_checkpoint::{Error as CheckpointError, load};
-use dormouse_image::{Commit, Image, Progress, Store};
+use dormouse_image::{Commit, Image, Progress};
 use dormouse_model::{Config, ContainerId, Reference, RootSource, State};
 use dormouse_parcel::archive::{ArchiveReader, ArchiveWriter};
 use dormouse_parcel::{Reader, archive};
 use dormouse_record::Records;
 use serde::{Deserialize, Serialize};
 
+use crate::drive::{self, Purpose};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::saved::{self, From};
@@ -101,8 +102,8 @@ pub(crate) fn write(
     part.finish().map_err(failed)?;
     let mut part = archive.part(FILES).map_err(failed)?;
     let lower = layer::lower(ground, &config.spec.root)?;
-    let (upper, _work) = Store::open_upper(&ground.dir(&config.id))?;
-    ground.images()?.changes(whole, &lower, upper.as_fd(), &config.ids, &mut part)?;
+    let own = drive::open(ground, config, Purpose::Look)?;
+    ground.images()?.changes(whole, &lower, own.upper.as_fd(), &config.ids, &mut part)?;
     part.finish().map_err(failed)?;
     archive::pack(&mut archive, &reader)?;
     archive.finish().map_err(failed)?;

@@ -1,12 +1,12 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `contract`, `gating`, `view`, `net`, `pending` and `layer`.
+//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use dormouse_image::Store;
 use dormouse_kernel::proc;
 use dormouse_model::{Config, ContainerId, IdSlot, Name, NetMode, RootSource, Spec};
 
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
 use crate::spec::{self, Create};
-use crate::{account, contract, event, gating, layer, net, view};
+use crate::{account, contract, drive, event, gating, layer, net, view};
 
 /// A container that was just created and is still locked: no other command starts, changes or
 /// removes it while this exists.
@@ -25,6 +25,8 @@ pub struct Created {
     pub config: Config,
     #[expect(dead_code, reason = "held, not read")]
     lock: Lock,
+    #[expect(dead_code, reason = "held, not read")]
+    drive: Option<OwnedFd>,
 }
 
 /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
@@ -42,12 +44,12 @@ pub(crate) fn create_with(
     create: Create,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
 ) -> Result<Created> {
-    let (config, new) = draft(ground, create, |config, dir| {
+    let (config, new, drive) = draft_mounted(ground, create, |config, dir| {
         fill(config, dir)?;
         ground.write_config(dir, config)
     })?;
     match publish(ground, &config, &new) {
-        Ok(()) => Ok(Created { config, lock: new.lock }),
+        Ok(()) => Ok(Created { config, lock: new.lock, drive }),
         Err(e) => {
             let _ = pending::abandon(ground, &config.id, &config.name, &new); // the first error is returned
             Err(e)
@@ -62,6 +64,15 @@ pub(crate) fn draft(
     create: Create,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
 ) -> Result<(Config, New)> {
+    draft_mounted(ground, create, fill).map(|(config, new, _)| (config, new))
+}
+
+/// The same, with the mount of its drive.
+fn draft_mounted(
+    ground: &Ground,
+    create: Create,
+    fill: impl FnOnce(&Config, &Path) -> Result<()>,
+) -> Result<(Config, New, Option<OwnedFd>)> {
     let id = ground::new_id()?;
     spec::validate(&create)?;
     contract::check(ground, &create.spec.limits)?;
@@ -69,7 +80,7 @@ pub(crate) fn draft(
     let new = New { account, ..pending::begin(ground, &id)? };
     let name = create.name.clone();
     match create_in(ground, &new.dir, &id, create, fill) {
-        Ok(config) => Ok((config, new)),
+        Ok((config, drive)) => Ok((config, new, drive)),
         Err(e) => {
             let _ = pending::abandon(ground, &id, &name, &new); // the first error is returned
             Err(e)
@@ -91,7 +102,7 @@ fn create_in(
     id: &ContainerId,
     create: Create,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
-) -> Result<Config> {
+) -> Result<(Config, Option<OwnedFd>)> {
     take_name(ground, &create.name, id)?;
     let ids = ground.slots.take(create.wide_ids, id)?;
     let mut spec = create.spec;
@@ -135,9 +146,10 @@ fn create_in(
         addresses,
         spec,
     };
-    Store::create_upper(new, &ids, &layer::lower(ground, &config.spec.root)?)?;
+    let lower = layer::lower(ground, &config.spec.root)?;
+    let drive = drive::make(ground, new, &config, &lower)?;
     fill(&config, new)?;
-    Ok(config)
+    Ok((config, drive))
 }
 
 /// Takes a name, also from a holder that no longer exists: a create or a removal that was

@@ -3,7 +3,7 @@
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `rate`,
-//! `shared`, `view`, `later` and `unwoken`.
+//! `drive`, `shared`, `view`, `later` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -25,7 +25,7 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, contract, disk, event, gates, gating, hold, later, net, pending, rate, shared,
+    account, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate, shared,
     unwoken, view,
 };
 
@@ -59,6 +59,7 @@ fn tear_down_with(
     keep(shared::remove(ground, id));
     keep(view::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
+    drive::settle(ground, config);
     match first {
         None => remove_run_dir(ground, id),
         Some(e) => Err(e),
@@ -267,6 +268,7 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     view::remove(ground, id)?;
     // The parts of the old checkpoint that are still needed are linked into the new one.
     disk::remove_tree(&ground.woken_dir(id))?;
+    drive::settle(ground, Some(config));
     remove_run_dir(ground, id)
 }
 

@@ -26,6 +26,7 @@ use crate::account::{
 };
 use crate::create::Created;
 use crate::debt::Debtor;
+use crate::drive::{Purpose, Writable};
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
@@ -50,9 +51,9 @@ use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
-    account, archive, contract, create, debt, drowsy, exec, gating, hold, idle, inspect, later,
-    layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings, sleep,
-    start, state, template, tidy, unborn, usage, verb, volume, wake,
+    account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
+    later, layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings,
+    sleep, start, state, template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -382,9 +383,11 @@ impl Engine {
         proof::unproven(&self.ground, id)
     }
 
-    /// Says which limits of a container this host takes and does not enforce.
+    /// Says which limits of a container this host takes and does not enforce, or not yet.
     pub fn not_enforced(&self, config: &Config) -> Result<Vec<String>> {
-        rate::not_enforced(&self.ground, config)
+        let mut all = rate::not_enforced(&self.ground, config)?;
+        all.extend(drive::not_kept(&self.ground, config)?);
+        Ok(all)
     }
 
     /// Restores the processes of a stopped container.
@@ -534,9 +537,19 @@ impl Engine {
         layer::root(&self.ground, id)
     }
 
-    /// The writable layer of a container, for `diff` and `commit`.
+    /// Opens the writable layer of a container, for `diff` and `commit`.
+    pub fn writable(&self, config: &Config) -> Result<Writable> {
+        drive::open(&self.ground, config, Purpose::Look)
+    }
+
+    /// The directory of the writable layer of a container without a disk of its own.
     pub fn upper(&self, id: &ContainerId) -> PathBuf {
         self.ground.dir(id).join("upper")
+    }
+
+    /// The file with the disk of a container that has one.
+    pub fn drive_file(&self, config: &Config) -> Option<PathBuf> {
+        drive::file(&self.ground, config)
     }
 
     /// Returns the image of a container, if it has one.

@@ -201,6 +201,32 @@ pub enum Error {
         /// Number of these containers.
         holders: usize,
     },
+    /// The file system with the store has no place for a disk.
+    #[error(
+        "container '{name}' does not fit: '{}' has {free} free, of which {kept} are kept for the host{}",
+        dir.display(),
+        wanted.map(|it| format!(", and {it} of --disk are to be guaranteed")).unwrap_or_default()
+    )]
+    NoPlace {
+        /// The container.
+        name: String,
+        /// The place that is to be guaranteed.
+        wanted: Option<Size>,
+        /// Free bytes.
+        free: Size,
+        /// Bytes that stay free.
+        kept: Size,
+        /// A directory on the file system.
+        dir: PathBuf,
+    },
+    /// Another process has the disk of the container.
+    #[error(
+        "another process attaches, checks or grows the disk of container '{0}': try again later"
+    )]
+    DriveInUse(String),
+    /// A disk was not made, mounted or grown.
+    #[error("the disk of the container")]
+    Drive(#[from] dormouse_kernel::ext4::Ext4Error),
     /// The daemon has granted no memory for a wake in time.
     #[error("the daemon granted no memory in time to wake container '{0}'")]
     NotAdmitted(String),
@@ -367,6 +393,7 @@ impl Error {
             | Self::Undying { .. }
             | Self::Held { .. }
             | Self::TooSlow(_)
+            | Self::DriveInUse(_)
             | Self::Filling(_) => ErrorKind::Busy,
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
@@ -378,7 +405,9 @@ impl Error {
             | Self::NoRoom { .. }
             | Self::NoCpu { .. }
             | Self::NoMemory { .. }
-            | Self::NoBandwidth { .. } => ErrorKind::Limit,
+            | Self::NoBandwidth { .. }
+            | Self::NoPlace { .. } => ErrorKind::Limit,
+            Self::Drive(e) => e.kind(),
             Self::Call { source, .. } => source.kind(),
             Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
             Self::Launch(e) => e.kind(),

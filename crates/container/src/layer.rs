@@ -1,14 +1,15 @@
 //! Layers of a container, stacked as one mount, and its root directory seen from the host.
 //!
-//! Uses `ground` and `state`.
+//! Uses `ground`, `state` and `drive`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use dormouse_image::{Assembled, Lower, Store, Volume};
+use dormouse_image::{Assembled, Lower, Volume};
 use dormouse_kernel::{namespace, pidfd};
 use dormouse_model::{Config, ContainerId, IdMap, RootSource, State};
 use rustix::fs::{Mode, OFlags};
 
+use crate::drive::{self, Purpose};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::state;
@@ -41,17 +42,18 @@ pub(crate) fn assemble(
     ground: &Ground,
     config: &Config,
     userns: BorrowedFd<'_>,
+    purpose: Purpose,
 ) -> Result<Assembled> {
     let lower = lower(ground, &config.spec.root)?;
-    let (upper, work) = Store::open_upper(&ground.dir(&config.id))?;
-    let volume = Volume { upper: &upper, work: &work, volatile: config.spec.auto_remove };
+    let own = drive::open(ground, config, purpose)?;
+    let volume = Volume { upper: &own.upper, work: &own.work, volatile: config.spec.auto_remove };
     Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume))?)
 }
 
 /// The layers of a stopped container as a mount. The caller holds the container's lock.
 fn assemble_stopped(ground: &Ground, config: &Config) -> Result<OwnedFd> {
     let userns = user_namespace(config.ids)?;
-    Ok(assemble(ground, config, userns.as_fd())?.root)
+    Ok(assemble(ground, config, userns.as_fd(), Purpose::Look)?.root)
 }
 
 /// Returns the root directory of a container: its processes' root while it runs, or a detached

@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate bandwidth      the same
+//! silence shared volume usage debt rate bandwidth drive    the same
 //! contract view                                        the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
 //! layer root create listen template end                  file system, creation, sockets, teardown
@@ -56,6 +56,8 @@
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
+//! LIB/containers/ID/drive           a file system with those two, where it has a limit of space (`drive`)
+//! LIB/containers/ID/drive.growing, drive.saved    it is being enlarged
 //! LIB/containers/ID/output.log      its output, written by the keeper's reader (`log`)
 //! LIB/containers/ID/stdout.log, stderr.log    the same, written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`), and in init.json its first one
@@ -137,6 +139,7 @@ mod contract;
 mod create;
 mod debt;
 mod disk;
+mod drive;
 mod drowsy;
 mod end;
 mod engine;
@@ -201,6 +204,7 @@ pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
 pub use debt::Debtor;
 pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
+pub use drive::Writable;
 pub use drowsy::PushOut;
 pub use engine::Engine;
 pub use error::{Error, Result};

@@ -17,7 +17,7 @@
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
-//! `root`, `create`, `rate`, `end`, `restore` and `remove`.
+//! `root`, `create`, `rate`, `drive`, `end`, `restore` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +32,7 @@ use dormouse_launch::{ExitStatus, Keeper, Kind, LaunchError, Newborn, Plan, Spaw
 use dormouse_model::{Config, ContainerId};
 
 use crate::create::Created;
+use crate::drive::{self, Purpose};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::net::{self, Net};
@@ -188,6 +189,9 @@ fn start_clean(
         None => Keeper::call(&ground.places.run)?,
     };
     contract::admit(ground, config, &config.spec.limits)?;
+    if from.is_none() {
+        drive::admit_start(ground, config)?;
+    }
     let net = net::open(ground, config)?;
     match from {
         None => net::end_quiet_in(ground, config, &net)?,
@@ -255,7 +259,8 @@ fn start_clean(
     }
     let mut plan = newborn.send_part(plan)?;
     // The source mounts are closed at the end.
-    let Assembled { root, clones: _clones } = layer::assemble(ground, config, userns.as_fd())?;
+    let Assembled { root, clones: _clones } =
+        layer::assemble(ground, config, userns.as_fd(), Purpose::Start)?;
     let user = match recorded {
         Some(user) => user,
         // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.

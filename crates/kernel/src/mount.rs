@@ -290,7 +290,7 @@ pub fn overlay(
         // overlay. EINVAL has several causes that the kernel does not distinguish. If the fallback
         // fails too, its error is returned, because it describes the fault in the request.
         Err(error) if matches!(error.errno(), libc::EINVAL | libc::EBADF) => {
-            overlay_by_path(lower, upper_work, options, |fd| clone_tree(fd, "", false))
+            overlay_by_path(lower, upper_work, options, copy_of)
         }
         other => other,
     }
@@ -357,7 +357,7 @@ fn overlay_by_path(
             Err(error) => return Err(error),
         });
     }
-    let volume = upper_work.map(|(upper, work)| volume_of(upper, work)).transpose()?;
+    let volume = upper_work.map(|(upper, work)| volume_of(upper, work, copy)).transpose()?;
     std::thread::scope(|scope| {
         let built = std::thread::Builder::new()
             .name("overlay".into())
@@ -370,6 +370,95 @@ fn overlay_by_path(
     })
 }
 
+/// A copy of a layer, as a mount of its own.
+fn copy_of(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
+    copy_or_mount_again(dir, clone_tree(dir, "", false))
+}
+
+fn copy_or_mount_again(dir: BorrowedFd<'_>, copy: Result<OwnedFd>) -> Result<OwnedFd> {
+    match &copy {
+        Err(e) if e.errno() == libc::EINVAL && !is_mount_root(dir) => {
+            mounted_again(dir).map_or(copy, |mount| part_of(mount, dir))
+        }
+        _ => copy,
+    }
+}
+
+/// Whether a directory is the root of a mount. KERNEL(5.8).
+fn is_mount_root(dir: BorrowedFd<'_>) -> bool {
+    let (flags, mask) = (rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::empty());
+    let stat = rustix::fs::statx(dir, "", flags, mask);
+    stat.is_ok_and(|it| it.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT))
+}
+
+/// KERNEL(6.15): before, no part of a detached mount can be copied. The ext4 of a loop device (the drive of a
+/// container) is mounted once more instead: one more mount of the same file system. `None` for every other one.
+fn mounted_again(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
+    const LOOP_MAJOR: u32 = 7;
+    let device = rustix::fs::fstat(dir).ok()?.st_dev;
+    if rustix::fs::major(device) != LOOP_MAJOR {
+        return None;
+    }
+    let context = FsContext::open("ext4").ok()?;
+    context.set_string("source", &format!("/dev/loop{}", rustix::fs::minor(device))).ok()?;
+    context.create(MountAttr::empty()).ok()
+}
+
+/// An entry of the root of a mount, given as a directory, as a mount of its own. KERNEL(6.15): before, it can only be
+/// copied from a mount that is attached, here in a mount namespace of a thread that ends.
+fn part_of(mount: OwnedFd, dir: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
+        .explain("openat", || "the root of a layer".into())?;
+    let name = name_in(root.as_fd(), dir)?;
+    let copy = || {
+        let attached = private_root()?;
+        attach(mount.as_fd(), attached.as_fd(), "")?;
+        clone_tree(mount.as_fd(), std::ffi::OsStr::from_bytes(name.as_bytes()), false)
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("layer".into()).spawn_scoped(scope, copy);
+        match thread.explain("clone", || "a thread".into())?.join() {
+            Ok(copied) => copied,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Gives the calling thread a mount namespace of its own whose root is an empty tmpfs, which is returned.
+fn private_root() -> Result<OwnedFd> {
+    crate::process::unshare(CloneFlags::NEWNS)?;
+    let old_root =
+        rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .explain("open", || "/".into())?;
+    // ORDER: no later mount below may propagate to the namespace that this one was copied from.
+    set_propagation(old_root.as_fd(), false)?;
+    let root = FsContext::open("tmpfs")?.create(MountAttr::empty())?;
+    attach(root.as_fd(), old_root.as_fd(), "")?;
+    Ok(root)
+}
+
+/// The name of a directory in its parent, which overlay can parse.
+fn name_in(parent: BorrowedFd<'_>, wanted: BorrowedFd<'_>) -> Result<CString> {
+    let wanted = rustix::fs::fstat(wanted).explain("fstat", || "a layer".into())?;
+    let entries = rustix::fs::Dir::read_from(parent).explain("getdents64", || "a volume".into())?;
+    for entry in entries {
+        let entry = entry.explain("getdents64", || "a volume".into())?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." || entry.ino() != wanted.st_ino {
+            continue;
+        }
+        let found = rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+            .explain("fstatat", || format!("{name:?}"))?;
+        let same = (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino);
+        if same && !name.to_bytes().iter().any(|b| b"\\:,".contains(b)) {
+            return Ok(name.to_owned());
+        }
+    }
+    let arguments = "upper or work has no usable name in its directory".to_owned();
+    Err(CallError::new("overlay", arguments, libc::EINVAL))
+}
+
 /// The common parent of upper and work, copied as one mount, and their names in it: overlay wants
 /// both on the same mount.
 struct Volume {
@@ -378,7 +467,11 @@ struct Volume {
     work: CString,
 }
 
-fn volume_of(upper: BorrowedFd<'_>, work: BorrowedFd<'_>) -> Result<Volume> {
+fn volume_of(
+    upper: BorrowedFd<'_>,
+    work: BorrowedFd<'_>,
+    copy: impl Fn(BorrowedFd<'_>) -> Result<OwnedFd>,
+) -> Result<Volume> {
     let open_parent = |fd: BorrowedFd<'_>| {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(fd, "..", flags, Mode::empty())
@@ -393,27 +486,13 @@ fn volume_of(upper: BorrowedFd<'_>, work: BorrowedFd<'_>) -> Result<Volume> {
         let arguments = "upper and work are not entries of one directory".to_owned();
         return Err(CallError::new("overlay", arguments, libc::EINVAL));
     }
-    let name_of = |wanted: BorrowedFd<'_>| -> Result<CString> {
-        let wanted = stat(wanted)?;
-        let entries =
-            rustix::fs::Dir::read_from(&parent).explain("getdents64", || "a volume".into())?;
-        for entry in entries {
-            let entry = entry.explain("getdents64", || "a volume".into())?;
-            let name = entry.file_name();
-            if name == c"." || name == c".." || entry.ino() != wanted.st_ino {
-                continue;
-            }
-            let found = rustix::fs::statat(&parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
-                .explain("fstatat", || format!("{name:?}"))?;
-            if same(&found, &wanted) && !name.to_bytes().iter().any(|b| b"\\:,".contains(b)) {
-                return Ok(name.to_owned());
-            }
-        }
-        let arguments = "upper or work has no usable name in its directory".to_owned();
-        Err(CallError::new("overlay", arguments, libc::EINVAL))
+    let (upper, work) = (name_in(parent.as_fd(), upper)?, name_in(parent.as_fd(), work)?);
+    let mount = match copy(parent.as_fd()) {
+        // Upper and work are never idmapped, so another mount of their file system is as good.
+        Err(e) if e.errno() == libc::EINVAL => mounted_again(parent.as_fd()).ok_or(e)?,
+        copy => copy?,
     };
-    let (upper, work) = (name_of(upper)?, name_of(work)?);
-    Ok(Volume { mount: clone_tree(parent.as_fd(), "", false)?, upper, work })
+    Ok(Volume { mount, upper, work })
 }
 
 fn overlay_in_own_namespace(
@@ -422,13 +501,7 @@ fn overlay_in_own_namespace(
     volume: &Option<Volume>,
     options: &[(&str, Option<&str>)],
 ) -> Result<OwnedFd> {
-    crate::process::unshare(CloneFlags::NEWNS)?;
-    let old_root =
-        rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .explain("open", || "/".into())?;
-    // ORDER: no later mount below may propagate to the namespace that this one was copied from.
-    set_propagation(old_root.as_fd(), false)?;
-    let root = FsContext::open("tmpfs")?.create(MountAttr::empty())?;
+    let root = private_root()?;
     let make = |name: &str| {
         rustix::fs::mkdirat(&root, name, Mode::RWXU).explain("mkdirat", || name.to_owned())
     };
@@ -436,7 +509,6 @@ fn overlay_in_own_namespace(
         make(&index.to_string())?;
     }
     make("v")?;
-    attach(root.as_fd(), old_root.as_fd(), "")?;
     rustix::process::fchdir(&root).explain("fchdir", || "the new root".into())?;
     rustix::process::chroot(".").explain("chroot", || ".".into())?;
 
@@ -586,14 +658,66 @@ mod tests {
         let pair = Some((upper.as_fd(), work.as_fd()));
         let before = mount_count();
         // As kernels before 6.15 answer: what is detached can't be copied.
-        let attached = objects.as_fd().as_raw_fd();
-        let copy = |fd: BorrowedFd<'_>| match fd.as_raw_fd() == attached {
-            true => clone_tree(fd, "", false),
-            false => Err(CallError::new("open_tree", String::new(), libc::EINVAL)),
+        let detached = meta.as_fd().as_raw_fd();
+        let copy = |fd: BorrowedFd<'_>| match fd.as_raw_fd() == detached {
+            true => Err(CallError::new("open_tree", String::new(), libc::EINVAL)),
+            false => clone_tree(fd, "", false),
         };
         let root = overlay_by_path(&layers(&meta, &objects), pair, OPTIONS, copy).unwrap();
         assert_eq!(mount_count(), before, "nothing of it shows outside of its namespace");
         scratch.check(&root);
+    }
+
+    /// Upper and work on the drive of a container: a detached mount of a loop device. A second overlay has the upper as
+    /// one of its layers, as commands look at a running container.
+    #[test]
+    fn root_overlay_by_path_over_a_drive() {
+        let scratch = Scratch::new();
+        let image = scratch.dir.path().join("drive");
+        let file = fs::File::create_new(&image).unwrap();
+        file.set_len(16 << 20).unwrap();
+        crate::ext4::make(&file, None).unwrap();
+        assert!(crate::loop_device::lock(&file).unwrap());
+        let device = crate::loop_device::attach(&file, "test").unwrap();
+        let options = crate::ext4::MountOptions { discard: true, volatile: true };
+        let drive = crate::ext4::mount(device.path(), options).unwrap();
+        drop(device);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let [upper, work] = ["upper", "work"].map(|name| {
+            rustix::fs::mkdirat(&drive, name, Mode::RWXU).unwrap();
+            rustix::fs::openat(&drive, name, flags, Mode::empty()).unwrap()
+        });
+        fs::write(scratch.dir.path().join("volume/upper/below"), "below").unwrap();
+        let below = scratch.open("volume/upper");
+        let is_drive =
+            |fd: BorrowedFd<'_>| rustix::fs::major(rustix::fs::fstat(fd).unwrap().st_dev) == 7;
+        // As kernels before 6.15 answer.
+        let copy = |fd: BorrowedFd<'_>| match is_drive(fd) {
+            true => {
+                let refused = CallError::new("open_tree", String::new(), libc::EINVAL);
+                let is_root = is_mount_root(fd);
+                let copied = copy_or_mount_again(fd, Err(refused));
+                assert_eq!(copied.is_err(), is_root, "the root is left to the caller");
+                copied
+            }
+            false => clone_tree(fd, "", false),
+        };
+        let before = mount_count();
+        let lower = [OverlayLayer { fd: below.as_fd(), data_only: false }];
+        let pair = Some((upper.as_fd(), work.as_fd()));
+        let root = overlay_by_path(&lower, pair, OPTIONS, copy).unwrap();
+        let create = OFlags::CREATE | OFlags::WRONLY;
+        rustix::fs::openat(&root, "new", create, Mode::RUSR).unwrap();
+        rustix::fs::statat(&root, "below", AtFlags::empty()).unwrap();
+        rustix::fs::statat(&upper, "new", AtFlags::empty()).expect("it is on the drive");
+
+        let upper = OverlayLayer { fd: upper.as_fd(), data_only: false };
+        let layers = [upper, lower[0]];
+        let look = overlay_by_path(&layers, None, OPTIONS, copy).unwrap();
+        for name in ["new", "below"] {
+            rustix::fs::statat(&look, name, AtFlags::empty()).unwrap();
+        }
+        assert_eq!(mount_count(), before, "nothing of it shows outside of its namespace");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod bandwidth;
 mod config;
 mod contract;
+mod drive;
 mod id;
 mod limit;
 mod log;
@@ -28,6 +29,7 @@ pub use contract::{
     CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Time, parse_cpu_period_us,
     parse_cpu_reserve,
 };
+pub use drive::Drive;
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::{CpuBurst, Limits};
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};

@@ -46,6 +46,15 @@ pub struct Limits {
     /// The most bytes and requests per second on disks (`io.max`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disk_rates: Vec<DiskRate>,
+    /// Size of the file system with all that the container writes outside of volumes; `None` is that of the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    /// Files and directories in that file system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_inodes: Option<u32>,
+    /// The place of that file system is taken at once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub disk_guaranteed: bool,
     /// Bandwidth that is guaranteed at the uplink, in bits per second; 0 is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub net_rate_bps: Option<u64>,
@@ -104,6 +113,9 @@ impl Limits {
             pids_max: new.pids_max.or(self.pids_max),
             io_weight: new.io_weight.or(self.io_weight),
             disk_rates: std::mem::take(&mut self.disk_rates),
+            disk_bytes: new.disk_bytes.or(self.disk_bytes),
+            disk_inodes: new.disk_inodes.or(self.disk_inodes),
+            disk_guaranteed: new.disk_guaranteed || self.disk_guaranteed,
             net_rate_bps: new.net_rate_bps.or(self.net_rate_bps),
             net_ceil_bps: new.net_ceil_bps.or(self.net_ceil_bps),
             net_weight: new.net_weight.or(self.net_weight),

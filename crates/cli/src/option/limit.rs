@@ -1,12 +1,12 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
 //! `--memory-high`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
 //! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`, `--io-read-bps` and its like,
-//! `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
+//! `--disk`, `--inodes`, `--disk-guaranteed`, `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{proc, sysctl};
 use dormouse_model::{
-    CpuBurst, DiskRate, DiskRateKind, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
+    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
     parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
 };
 
@@ -91,6 +91,26 @@ pub(crate) struct LimitArgs {
     /// The most requests per second that write, as --io-write-bps
     #[arg(long, value_name = "[DEVICE:]NUMBER", alias = "device-write-iops")]
     pub(crate) io_write_iops: Vec<String>,
+    /// Size of the file system with all that the container writes outside of volumes (10g)
+    ///
+    /// The container gets an ext4 of its own, in a file that takes place as files are written. A full one refuses
+    /// writes in this container alone (ENOSPC). A container that is made without --disk has no limit, and can get none
+    /// later. `update` makes it larger: at once where the container does not run or the host permits that, and
+    /// otherwise when it stops or falls asleep. Needs e2fsprogs.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<String>,
+    /// Files and directories on the disk of --disk, rounded up (default one for each 16k)
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) inodes: Option<String>,
+    /// Take the place of --disk at once, so that it is never missing
+    ///
+    /// Refused where it does not fit into the free space of the store. Without it other containers and the host may
+    /// need that place first.
+    #[arg(long)]
+    pub(crate) disk_guaranteed: bool,
+    /// size=SIZE and inodes=NUMBER, podman's spelling of --disk and --inodes
+    #[arg(long, value_name = "NAME=VALUE", hide = true)]
+    pub(crate) storage_opt: Vec<String>,
     /// Bandwidth that is guaranteed at the uplink of its domain, in each direction (10mbit), 0 for none
     ///
     /// The sum over all running containers is at most 'uplink-rate' under [network] in config.toml, which has to
@@ -130,6 +150,7 @@ impl LimitArgs {
             (None, Some(s)) => Some(weight_of_shares(s)?),
             (None, None) => None,
         };
+        let (disk_bytes, disk_inodes) = self.drive()?;
         Ok(Limits {
             cpu_max_milli: self.cpus.as_deref().map(parse_cpus).transpose()?,
             cpu_reserve_milli: self.cpu_reserve.as_deref().map(parse_cpu_reserve).transpose()?,
@@ -145,6 +166,9 @@ impl LimitArgs {
             pids_max: self.pids.as_deref().map(pids).transpose()?,
             io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,
             disk_rates: self.disk_rates()?,
+            disk_bytes,
+            disk_inodes,
+            disk_guaranteed: self.disk_guaranteed,
             net_rate_bps: self.net_rate.as_deref().map(parse_net_rate).transpose()?,
             net_ceil_bps: self.net_ceil.as_deref().map(parse_net_rate).transpose()?,
             net_weight: self.net_weight.as_deref().map(parse_net_weight).transpose()?,
@@ -162,6 +186,28 @@ impl LimitArgs {
         let all =
             options.into_iter().flat_map(|(kind, texts)| texts.iter().map(move |t| (kind, t)));
         all.map(|(kind, text)| DiskRate::parse(kind, text)).collect()
+    }
+
+    /// The size of the disk, and its number of files.
+    fn drive(&self) -> Result<(Option<u64>, Option<u32>), Invalid> {
+        let (mut size, mut inodes) = (self.disk.as_deref(), self.inodes.as_deref());
+        for option in self.storage_opt.iter().flat_map(|options| options.split(',')) {
+            let expected = "size=SIZE or inodes=NUMBER, each once";
+            let bad = || Invalid::new("storage option", option, expected);
+            let (name, value) = option.split_once('=').ok_or_else(bad)?;
+            let place = match name.trim() {
+                "size" => &mut size,
+                "inodes" => &mut inodes,
+                _ => return Err(bad()),
+            };
+            if place.replace(value).is_some() {
+                return Err(bad());
+            }
+        }
+        Ok((
+            size.map(Drive::parse_bytes).transpose()?,
+            inodes.map(Drive::parse_inodes).transpose()?,
+        ))
     }
 
     /// The limits of a new container.
@@ -334,6 +380,24 @@ mod tests {
             let burst = LimitArgs { cpu_burst: own(bad), ..LimitArgs::default() };
             assert!([reserve, period, burst].iter().all(|args| args.read().is_err()), "{bad}");
         }
+    }
+
+    #[test]
+    fn disk_is_read_in_both_spellings() {
+        let read = |disk: Option<&str>, options: &[&str]| {
+            let storage_opt = options.iter().map(ToString::to_string).collect();
+            let disk = disk.map(str::to_owned);
+            LimitArgs { disk, storage_opt, ..LimitArgs::default() }.read()
+        };
+        let of = |disk, options| read(disk, options).map(|it| (it.disk_bytes, it.disk_inodes));
+        assert_eq!(of(None, &[]), Ok((None, None)));
+        assert_eq!(of(Some("64m"), &[]), Ok((Some(64 << 20), None)));
+        assert_eq!(of(None, &["size=1G,inodes=500"]), Ok((Some(1 << 30), Some(500))));
+        assert_eq!(of(Some("1g"), &["inodes=64"]), Ok((Some(1 << 30), Some(64))));
+        for bad in [&["size=1g", "size=2g"][..], &["size"], &["x=1"], &["size=1"], &[""]] {
+            assert!(of(None, bad).is_err(), "{bad:?}");
+        }
+        assert!(of(Some("1g"), &["size=1g"]).is_err());
     }
 
     #[test]

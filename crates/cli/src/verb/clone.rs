@@ -183,7 +183,7 @@ fn keep_files(engine: &Engine, config: &Config) -> Result<String> {
     let layers = layers::open(engine, config)?;
     let commit =
         Commit { name: None, author: None, message: Some("clone".into()), changes: Vec::new() };
-    let (base, upper) = (layers.image.as_ref(), layers.upper.as_fd());
+    let (base, upper) = (layers.image.as_ref(), layers.own.upper.as_fd());
     let progress = image::progress(true);
     let store = engine.images()?;
     let made = store.commit(base, &layers.lower, upper, &config.ids, &commit, &*progress)?;

@@ -47,7 +47,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         let layers = layers::open(&engine, &config)?;
         let progress = image::progress(args.quiet);
         let store = engine.images()?;
-        let upper = layers.upper.as_fd();
+        let upper = layers.own.upper.as_fd();
         anyhow::Ok(store.commit(
             layers.image.as_ref(),
             &layers.lower,

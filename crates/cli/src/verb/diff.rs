@@ -31,7 +31,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let (engine, id) = args.target.find(global)?;
     let config = engine.config(&id)?;
     let layers = layers::open(&engine, &config)?;
-    let changes = engine.images()?.diff(&layers.lower, layers.upper.as_fd(), &config.ids)?;
+    let changes = engine.images()?.diff(&layers.lower, layers.own.upper.as_fd(), &config.ids)?;
     let rows = changes.into_iter().map(|c| Row {
         kind: c.kind.letter(),
         path: String::from_utf8_lossy(&c.path).into_owned(),

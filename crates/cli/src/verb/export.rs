@@ -25,7 +25,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let layers = layers::open(&engine, &config)?;
     let store = engine.images()?;
     sink::write(args.output.as_deref(), sink::Holds::Files, |out| {
-        Ok(store.export(&layers.lower, Some(layers.upper.as_fd()), &config.ids, out)?)
+        Ok(store.export(&layers.lower, Some(layers.own.upper.as_fd()), &config.ids, out)?)
     })?;
     Ok(0)
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dormouse_api::{Inspect, compatible as objects};
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
-use dormouse_model::{Bandwidth, Cpu};
+use dormouse_model::{Bandwidth, Cpu, Drive};
 use serde::Serialize;
 
 use crate::command::Global;
@@ -220,6 +220,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("not shown inside", dormouse_container::view_gaps(c).join("; ")),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         ("CPU time used", used),
+        ("disk size", Drive::of(&c.spec.limits).map_or_else(String::new, |it| it.to_string())),
         ("disk weight", c.spec.limits.io_weight.map_or_else(String::new, |w| w.to_string())),
         ("disk rates", view::disk_rates(&c.spec.limits.disk_rates)),
         ("disk used", disk_used),

@@ -53,7 +53,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let id = engine.find(&args.name)?;
     engine.update(&id, &update)?;
-    if update.limits.io_weight.is_some() || !update.limits.disk_rates.is_empty() {
+    let limits = &update.limits;
+    if limits.io_weight.is_some() || !limits.disk_rates.is_empty() || limits.disk_bytes.is_some() {
         super::create::say_not_enforced(&engine, &engine.config(&id)?)?;
     }
     output::line(&args.name)?;

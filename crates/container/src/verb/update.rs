@@ -1,6 +1,6 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze` and `pending`.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{bandwidth, contract, freeze, net, rate, state, usage, view};
+use crate::{bandwidth, contract, drive, freeze, net, rate, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
@@ -20,6 +20,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let mut before = config.clone();
     let observed = state::observe_locked(ground, &config)?;
     let alive = observed.is_alive();
+    drive::check_change(ground, &before, &update.limits)?;
     config.spec.limits.replace(&update.limits);
     contract::check(ground, &config.spec.limits)?;
     spec::bandwidth_allowed(&config.spec)?;
@@ -86,7 +87,12 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         }
         contract::balance_all(ground, &update.limits, &config.spec.limits)
     };
-    if let Some(Err(e)) = cgroup.map(set) {
+    // ORDER: last, because a drive that has grown stays so.
+    let grow = || match update.limits.disk_bytes {
+        Some(_) => drive::grow(ground, &config),
+        None => Ok(()),
+    };
+    if let Err(e) = cgroup.map_or(Ok(()), set).and_then(|()| grow()) {
         (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);
         (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
         config.spec.wake_on = before.spec.wake_on;

@@ -476,6 +476,7 @@ mod tests {
             net_rate_bps: None,
             net_ceil_bps: None,
             net_weight: None,
+            ..Limits::default()
         }
     }
 

@@ -151,7 +151,7 @@ impl Cgroup {
 /// `8:0 rbytes=1 wbytes=2 rios=...` for each device.
 pub(super) fn io_v2(text: &str) -> (u64, u64) {
     let sum = |key: &str| {
-        let words = text.split_whitespace();
+        let words = text.lines().filter(|line| is_of_a_disk(line)).flat_map(str::split_whitespace);
         words.filter_map(|w| w.strip_prefix(key)?.parse::<u64>().ok()).sum()
     };
     (sum("rbytes="), sum("wbytes="))
@@ -164,9 +164,15 @@ pub(super) fn io_v1(text: &str) -> (u64, u64) {
             let mut words = line.split(' ').skip(1);
             (words.next()? == key).then(|| words.next()?.parse::<u64>().ok())?
         };
-        text.lines().filter_map(of).sum()
+        text.lines().filter(|line| is_of_a_disk(line)).filter_map(of).sum()
     };
     (sum("Read"), sum("Write"))
+}
+
+/// A loop device does not count: what it reads and writes, it reads from and writes to the disk with its file, which
+/// counts that for the same cgroup.
+fn is_of_a_disk(line: &str) -> bool {
+    !line.starts_with("7:")
 }
 
 #[cfg(test)]
@@ -179,5 +185,12 @@ mod tests {
         assert_eq!(io_v2(v2), (6, 9));
         let v1 = "254:0 Read 5\n254:0 Write 7\n254:0 Total 12\n8:0 Read 1\nTotal 13\n";
         assert_eq!(io_v1(v1), (6, 7));
+    }
+
+    #[test]
+    fn loop_devices_do_not_count_twice() {
+        let v2 = "7:3 rbytes=5 wbytes=7 rios=1 wios=1 dbytes=9 dios=0\n8:16 rbytes=1 wbytes=2\n";
+        assert_eq!(io_v2(v2), (1, 2));
+        assert_eq!(io_v1("7:0 Read 5\n7:0 Write 7\n77:0 Read 2\n8:0 Write 1\n"), (2, 1));
     }
 }
