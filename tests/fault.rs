@@ -609,7 +609,7 @@ fn run_with_bandwidth_survives_kill_at_any_step() {
 }
 
 #[test]
-fn update_and_rm_of_bandwidth_survive_kill_at_any_step() {
+fn big_update_and_rm_of_bandwidth_survive_kill_at_any_step() {
     let states = &["running"];
     let command = &["update", "--net-ceil", "0", "x"];
     Verb { before: &[SHAPED], command, states, after: &[EXEC, REMOVE] }.survives();
