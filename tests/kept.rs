@@ -533,9 +533,16 @@ fn vm_wake_beyond_the_limit_of_asynchronous_io_names_it_and_succeeds_later() {
     let limit = fs::read_to_string("/proc/sys/fs/aio-max-nr").expect("the kernel has it");
     let limit: u64 = limit.trim().parse().expect("a number");
     // Less than half remains for tests that run at the same time.
-    let takes = format!("TAKES={}", limit / 10 * 6);
+    let taken = limit / 10 * 6;
+    let takes = format!("TAKES={taken}");
+    let used = || {
+        let text = fs::read_to_string("/proc/sys/fs/aio-nr").expect("the kernel has it");
+        text.trim().parse::<u64>().expect("a number")
+    };
     let host = host();
     let run = |name: &str| {
+        // The kernel returns the share of an ended process a little later.
+        assert!(wait_until(soon(), || used() + taken <= limit), "{} of {limit} are used", used());
         // No timer wakes it.
         let options = ["run", "-d", "--net", "none", "--wake-on", "call", "--env", &takes];
         host.dm(&[&options[..], &["--name", name, "workloads", "/bin/aio"]].concat()).ok();
@@ -549,7 +556,7 @@ fn vm_wake_beyond_the_limit_of_asynchronous_io_names_it_and_succeeds_later() {
     assert!(out.status != 0 && out.stderr.contains(why), "{out}");
     assert_eq!(host.state_of("a"), "asleep");
     host.dm(&["rm", "--force", "b"]).ok();
-    // The kernel returns the share of an ended process a little later.
+    // As above.
     assert!(wait_until(soon(), || host.dm(&["wake", "a"]).status == 0));
     host.dm(&["exec", "a", "touch", "/go-0"]);
     wait_for_line(&host, "a", "ok");
