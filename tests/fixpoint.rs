@@ -305,6 +305,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("pair", "the kernel gives its links addresses of their own meanwhile"),
     ("sources", "of two mounts of one file system, either is made from the other"),
     ("stack", "the kernel gives its links addresses of their own meanwhile"),
+    ("steady", "its processes compute and signal each other all the time"),
     ("sysv", "refused by name"),
     ("timens", "its waits, and the threads with them, end within seconds"),
     ("vfork", "refused by name"),
