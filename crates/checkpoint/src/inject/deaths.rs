@@ -1,7 +1,7 @@
 //! Tracers that end before each of their requests in turn, and programs that must not notice.
 //!
-//! Program and tracer are children by fork(2). The program enters a state, and checks afterwards that it continues as if
-//! nothing had been. The tracer stops it, injects calls and detaches, or ends before, and the kernel detaches it.
+//! Program and tracer are children by fork(2). The program enters a state, and checks afterwards that it continues as
+//! if nothing had been. The tracer stops it, injects calls and detaches, or ends before, and the kernel detaches it.
 
 use std::arch::global_asm;
 use std::sync::atomic::Ordering::SeqCst;

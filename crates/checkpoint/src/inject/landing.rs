@@ -32,16 +32,17 @@
 //! **Interrupted calls.** As long as no call is injected, the registers say which call was interrupted and how
 //! (-ERESTARTSYS and its like), with the address of this code. So the kernel itself decides whether the call begins
 //! again: it continues two bytes before that address, or at it, with EINTR, after a signal handler. While calls are
-//! injected all signals are blocked. The mask is then restored by ppoll(2) and rt_sigprocmask(2). ppoll fails with EINTR
-//! if a handler runs. Then a call that any handler ends (pause(2), nanosleep(2), epoll_wait(2)) also fails with EINTR.
-//! Other calls (read(2) of a pipe) begin again, as if the signal had arrived just before them.
+//! injected all signals are blocked. The mask is then restored by ppoll(2) and rt_sigprocmask(2). ppoll fails with
+//! EINTR if a handler runs. Then a call that any handler ends (pause(2), nanosleep(2), epoll_wait(2)) also fails with
+//! EINTR. Other calls (read(2) of a pipe) begin again, as if the signal had arrived just before them.
 //!
-//! LIMIT: where there is no room for a slot (no vDSO, an ELF file that fills its last page, a vDSO that the program has
-//! changed, six slots of killed tracers in one process), for 32-bit code and for a program that single-steps itself, a
-//! task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of the program
-//! that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only as long as
-//! the tracer lives. LIMIT: a checkpoint that is made while a signal handler is to return into this code does not
-//! contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes (`proc_mem.force_override`).
+//! LIMIT: where there is no room for a slot (no vDSO, an ELF file that fills its last page, a vDSO that the program
+//! has changed, six slots of killed tracers in one process), for 32-bit code and for a program that single-steps
+//! itself, a task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of
+//! the program that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only
+//! as long as the tracer lives. LIMIT: a checkpoint that is made while a signal handler is to return into this code
+//! does not contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes
+//! (`proc_mem.force_override`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
