@@ -623,8 +623,7 @@ fn big_update_and_rm_of_bandwidth_survive_kill_at_any_step() {
 /// With a disk of its own.
 #[test]
 fn create_start_and_update_with_disk_survive_kill_at_any_step() {
-    const CREATE: Words =
-        &["create", "--name", "x", "--net", "none", "--disk", "16m", "busybox", "sleep", "1000"];
+    const CREATE: Words = &["create", "--name", "x", "--disk", "16m", "busybox", "sleep", "1000"];
     const GROWN: Words = &["update", "--disk", "32m", "x"];
     let states = &["none", "created"];
     let after = &[REMOVE, CREATE, RESTART, EXEC, REMOVE];
