@@ -622,7 +622,7 @@ fn big_update_and_rm_of_bandwidth_survive_kill_at_any_step() {
 
 /// With a disk of its own.
 #[test]
-fn create_start_and_update_with_disk_survive_kill_at_any_step() {
+fn big_create_start_and_update_with_disk_survive_kill_at_any_step() {
     const CREATE: Words = &["create", "--name", "x", "--disk", "16m", "busybox", "sleep", "1000"];
     const GROWN: Words = &["update", "--disk", "32m", "x"];
     let states = &["none", "created"];
@@ -731,7 +731,8 @@ fn sleep_survives_kill_while_its_twin_lives() {
 /// The state of `x`, after a command that was killed, is one in which its processes go on.
 fn wakes(host: &Host, what: &str) {
     let state = state_of_x(host);
-    assert!(["running", "asleep"].contains(&state.as_str()), "{what}: x is {state}");
+    let log = || host.dm(&["logs", "x"]);
+    assert!(["running", "asleep"].contains(&state.as_str()), "{what}: x is {state}: {}", log());
     if state == "asleep" {
         let out = host.dm(WAKE);
         assert_eq!(out.status, 0, "{what}: {out}");
@@ -740,7 +741,7 @@ fn wakes(host: &Host, what: &str) {
 
 /// Threads are stopped in the middle of injected calls when the command is killed. They watch themselves.
 #[test]
-fn processes_do_not_notice_killed_checkpoints_and_sleeps() {
+fn big_processes_do_not_notice_killed_checkpoints_and_sleeps() {
     const ROUNDS: usize = 3;
     const KILLS: usize = 12;
     let host = &Host::new();
