@@ -549,7 +549,12 @@ fn vm_wake_beyond_the_limit_of_asynchronous_io_names_it_and_succeeds_later() {
         wait_for_line(&host, name, "ready 0");
     };
     run("a");
-    host.dm(&["sleep", "a"]).ok();
+    // A short wait of its process that ends while it is saved wakes it again.
+    let stays_asleep = || {
+        host.dm(&["sleep", "a"]).ok();
+        !wait_until(Duration::from_millis(500), || host.state_of("a") != "asleep")
+    };
+    assert!(wait_until(soon(), stays_asleep));
     run("b");
     let out = host.dm(&["wake", "a"]);
     let why = "(/proc/sys/fs/aio-max-nr: ";
