@@ -37,8 +37,14 @@ impl Local {
         let serve = ["busybox", "probe", "local", "/v"];
         host.dm(&[&["run", "-d", "--name", "x", "-v", &volume], &serve[..]].concat()).ok();
         let (outside, _) = listener.accept().expect("the container connects");
-        let stream = path("stream");
-        assert!(wait_until(soon(), || stream.exists()), "the server listens");
+        // The name is there before the socket listens: then it has the flag __SO_ACCEPTCON.
+        let sockets = format!("/proc/{}/net/unix", host.inspect("x")["pid"]);
+        let is_it = |line: &str| line.ends_with(" /v/stream") && line.contains(" 00010000 ");
+        let listens = || {
+            let all = std::fs::read_to_string(&sockets).expect("the container runs");
+            all.lines().any(is_it)
+        };
+        assert!(wait_until(soon(), listens), "the server listens");
         Self { host, dir, outside: limited(outside) }
     }
 
