@@ -282,6 +282,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("hint", &[], false),
     ("memexe", &[], false),
     ("pipes", &[], false),
+    ("seats", &[], false),
     ("policy", &[], true),
 ];
 

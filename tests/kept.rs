@@ -416,6 +416,8 @@ workloads! {
     vm_programs_executed_from_memory_are_restored: "memexe";
     vm_names_of_mounted_file_systems_stay: "sources", "--cap-add", "SYS_ADMIN";
     vm_pipes_beyond_the_pages_of_one_user_keep_their_sizes: "pipes";
+    vm_open_files_up_to_the_limit_of_their_process_stay: "seats";
+    vm_twelve_thousand_open_files_of_twenty_thousand_stay: "seats", "--env", "MORE=11500";
 }
 
 #[test]
@@ -631,7 +633,7 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("fdinfo", "/fdinfo', which is of a process"),
         ("oom_score_adj", "/oom_score_adj', which is of a process"),
         ("renamed", "'/tmp/old/socket', whose file has another name now"),
-        ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
+        ("numbers", "numbers, and its limit is 600 (ulimit -n)"),
         ("place", "at a place that its processes have made in /dev"),
         ("loose", "which no process has attached"),
         ("covered file", "'/tmp/place/file', which the mount of tmpfs at '/tmp/place' covers"),

@@ -270,6 +270,7 @@ fn vm_twins_of_workloads_are_alike() {
         ("notice", &[]),
         ("pipe", &[]),
         ("pipes", &[]),
+        ("seats", &[]),
         ("policy", &[]),
         ("schedule", &[]),
         ("signal", &[]),

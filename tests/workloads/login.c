@@ -1,4 +1,4 @@
-/* The user who has logged in (/proc/PID/loginuid): set once by a login program, and inherited. */
+/* The login user (/proc/PID/loginuid): set once by a login program, and inherited. */
 #include "workload.h"
 #include <pthread.h>
 #include <sys/prctl.h>

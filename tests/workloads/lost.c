@@ -83,6 +83,8 @@ int main(void) {
 			int ends[2];
 			must(pipe(ends) == 0);
 		}
+		/* Each of them is open twice. */
+		child();
 	}
 	/* A mount at a place that is not there when the container starts. */
 	if (!strcmp(what, "place")) {

@@ -89,6 +89,14 @@ static void live(int number) {
 	}
 }
 
+/* No process of the workload has ended. */
+static void all_live(void) {
+	int status, pid = waitpid(-1, &status, WNOHANG);
+	if (pid != 0)
+		print_line("failed: process %d: status %#x", pid, status);
+	must(pid == 0);
+}
+
 int main(void) {
 	beats = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(beats != MAP_FAILED);
@@ -117,10 +125,11 @@ int main(void) {
 		/* All go on. */
 		for (int n = 0; n < PROCESSES * THREADS; n++)
 			for (int naps = 0; beats[n / THREADS][n % THREADS] == before[n / THREADS][n % THREADS]; naps++) {
-				must(naps < 20000 && waitpid(-1, NULL, WNOHANG) == 0);
+				must(naps < 20000);
+				all_live();
 				nap(5);
 			}
-		must(waitpid(-1, NULL, WNOHANG) == 0);
+		all_live();
 	}
 	ok();
 }

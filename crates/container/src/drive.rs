@@ -19,8 +19,8 @@
 //!
 //! **The host.** A guarantee is refused that does not fit beside [`host_part`], and no container with a drive is made
 //! or started while less than that is free. LIMIT: drives without a guarantee share the place above it with the host,
-//! and running containers may use it up together. A drive whose place is missing reports lost writes and becomes
-//! read-only.
+//! and running containers may use it up together. A drive without place below it reports lost writes and
+//! becomes read-only.
 //!
 //! **Growth.** Recorded first: where the file is smaller than the limit on record, growth is due. It happens at once
 //! where the drive is not in use. In use, it needs CAP_SYS_RESOURCE, and without that is left to the end of the

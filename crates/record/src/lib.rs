@@ -52,6 +52,7 @@ mod raw;
 mod records;
 pub mod sample;
 mod schedule;
+pub mod seat;
 mod signal;
 mod socket;
 mod system_v;

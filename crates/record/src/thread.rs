@@ -91,7 +91,7 @@ pub struct Thread {
     /// set_mempolicy(2); none is the host's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_policy: Option<MemoryPolicy>,
-    /// `/proc/PID/task/TID/loginuid`: the user who has logged in, by the container's ids.
+    /// `/proc/PID/task/TID/loginuid`: the login user, by the container's ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login_uid: Option<u32>,
 }

@@ -516,6 +516,7 @@ fn trace(pid: u32, signal: Option<i32>) -> Result<(), Errno> {
     }
     for _ in 0..2 {
         let ground = Ground::in_object(pid).ok_or(Errno::NOEXEC)?;
+        let before = ground.slots_in_use();
         let mut remote = Remote::begin_to_resume(pid, &ground, again)?;
         let mut script = Script::default();
         let own = script.call(libc::SYS_getpid, []);
@@ -530,7 +531,7 @@ fn trace(pid: u32, signal: Option<i32>) -> Result<(), Errno> {
         made?;
         assert_eq!(answers?.returned(own), Ok(pid.into()));
         // The slot is free again.
-        assert_eq!(Ground::in_object(pid).map(|ground| ground.slots_in_use()), Some(0));
+        assert!(Ground::in_object(pid).is_some_and(|ground| ground.slots_in_use() <= before));
     }
     point();
     call::detach(pid, 0)
@@ -544,20 +545,26 @@ enum End {
     GoneOn,
 }
 
-/// A tracer ends before its request of this number, or makes a pause before it.
-fn try_one(state: State, number: i64, pauses: bool) -> End {
+/// A program in its state.
+struct Run {
+    memory: &'static Shared,
+    pipe: [i32; 2],
+    program: i32,
+}
+
+fn start(state: State) -> Run {
     let memory = Shared::map();
     SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
-    let mut ends = [0; 2];
+    let mut pipe = [0; 2];
     // SAFETY: it writes two numbers.
-    assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
     let program = child(|| {
         SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
         // SAFETY: it reads a mask.
         unsafe {
             libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const MASK, 0usize, 8);
         }
-        let mut result = (state.enter)(ends[0]);
+        let mut result = (state.enter)(pipe[0]);
         if result == 0 && mask() != MASK {
             result = 120;
         }
@@ -574,31 +581,53 @@ fn try_one(state: State, number: i64, pauses: bool) -> End {
         }
         None => until("the program computes", || memory.is_ready.load(SeqCst) == 1),
     }
-    let before = belongings(program);
+    Run { memory, pipe, program }
+}
+
+/// How a tracer ends that does so before its request of this number, or makes a pause before it.
+fn traced(state: State, run: &Run, number: i64, pauses: bool) -> i32 {
     let tracer = child(|| {
-        SHARED.store(std::ptr::from_ref(memory).cast_mut(), SeqCst);
+        SHARED.store(std::ptr::from_ref(run.memory).cast_mut(), SeqCst);
         (if pauses { &PAUSE } else { &LEFT }).store(number, SeqCst);
         UNPROTECTED.store(state.is_unprotected.into(), SeqCst);
-        match trace(program as u32, state.signal) {
+        match trace(run.program as u32, state.signal) {
             Ok(()) => 0,
             Err(Errno::TIME) => HAS_GONE_ON,
             Err(_) => FAILED,
         }
     });
-    let end = waited("the tracer ends", tracer);
-    let what = format!("request {number}, {end}");
+    waited("the tracer ends", tracer)
+}
+
+/// A tracer ends before its request of this number, or makes a pause before it.
+fn try_one(state: State, number: i64, pauses: bool) -> End {
+    let run = start(state);
+    let before = belongings(run.program);
+    let end = traced(state, &run, number, pauses);
+    finish(state, &run, before, &format!("request {number}, {end}"));
+    match end {
+        0 => End::AfterAll,
+        ENDED => End::BeforeAll,
+        HAS_GONE_ON => End::GoneOn,
+        other => panic!("the tracer of request {number}: {other}"),
+    }
+}
+
+/// The program leaves its state, and has what it had before.
+fn finish(state: State, run: &Run, before: (usize, usize), what: &str) {
+    let Run { memory, pipe, program } = *run;
     if let Some(signal) = state.signal.filter(|_| memory.is_sent.load(SeqCst) == 0) {
         // SAFETY: it sends a signal to a child.
         unsafe { libc::kill(program, signal) };
     }
     if state.by_pipe {
         // A handler that interrupts this must run before.
-        until(&what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
+        until(what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
         // SAFETY: one byte.
-        assert_eq!(unsafe { libc::write(ends[1], b"x".as_ptr().cast(), 1) }, 1);
+        assert_eq!(unsafe { libc::write(pipe[1], b"x".as_ptr().cast(), 1) }, 1);
     }
     if state.call.is_none() {
-        until(&what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
+        until(what, || state.signal.is_none() || memory.handled.load(SeqCst) == 1);
     }
     memory.may_go.store(1, SeqCst);
     // SAFETY: a word that stays.
@@ -616,13 +645,7 @@ fn try_one(state: State, number: i64, pauses: bool) -> End {
     memory.may_end.store(1, SeqCst);
     assert_eq!(waited("the program ends", program), 0, "{what}");
     // SAFETY: both are of this function.
-    unsafe { assert_eq!(ends.map(|end| libc::close(end)), [0; 2]) };
-    match end {
-        0 => End::AfterAll,
-        ENDED => End::BeforeAll,
-        HAS_GONE_ON => End::GoneOn,
-        other => panic!("the tracer of request {number}: {other}"),
-    }
+    unsafe { assert_eq!(pipe.map(|end| libc::close(end)), [0; 2]) };
 }
 
 /// A tracer that ends before each of its requests in turn.
@@ -714,6 +737,20 @@ fn handlers_keep_their_alternate_stack() {
         by_pipe: true,
         ..state(reads_on_alternate_stack, libc::SYS_read)
     });
+}
+
+/// Each tracer leaves its slot behind, with registers of its own.
+#[test]
+fn many_tracers_end_in_one_program() {
+    let state = busy(computes);
+    let run = start(state);
+    let before = belongings(run.program);
+    for kill in 0..20 {
+        let end = traced(state, &run, 30 + kill, false);
+        assert!(end == ENDED || end == HAS_GONE_ON, "kill {kill}: {end}");
+    }
+    assert_eq!(traced(state, &run, -1, false), 0);
+    finish(state, &run, before, "after twenty tracers");
 }
 
 /// Calls are made the same way where there is no place for a slot.

@@ -27,7 +27,8 @@
 //!
 //! A slot of zeros is free, and the tracer that used one writes zeros. The slot of a tracer that was killed stays: a
 //! signal handler may have interrupted this code, and will return to it. Another tracer uses such a slot only for the
-//! same contents, and leaves it.
+//! same contents, and leaves it, until there is no free one. Then it takes one that no thread of the process has an
+//! address of in its registers, or in the part of its stack where the frames of handlers are.
 //!
 //! **Interrupted calls.** As long as no call is injected, the registers say which call was interrupted and how
 //! (-ERESTARTSYS and its like), with the address of this code. So the kernel itself decides whether the call begins
@@ -37,10 +38,11 @@
 //! EINTR. Other calls (read(2) of a pipe) begin again, as if the signal had arrived just before them.
 //!
 //! LIMIT: where there is no room for a slot (no vDSO, an ELF file that fills its last page, a vDSO that the program
-//! has changed, six slots of killed tracers in one process), for 32-bit code and for a program that single-steps
+//! has changed, six slots to which handlers will return), for 32-bit code and for a program that single-steps
 //! itself, a task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of
 //! the program that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only
-//! as long as the tracer lives. LIMIT: a checkpoint that is made while a signal handler is to return into this code
+//! as long as the tracer lives. LIMIT: the frame of a handler is not seen that another one, on an alternate stack, has
+//! interrupted, nor beyond [`FRAMES_BYTES`]. LIMIT: a checkpoint that is made while a signal handler is to return into this code
 //! does not contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes
 //! (`proc_mem.force_override`).
 
@@ -56,6 +58,9 @@ use super::gadget::find;
 use crate::vdso;
 
 const SLOT_BYTES: usize = 184;
+
+/// How far from the stack pointer the frames of signal handlers are searched.
+const FRAMES_BYTES: usize = 256 << 10;
 
 /// Where in a slot the address in a register points to.
 const PIVOT: u64 = 64;
@@ -80,6 +85,7 @@ pub(crate) struct Ground {
 
 #[derive(Debug)]
 struct Room {
+    pid: u32,
     /// `/proc/PID/mem`: an executable page is written as by a debugger.
     memory: File,
     /// The address of the code.
@@ -139,7 +145,7 @@ impl Ground {
         }
         let known = room.slots.iter().position(|found| *found == slot);
         let free = || room.slots.iter().position(|found| is_free(found));
-        let number = known.or_else(free)?;
+        let number = known.or_else(free).or_else(|| room.forgotten())?;
         let address = room.address(number);
         let pivot = address + PIVOT;
         if known.is_none() {
@@ -202,11 +208,31 @@ impl Room {
         }
         let memory =
             File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
-        let room = Self { memory, start: page + at, slots };
+        let room = Self { pid, memory, start: page + at, slots };
         if !has_code {
             room.memory().write_all_at(code, room.start).ok()?;
         }
         Some(room)
+    }
+
+    /// A slot of a killed tracer to which no thread will return. All threads are stopped.
+    fn forgotten(&self) -> Option<usize> {
+        let mut forgotten = vec![true; self.slots.len()];
+        let mut stack = vec![0; FRAMES_BYTES];
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()? {
+            let tid = thread.ok()?.file_name().to_str()?.parse().ok()?;
+            let Registers { r9, r11, r15, rip, rsp, .. } = call::registers(tid).ok()?;
+            let read =
+                call::read_memory(tid, &mut stack, &[(rsp, FRAMES_BYTES as u64)]).unwrap_or(0);
+            let words = stack[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            for word in words.chain([r9, r11, r15, rip]) {
+                let number = word.wrapping_sub(self.address(0)) / SLOT_BYTES as u64;
+                if let Some(is_forgotten) = forgotten.get_mut(number as usize) {
+                    *is_forgotten = false;
+                }
+            }
+        }
+        forgotten.into_iter().position(|is_forgotten| is_forgotten)
     }
 
     fn memory(&self) -> &File {

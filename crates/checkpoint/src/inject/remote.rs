@@ -169,23 +169,39 @@ impl<'g> Remote<'g> {
         let registers = Registers { rip, rbx, r13, orig_rax, ..self.led() };
         call::set_registers(self.tid(), &registers)?;
         call::resume(self.tid(), 0)?;
-        let followed = self.until_done(is_done);
+        let followed = self.until_done(code, is_done);
         match followed {
-            Err(Errno::SRCH) => return followed,
-            // At the stop before a signal.
-            Err(Errno::INTR) => {}
+            // Ended, or at the stop before a signal.
+            Err(Errno::SRCH | Errno::INTR) => return followed,
             Ok(()) | Err(_) => {
                 call::interrupt(self.tid())?;
-                self.until_event_stop()?;
+                self.until_event_stop(Some(code))?;
             }
         }
         // After a long pause of this process the task has continued by itself.
-        let at = call::registers(self.tid())?.rip;
-        self.has_gone_on = at.wrapping_sub(code) >= PAGE_BYTES;
+        self.has_gone_on = self.is_outside(code)?;
         if self.has_gone_on { Err(Errno::TIME) } else { followed }
     }
 
-    fn until_done(&self, is_done: impl Fn() -> Result<bool, Errno>) -> Result<(), Errno> {
+    /// Whether a stopped task is outside the code of a script.
+    fn is_outside(&self, code: u64) -> Result<bool, Errno> {
+        Ok(call::registers(self.tid())?.rip.wrapping_sub(code) >= PAGE_BYTES)
+    }
+
+    /// A task that has continued by itself after a script gets a signal at the stop before it, and stops behind it.
+    fn pass_on(&self, code: Option<u64>, signal: i32) -> Result<(), Errno> {
+        if !code.is_some_and(|code| self.is_outside(code) == Ok(true)) {
+            return Err(Errno::INTR);
+        }
+        call::interrupt(self.tid())?;
+        call::resume(self.tid(), signal)
+    }
+
+    fn until_done(
+        &self,
+        code: u64,
+        is_done: impl Fn() -> Result<bool, Errno>,
+    ) -> Result<(), Errno> {
         let mut looks = 0u32;
         while !is_done()? {
             match call::poll_stop(self.tid())? {
@@ -193,6 +209,9 @@ impl<'g> Remote<'g> {
                 // A group stop that was pending: the task continues all the same.
                 Some(Stop::Event(EVENT_STOP, _)) => call::resume(self.tid(), 0)?,
                 Some(Stop::Ended(_)) => return Err(Errno::SRCH),
+                Some(Stop::Signal(signal)) => {
+                    return self.pass_on(Some(code), signal).and(Err(Errno::TIME));
+                }
                 Some(_) => return Err(Errno::INTR),
             }
             looks += 1;
@@ -232,7 +251,7 @@ impl<'g> Remote<'g> {
         self.enter(number, args)?;
         call::interrupt(self.tid())?;
         call::resume(self.tid(), 0)?;
-        self.until_event_stop()?;
+        self.until_event_stop(None)?;
         Ok(call::registers(self.tid())?.rax as i64)
     }
 
@@ -249,13 +268,15 @@ impl<'g> Remote<'g> {
         }
     }
 
-    fn until_event_stop(&self) -> Result<(), Errno> {
+    /// `code` is that of a script.
+    fn until_event_stop(&self, code: Option<u64>) -> Result<(), Errno> {
         loop {
             match call::wait_stop(Some(self.tid()))?.1 {
                 Stop::Event(EVENT_STOP, _) => return Ok(()),
                 Stop::Ended(_) => return Err(Errno::SRCH),
                 Stop::Call => call::resume(self.tid(), 0)?,
-                Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
+                Stop::Signal(signal) => self.pass_on(code, signal)?,
+                Stop::Event(..) => return Err(Errno::INTR),
             }
         }
     }
@@ -267,7 +288,7 @@ impl<'g> Remote<'g> {
         }
         call::interrupt(self.tid())?;
         call::resume(self.tid(), 0)?;
-        self.until_event_stop()?;
+        self.until_event_stop(None)?;
         if let Some(berth) = &self.berth {
             call::set_registers(self.tid(), &berth.parked)?;
             call::set_signal_mask(self.tid(), mask)?;

@@ -33,25 +33,18 @@ pub(super) fn place(
                 None => plan.object(descriptor.object)?,
             },
         };
+        if plan.seats.get(&descriptor.object) == Some(&descriptor.number) {
+            let flags = if descriptor.close_on_exec { libc::FD_CLOEXEC } else { 0 };
+            let args = [descriptor.number.into(), Arg::from(libc::F_SETFD), Arg::from(flags)];
+            sequence.call(what, Call::new(libc::SYS_fcntl, args));
+            numbers.push(descriptor.number);
+            continue;
+        }
         let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };
         let args = [cell.into(), descriptor.number.into(), Arg::from(flags)];
         sequence.call(what, Call::new(libc::SYS_dup3, args));
         numbers.push(descriptor.number);
     }
-    numbers.sort_unstable();
-    let mut close = |first: u32, last: u32| {
-        if first <= last {
-            let args = [first.into(), last.into(), Arg::Number(0)];
-            sequence.call("descriptors of the work", Call::new(libc::SYS_close_range, args));
-        }
-    };
-    let mut first = 0;
-    for number in numbers {
-        if number > first {
-            close(first, number - 1);
-        }
-        first = number + 1;
-    }
-    close(first, u32::MAX);
+    Plan::close_others(sequence, numbers, u32::MAX);
     Ok(())
 }

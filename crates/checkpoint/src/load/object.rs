@@ -30,7 +30,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         plan.inode = object.inode;
         let what = format!("object {index} ({})", object.thing.name());
         if let Some(made) = make(plan, sequence, &what, index, object)? {
-            plan.cells[index] = Some(plan.lift(sequence, &what, made));
+            plan.cells[index] = Some(plan.lift_object(sequence, (&what, index), made));
         }
     }
     unix::make_all(plan, sequence)?;
@@ -138,9 +138,15 @@ fn lift_given(plan: &Plan<'_>, sequence: &mut Sequence) {
     // A newly opened file may get any number but the reserved one ([`super::open::again`]).
     let args = [plan.contents_at(0).0.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call("a number that no process uses", Call::new(libc::SYS_dup3, args));
+    // Until the object is there, nothing else has its number.
+    for seat in plan.seats.values() {
+        let [contents, _, flags] = args;
+        let call = Call::new(libc::SYS_dup3, [contents, (*seat).into(), flags]);
+        sequence.call("the number of an object", call);
+    }
 }
 
 fn close_below(plan: &Plan<'_>, sequence: &mut Sequence) {
-    let args = [Arg::Number(0), (plan.above - 1).into(), Arg::Number(0)];
-    sequence.call("descriptors of the work", Call::new(libc::SYS_close_range, args));
+    let seats = plan.seats.values().copied().collect();
+    Plan::close_others(sequence, seats, plan.above - 1);
 }

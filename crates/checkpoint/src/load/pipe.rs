@@ -59,7 +59,7 @@ pub(super) fn make(
             true => mine,
             false => open::again(plan, sequence, what, mine, end.flags | libc::O_NONBLOCK as u32)?,
         };
-        let cell = plan.lift(sequence, what, own);
+        let cell = plan.lift_object(sequence, (what, n), own);
         open::set_flags(sequence, what, cell, end.flags);
         plan.cells[n] = Some(cell);
     }

@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+#[cfg(doc)]
+use dormouse_record::seat;
 use dormouse_record::{Error, Inode, Made, PAGE_BYTES, Process, Records, Result, Thread};
 
 use super::allowed::Allowed;
@@ -61,6 +63,8 @@ pub(super) struct Plan<'r> {
     /// Where shared memory is mapped meanwhile, by object.
     pub(super) shared: HashMap<usize, u64>,
     pub(super) shared_end: u64,
+    /// Numbers of files that are made at their place ([`seat`]), by object.
+    pub(super) seats: HashMap<usize, u32>,
     /// No process uses descriptor numbers from here on, nor the one before.
     pub(super) above: u32,
     /// Pids of helper processes begin here.
@@ -171,6 +175,7 @@ impl<'r> Plan<'r> {
             terminals: HashMap::new(),
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,
+            seats: records.seats(),
             above: above.unwrap_or(0).max(16) + 1,
             free_pid,
             moves_clocks: false,
@@ -215,6 +220,47 @@ impl<'r> Plan<'r> {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), self.above.into()];
         sequence.call_into(what, cell, Call::new(libc::SYS_fcntl, args));
         cell
+    }
+
+    /// Moves the descriptor of an object to its seat, or above the numbers that processes use.
+    pub(super) fn lift_object(
+        &self,
+        sequence: &mut Sequence,
+        (what, index): (&str, usize),
+        cell: Cell,
+    ) -> Cell {
+        let Some(seat) = self.seats.get(&index) else { return self.lift(sequence, what, cell) };
+        let cloexec = Arg::from(libc::O_CLOEXEC);
+        let between = Arg::from(self.above - 1);
+        // ORDER: the low number is closed now: there may be no others.
+        sequence.call(what, Call::new(libc::SYS_dup3, [cell.into(), between, cloexec]));
+        sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+        sequence.call_into(
+            what,
+            cell,
+            Call::new(libc::SYS_dup3, [between, (*seat).into(), cloexec]),
+        );
+        cell
+    }
+
+    /// Closes all descriptors up to a number, but for these.
+    pub(super) fn close_others(sequence: &mut Sequence, mut kept: Vec<u32>, last: u32) {
+        kept.sort_unstable();
+        let mut close = |first: u32, last: u32| {
+            if first <= last {
+                let args = [first.into(), last.into(), Arg::Number(0)];
+                let call = Call::new(libc::SYS_close_range, args);
+                sequence.call("descriptors of the work", call);
+            }
+        };
+        let mut first = 0;
+        for number in kept {
+            if number > first {
+                close(first, number - 1);
+            }
+            first = number + 1;
+        }
+        close(first, last);
     }
 
     /// The number of the descriptor that a process keeps open when it closes all others that are

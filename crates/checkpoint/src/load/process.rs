@@ -3,6 +3,7 @@
 //! This module brings the kinds of state of a process into their order; the calls are in the
 //! modules of the kinds. [`super::tree`] is above it.
 
+use dormouse_record::seat::NOFILE;
 use dormouse_record::{Error, Process, Result, Table, Thread};
 
 use super::plan::Plan;
@@ -12,8 +13,6 @@ use super::{
 };
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// The resource number of the limit on descriptors.
-const NOFILE: u32 = 7;
 /// The resource number of the limit of nice(2).
 const NICE: u32 = 13;
 /// The resource number of the limit on real-time priorities.

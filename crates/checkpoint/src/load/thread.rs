@@ -96,7 +96,7 @@ fn controls(sequence: &mut Sequence, thread: &Thread) {
     }
 }
 
-/// Sets the user who has logged in. LIMIT: a task of a container that the operator has started in a session with
+/// Sets the login user. LIMIT: a task of a container that the operator has started in a session with
 /// a login has that one, which only CAP_AUDIT_CONTROL of the host changes.
 fn login(plan: &mut Plan<'_>, sequence: &mut Sequence, tid: u32, uid: u32) {
     let what = format!("the login of thread {tid}");

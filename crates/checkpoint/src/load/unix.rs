@@ -227,7 +227,7 @@ impl<'r> Work<'_, 'r> {
             socket::option(self.plan, self.sequence, &what, cell, option);
         }
         let what = self.what(index);
-        let cell = self.plan.lift(self.sequence, &what, cell);
+        let cell = self.plan.lift_object(self.sequence, (&what, index), cell);
         self.plan.cells[index] = Some(cell);
         Ok(())
     }

@@ -49,7 +49,7 @@ impl<'s> Halt<'s> {
         record.threads.iter_mut().for_each(|thread| thread.pending.retain(others));
         record.pending.retain(others);
         if self.is_taken {
-            // No program can read who has sent it.
+            // No program can read its sender.
             let mut info = vec![0; INFO_BYTES];
             info[..4].copy_from_slice(&libc::SIGSTOP.to_ne_bytes());
             record.pending.push(Signal { info: Bytes(info) });

@@ -1,4 +1,4 @@
-//! The user who has logged in, by whom audit names all that a task does (proc_pid_loginuid(5)): set once by a login
+//! The login user, by which audit names all that a task does (proc_pid_loginuid(5)): set once by a login
 //! program, and inherited. The number of the session that the kernel chooses with it is another one afterwards.
 
 use dormouse_kernel::proc;

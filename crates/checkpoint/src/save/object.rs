@@ -3,9 +3,11 @@
 //! The dispatch stands above all kinds: no module of a kind uses it. [`unix::finish`] gets [`in_flight`]
 //! handed in, since a socket may carry descriptors of every kind.
 
+use std::collections::HashSet;
 use std::fs;
 
 use dormouse_kernel::proc;
+use dormouse_record::seat::{self, Use};
 use dormouse_record::{Descriptor, HeldLock, Inode, LockKind, Object, OwnTable, Result, Thing};
 use rustix::fd::{AsRawFd, OwnedFd};
 
@@ -165,7 +167,11 @@ fn table(
     let mut refused = Vec::new();
     for number in numbers(table.task.0)? {
         match descriptor(survey, seen, table, number, surveyed) {
-            Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
+            Ok(Some(descriptor)) => {
+                let Descriptor { object, number, .. } = descriptor;
+                survey.uses.push(Use { object, task: table.task.1, number });
+                surveyed.descriptors.push(descriptor);
+            }
             Ok(None) => {}
             Err(why) => refused.push((format!("descriptor {number}"), why)),
         }
@@ -228,7 +234,6 @@ fn descriptor(
 ) -> std::result::Result<Option<Descriptor>, Reason> {
     let Some(open) = open(survey, seen, table, number)? else { return Ok(None) };
     let task = table.task.0;
-    survey.highest = survey.highest.max(number);
     hold(survey, &open, &mut surveyed.locks)?;
     let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
     let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
@@ -399,36 +404,27 @@ fn net_of(
     if link.starts_with("socket:[") { survey.nets.of_socket(copy) } else { Ok(None) }
 }
 
-/// Refuses more open files than a restore has descriptor numbers for: its first process opens all of
-/// them, above every number of a process, before each process gets its own.
+/// Refuses more open files than a restore has descriptor numbers for ([`seat`]).
 fn check_numbers(survey: &mut Survey<'_>, tree: &[Seen]) {
-    const NOFILE: u32 = 7;
-    // LIMIT: descriptors that the restore itself uses.
-    const OWN: u64 = 64;
     let Some(first) = tree.first() else { return };
     let limits = first.limits().unwrap_or_default();
-    let Some(most) = limits.iter().find(|limit| limit.resource == NOFILE) else { return };
-    let has_number = |object: &&Object| {
-        use Thing::{
-            AioContext, Pipe, SharedMemory, SystemVMemory, SystemVQueue, SystemVSemaphores,
-        };
-        !matches!(
-            object.thing,
-            AioContext(_)
-                | Pipe(_)
-                | SharedMemory(_)
-                | SystemVMemory(_)
-                | SystemVQueue(_)
-                | SystemVSemaphores(_)
-        )
-    };
-    let open = survey.found.objects.iter().filter(has_number).count() as u64;
-    let needed = u64::from(survey.highest) + open + OWN;
+    let Some(most) = limits.iter().find(|limit| limit.resource == seat::NOFILE) else { return };
+    let objects = &survey.found.objects;
+    let highest = survey.uses.iter().map(|one| one.number).max().unwrap_or(0);
+    let mut needed = seat::numbers_needed(highest, objects);
+    let processes: HashSet<u32> = tree.iter().map(|seen| seen.inner).collect();
+    let are_apart = survey.uses.iter().any(|one| !processes.contains(&one.task));
+    let have_seats = survey.sharing.table_of.is_empty() && !are_apart;
+    if needed > most.hard && have_seats {
+        let seated = seat::seats(&survey.uses, objects).len();
+        needed = seat::numbers_needed_beside(seated, highest, objects);
+    }
     if needed > most.hard {
         let why = format!(
-            "with {open} open files and numbers up to {}, which a restore cannot have within its \
-             limit of {} (ulimit -n): raise the limit, or open fewer files",
-            survey.highest, most.hard
+            "with numbers of descriptors up to {highest} and files that it has open more than once, or others \
+             have: a restore needs {needed} numbers, and its limit is {} (ulimit -n): raise the limit, or open \
+             fewer files",
+            most.hard
         );
         survey.found.refusals.push(first.refuse("", why));
     }
@@ -436,12 +432,12 @@ fn check_numbers(survey: &mut Survey<'_>, tree: &[Seen]) {
 
 /// Completes the survey with facts that depend on all processes.
 pub(super) fn finish(mut survey: Survey<'_>, tree: &[Seen]) -> Found {
-    check_numbers(&mut survey, tree);
     // ORDER: an end of a pipe may be in flight through a unix socket.
     unix::finish(&mut survey, tree, in_flight);
     pipe::finish(&mut survey);
     deleted::finish(&mut survey, tree);
     user::finish(&mut survey);
+    check_numbers(&mut survey, tree);
     survey.found.outline = shared::outline(&survey, tree);
     survey.found.terminals = survey.terminals.into_values().collect();
     survey.found.fresh = survey.fresh.into_own();

@@ -9,6 +9,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::proc;
+use dormouse_record::seat::Use;
 use dormouse_record::{
     Descriptor, Device, HeldLock, Lease, Memory, Net, Notice, Object, Process, Refusal, Thing,
 };
@@ -99,8 +100,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// Contexts of asynchronous I/O.
     pub(crate) aio: AioContexts,
-    /// The highest number of a descriptor.
-    pub(super) highest: u32,
+    /// All descriptors, by the ids inside.
+    pub(super) uses: Vec<Use>,
     /// Children that job control has stopped: the ids inside of parent and child.
     pub(crate) stopped: Vec<(u32, u32)>,
     /// Those of them with a parent that has not waited for the stop.
@@ -199,7 +200,7 @@ impl<'s> Survey<'s> {
             peers: HashMap::new(),
             shared: HashMap::new(),
             aio: AioContexts::default(),
-            highest: 0,
+            uses: Vec::new(),
             stopped: Vec::new(),
             unreported: Vec::new(),
             segments: HashMap::new(),
