@@ -39,7 +39,7 @@ impl Selection {
 /// A log that is shown as it grows.
 #[derive(Debug)]
 pub(crate) struct Entries {
-    inotify: OwnedFd,
+    changes: OwnedFd,
     log: Growing,
     selection: Selection,
     /// Bytes of an entry whose end was not read yet.
@@ -51,17 +51,17 @@ pub(crate) struct Entries {
 
 impl Entries {
     /// Opens a log at its first line, or at the last `tail` lines.
-    pub(crate) fn open(path: &Path, selection: &Selection) -> Result<Self> {
+    pub(crate) fn open(path: &Path, selection: &Selection, follows: bool) -> Result<Self> {
         let missing = || format!("the log '{}' does not exist", path.display());
         // A container that never ran has none.
         let log = match Growing::open(path)? {
             Some(log) => log,
             None => Growing::open(Path::new("/dev/null"))?.with_context(missing)?,
         };
-        let inotify = Growing::watch(std::iter::once(&log))?;
+        let changes = Growing::watch(std::iter::once(&log), follows)?;
         let (rest, block) = (Vec::new(), Vec::new());
         let mut entries =
-            Self { inotify, log, selection: *selection, rest, block, open: [false; 2] };
+            Self { changes, log, selection: *selection, rest, block, open: [false; 2] };
         match selection.tail {
             None => {}
             Some(0) => entries.log.seek_end()?,
@@ -187,11 +187,11 @@ impl Shown {
 
 impl Watch for Entries {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
+        self.changes.as_fd()
     }
 
     fn serve(&mut self) -> Result<()> {
-        forget_events(&self.inotify);
+        forget_events(&self.changes);
         self.show()
     }
 }

@@ -15,6 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{SeekFrom, inotify, seek};
 use rustix::io::Errno;
 
@@ -89,8 +90,18 @@ impl Growing {
         self.offset = offset;
     }
 
-    /// Watches the file for changes: returns an inotify descriptor.
-    pub(crate) fn watch<'l>(logs: impl Iterator<Item = &'l Self>) -> Result<OwnedFd> {
+    /// Returns a descriptor that is readable when the files have changed, or never if they are not followed.
+    ///
+    /// The close of an inotify instance waits for a grace period of the kernel (fsnotify_destroy_group): milliseconds,
+    /// and seconds on a busy host.
+    pub(crate) fn watch<'l>(
+        logs: impl Iterator<Item = &'l Self>,
+        follows: bool,
+    ) -> Result<OwnedFd> {
+        if !follows {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            return eventfd(0, flags).context("cannot make an eventfd");
+        }
         let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
         let inotify = inotify::init(flags).context("cannot watch logs")?;
         for log in logs {
@@ -149,26 +160,26 @@ pub(crate) enum Sink {
 /// Logs that are shown as they grow.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    inotify: OwnedFd,
+    changes: OwnedFd,
     logs: Vec<(Growing, Sink)>,
     block: Vec<u8>,
 }
 
 impl Follower {
-    /// Watches files that are open at the offsets from which they are shown.
-    pub(crate) fn new(logs: Vec<(Growing, Sink)>) -> Result<Self> {
-        let inotify = Growing::watch(logs.iter().map(|(log, _)| log))?;
-        Ok(Self { inotify, logs, block: Vec::new() })
+    /// Shows files from the offsets at which they are open.
+    pub(crate) fn new(logs: Vec<(Growing, Sink)>, follows: bool) -> Result<Self> {
+        let changes = Growing::watch(logs.iter().map(|(log, _)| log), follows)?;
+        Ok(Self { changes, logs, block: Vec::new() })
     }
 }
 
 impl Watch for Follower {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.inotify.as_fd()
+        self.changes.as_fd()
     }
 
     fn serve(&mut self) -> Result<()> {
-        forget_events(&self.inotify);
+        forget_events(&self.changes);
         for (log, sink) in &mut self.logs {
             loop {
                 let bytes = log.read(&mut self.block)?;
@@ -182,10 +193,10 @@ impl Watch for Follower {
     }
 }
 
-/// Empties the queue of an inotify descriptor.
-pub(crate) fn forget_events(inotify: &OwnedFd) {
+/// Empties the queue of a descriptor of [`Growing::watch`].
+pub(crate) fn forget_events(changes: &OwnedFd) {
     let mut events = [0; 4096];
-    while rustix::io::read(inotify, &mut events).is_ok_and(|n| n > 0) {}
+    while rustix::io::read(changes, &mut events).is_ok_and(|n| n > 0) {}
 }
 
 /// Writes to one of the caller's streams; if its reader is gone the program ends without a message.

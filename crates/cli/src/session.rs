@@ -265,7 +265,8 @@ pub(crate) fn attach(
         let streams = Streams::Terminal { master, stdin, keys, log, typed: Vec::new() };
         return serve(engine, running, Of::Other, streams, args, &signals, None);
     }
-    let mut follower = follow(engine, id, &Selection { tail: Some(0), ..Selection::default() })?;
+    let mut follower =
+        follow(engine, id, &Selection { tail: Some(0), ..Selection::default() }, true)?;
     let to = running.stdin.take().filter(|_| stdin);
     let streams = Streams::Pipes { stdin: to, stdout: None, stderr: None };
     serve(engine, running, Of::Other, streams, args, &signals, Some(&mut *follower))
@@ -276,10 +277,11 @@ pub(crate) fn follow(
     engine: &Engine,
     id: &ContainerId,
     selection: &Selection,
+    follows: bool,
 ) -> Result<Box<dyn Watch>> {
     let logs = engine.logs(id)?;
     engine.flush_log(id)?;
-    let mut plain = Follower::new(plain_logs(&logs, selection.tail)?)?;
+    let mut plain = Follower::new(plain_logs(&logs, selection.tail)?, follows)?;
     let Some(path) = logs.entries.as_deref() else {
         if selection.needs_times() {
             bail!(
@@ -289,7 +291,7 @@ pub(crate) fn follow(
         }
         return Ok(Box::new(plain));
     };
-    let mut entries = Entries::open(path, selection)?;
+    let mut entries = Entries::open(path, selection, follows)?;
     // Plain files, too, of a start under a keeper of an older program. The present one goes on.
     match modified(path) >= modified(&logs.stdout) {
         true => plain.serve().map(|()| Box::new(entries) as Box<dyn Watch>),

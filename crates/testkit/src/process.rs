@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -125,25 +126,66 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
             let _ = stdin.write_all(&input); // ignored: the program may end before it reads all
         });
     }
+    let streams = [inode(child.stdout.as_ref()), inode(child.stderr.as_ref())];
     let stdout = collect(child.stdout.take());
     let stderr = collect(child.stderr.take());
     let Some(status) = wait(&mut child, limit) else {
+        let waits = waits(child.id());
         let _ = child.kill(); // ignored: may have ended just now
         let _ = child.wait();
         let short = Duration::from_millis(200);
         let errors = stderr.recv_timeout(short).unwrap_or_default();
         let out = stdout.recv_timeout(short).unwrap_or_default();
-        panic!("$ {shown}\nnot done after {limit:?}\n-- stdout\n{out}\n-- stderr\n{errors}");
+        panic!(
+            "$ {shown}\nnot done after {limit:?}: {waits}\n-- stdout\n{out}\n-- stderr\n{errors}"
+        );
     };
     let patience = Duration::from_secs(10) * slowness();
-    let take = |from: mpsc::Receiver<String>, what: &str| {
+    let take = |from: mpsc::Receiver<String>, inode: u64, what: &str| {
         from.recv_timeout(patience).unwrap_or_else(|_| {
-            panic!("$ {shown}\nexited with status {status}, but its {what} is still open")
+            let by = holders(inode).join(", ");
+            panic!("$ {shown}\nexited with status {status}, but its {what} is still open in {by}")
         })
     };
-    let stdout = take(stdout, "standard output");
-    let stderr = take(stderr, "standard error");
+    let stdout = take(stdout, streams[0], "standard output");
+    let stderr = take(stderr, streams[1], "standard error");
     Output { command: shown, status, stdout, stderr }
+}
+
+fn inode(stream: Option<&impl AsFd>) -> u64 {
+    stream.and_then(|stream| rustix::fs::fstat(stream).ok()).map_or(0, |stat| stat.st_ino)
+}
+
+/// What the threads of a process wait for.
+fn waits(pid: u32) -> String {
+    let mut found = Vec::new();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    for thread in threads.into_iter().flatten().flatten() {
+        let text = |name: &str| {
+            let text = std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+            text.trim_end().to_owned()
+        };
+        found.push(format!("{} in {} ({})", text("comm"), text("wchan"), text("syscall")));
+    }
+    found.join("; ")
+}
+
+/// The processes that have a pipe open.
+fn holders(inode: u64) -> Vec<String> {
+    let link = format!("pipe:[{inode}]");
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let files = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let mut links = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        if links.any(|to| to.as_os_str() == link.as_str()) {
+            let status = std::fs::read_to_string(process.path().join("status")).unwrap_or_default();
+            let head = ["Name:", "State:", "Pid:", "PPid:", "NSpid:", "TracerPid:"];
+            let lines =
+                status.lines().filter(|line| head.iter().any(|name| line.starts_with(name)));
+            found.push(lines.collect::<Vec<_>>().join(" "));
+        }
+    }
+    found
 }
 
 fn collect(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {

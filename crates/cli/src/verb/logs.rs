@@ -60,7 +60,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if engine.logs(&id)?.is_off {
         bail!("'{}' has no log: it was created with --log-driver none", args.name);
     }
-    let mut follower = session::follow(&engine, &id, &selection)?;
+    let mut follower = session::follow(&engine, &id, &selection, args.follow)?;
     follower.serve()?;
     // Later lines than `until` are not shown, so the program ends then.
     let rest = || {
