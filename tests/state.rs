@@ -55,6 +55,11 @@ const OF_REPORTS: &[Expected] = &[
         rule: Rule::Near(40),
         reason: "half of the peer's window, which an acknowledgement raises from 65,464 to 65,536",
     },
+    Expected {
+        place: "task/*/fd/*/option/6-2",
+        rule: Rule::Rises,
+        reason: "half of the window of a peer that is in a queue: its kernel grows it anew (docs/state.md)",
+    },
     // Of a unix socket; the hash of no name.
     Expected {
         place: "task/*/fd/*/peer/1",

@@ -42,8 +42,8 @@
 //! itself, a task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of
 //! the program that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only
 //! as long as the tracer lives. LIMIT: the frame of a handler is not seen that another one, on an alternate stack, has
-//! interrupted, nor beyond [`FRAMES_BYTES`]. LIMIT: a checkpoint that is made while a signal handler is to return into this code
-//! does not contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes
+//! interrupted, nor beyond [`FRAMES_BYTES`]. LIMIT: a checkpoint that is made while a signal handler is to return into
+//! this code does not contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes
 //! (`proc_mem.force_override`).
 
 use std::fs::File;
