@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -198,6 +199,42 @@ fn vm_outside_client_sees_no_checkpoint() {
         go_on(&host, "tcp", round);
     }
     wait_for_line(&host, "tcp", "ok");
+}
+
+/// Connections are in repair mode, and their packets dropped, when the command is killed.
+#[test]
+fn outside_client_sees_no_killed_checkpoint() {
+    let host = host();
+    let mut caller = answered_caller(&host);
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
+    const KILLS: u32 = 24;
+    let verbs: [&[&str]; 2] = [&["checkpoint", "--leave-running", "tcp"], &["checkpoint", "tcp"]];
+    for verb in verbs {
+        let began = std::time::Instant::now();
+        host.dm(verb).ok();
+        let longest = began.elapsed();
+        for kill in 0..KILLS {
+            if host.state_of("tcp") == "stopped" {
+                host.dm(&["restore", "tcp"]).ok();
+            }
+            let mut command = host.dormouse(verb);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().expect("the command starts");
+            std::thread::sleep(longest * kill / KILLS);
+            child.kill().expect("a child");
+            child.wait().expect("a child");
+            // A packet that is sent before everything is put back is sent again, after a while.
+            std::thread::sleep(Duration::from_millis(30));
+            if host.state_of("tcp") == "stopped" {
+                host.dm(&["restore", "tcp"]).ok();
+            }
+            let (sent, mut answer) = (kill as u8, [0]);
+            caller.write_all(&[sent]).expect("the connection is open");
+            let answered = caller.read_exact(&mut answer);
+            assert!(answered.is_ok(), "{verb:?}, kill {kill} in {longest:?}: {answered:?}");
+            assert_eq!(answer, [sent.wrapping_add(1)]);
+        }
+    }
 }
 
 /// Returns a client outside the container that has had one answer and has a short read timeout.

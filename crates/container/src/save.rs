@@ -247,6 +247,7 @@ pub(crate) fn subject(ground: &Ground, config: &Config) -> Result<Subject> {
         filters: u32::from(process::is_filtered(&config.spec.security)),
         hold: false,
         quiet: Duration::ZERO,
+        rescue: &["internal", "rescue"],
     })
 }
 

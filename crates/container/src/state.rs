@@ -305,20 +305,16 @@ fn is_doomed(init: &InitRecord) -> bool {
     if init.unready {
         return true;
     }
-    const SIGKILL: u64 = 1 << 8;
     let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
-    // ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags
-    // of the task show, then memory is released, and the process has no executable any more.
     let Ok(fields) = proc::fields(init.pid) else { return true };
-    let is_exiting = proc::status(init.pid).map_or(true, |status| status.is_exiting);
+    // ORDER: a killed process then releases its memory, and has no executable any more.
+    let is_ending = proc::is_ending(init.pid);
     let Ok(program) = exe(init.pid.into()) else { return true };
-    let pending = ["SigPnd", "ShdPnd"].into_iter().filter_map(|name| fields.mask(name));
-    let is_killed = pending.fold(0, |all, mask| all | mask) & SIGKILL != 0;
     let is_newborn = fields.field("Name") == Some("dormouse-keeper")
         && program.starts_with("/memfd:dormouse-keeper");
     // A killed restorer loses its memory before its locks, and its tracees after them.
     let tracer = fields.number("TracerPid").filter(|tracer| *tracer != 0);
-    is_killed || is_exiting || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
+    is_ending || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
 }
 
 /// Returns a pidfd of a recorded process, if it still exists.

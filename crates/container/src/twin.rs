@@ -206,6 +206,7 @@ fn live(ground: &Ground, original: Original, proof: &Proof, limit: Duration) -> 
             cgroups: false,
             hold: false,
             quiet: Duration::ZERO,
+            rescue: &[],
             ..original.subject.clone()
         };
         Ok(proof::read_back(traced, &made, &subject, first, original.waits)?)

@@ -94,7 +94,12 @@ pub struct Stat {
     pub start_time: u64,
     /// The process was killed by a signal or is exiting; it may have all its resources still.
     pub is_exiting: bool,
+    /// SIGKILL was sent to the process. It may not have taken the signal yet. KERNEL(5.17): false before, and without the
+    /// right to trace the process.
+    pub is_killed: bool,
 }
+
+const SIGKILL: i32 = 9;
 
 /// The flags of a task that ends: `PF_SIGNALED`, from the moment when a deadly signal is taken, and
 /// `PF_EXITING` (the kernel's `linux/sched.h`).
@@ -116,6 +121,8 @@ impl Stat {
             ppid: fields.next()?.parse().ok()?,
             is_exiting: fields.nth(4)?.parse::<u32>().ok()? & EXITING != 0,
             start_time: fields.nth(12)?.parse().ok()?,
+            // `exit_code`, which the kernel sets for the group with the signal.
+            is_killed: fields.nth(29).and_then(|code| code.parse().ok()) == Some(SIGKILL),
         })
     }
 }
@@ -125,6 +132,16 @@ pub fn status(pid: u32) -> Result<Stat> {
     let path = format!("/proc/{pid}/stat");
     let bytes = read(&path, PAGE).map_err(gone)?;
     Stat::parse(&bytes).ok_or_else(|| CallError::new("parse", path, libc::EBADMSG))
+}
+
+/// Returns whether a process ends: it was killed, is exiting, or is not there.
+pub fn is_ending(pid: u32) -> bool {
+    // ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags
+    // of the task show.
+    let Ok(fields) = fields(pid) else { return true };
+    let is_ending = status(pid).map_or(true, |stat| stat.is_exiting || stat.is_killed);
+    let pending = ["SigPnd", "ShdPnd"].into_iter().filter_map(|name| fields.mask(name));
+    is_ending || pending.fold(0, |all, mask| all | mask) & (1 << (SIGKILL - 1)) != 0
 }
 
 /// Returns the start time of the process, in clock ticks since boot. ESRCH if there is none.
@@ -204,9 +221,22 @@ mod tests {
     }
 
     #[test]
+    fn killed_process_ends_from_the_signal_on() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        assert!(!is_ending(child.id()));
+        child.kill().unwrap();
+        for _ in 0..100 {
+            assert!(is_ending(child.id()));
+        }
+        child.wait().unwrap();
+        assert!(is_ending(child.id()));
+    }
+
+    #[test]
     fn hostile_program_name_does_not_shift_fields() {
         let line = b"7 (a) Z 1 2 3) S 4 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 2\n";
-        let stat = Stat { state: 'S', ppid: 4, start_time: 777, is_exiting: false };
+        let (is_exiting, is_killed) = (false, false);
+        let stat = Stat { state: 'S', ppid: 4, start_time: 777, is_exiting, is_killed };
         assert_eq!(Stat::parse(line), Some(stat));
         assert_eq!(Stat::parse(b"7 (a"), None);
         assert_eq!(Stat::parse(b"7 (a) S 4 7"), None);
@@ -224,7 +254,8 @@ mod tests {
             line.extend(name);
             line.extend(format!(") R {ppid} 1 1 0 -1 {flags} 1 0 0 0 0 0 0 0 20 0 1 0 ").bytes());
             line.extend(format!("{start_time} 1 2 3\n").bytes());
-            let stat = Stat { state: 'R', ppid, start_time, is_exiting: flags & EXITING != 0 };
+            let (is_exiting, is_killed) = (flags & EXITING != 0, false);
+            let stat = Stat { state: 'R', ppid, start_time, is_exiting, is_killed };
             proptest::prop_assert_eq!(Stat::parse(&line), Some(stat));
         }
 

@@ -23,6 +23,7 @@
 //!
 //! ```text
 //! subject held refusal restart diag option nowhere          words: plain data and registers
+//! rescue                                            a second process
 //! seen tree limit wait stop thaw calls due halt     tasks: found, waiting, stopped
 //! credentials landlock keyring vfork host schedule policy login signal thread    parts without a survey
 //! mapping pages ahead                               memory, without its objects
@@ -84,6 +85,7 @@ mod policy;
 mod process;
 mod raw;
 mod refusal;
+mod rescue;
 mod restart;
 mod schedule;
 mod seen;
@@ -128,6 +130,7 @@ use seen::Seen;
 use stopped::Before;
 pub use stopped::{Figures, Stopped, Written};
 pub use subject::{Names, Outside, Places, Subject};
+pub use tcp::rescue_connections;
 pub use wait::Blocks;
 
 /// Lists everything that prevents this container from being saved. Nothing is stopped.

@@ -56,6 +56,9 @@ pub struct Subject {
     pub hold: bool,
     /// As far as is known, no task has run for this time: all have waited at least that long.
     pub quiet: Duration,
+    /// Arguments of this program (`/proc/self/exe`) that make it call [`super::rescue_connections`]; none, and a kill
+    /// of the save may leave connections unusable.
+    pub rescue: &'static [&'static str],
 }
 
 /// The names of a private UTS namespace at its start.

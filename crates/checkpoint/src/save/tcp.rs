@@ -36,6 +36,7 @@ use super::held::Wakes;
 use super::known::socket::{FoundConnection, FoundListener};
 use super::open::Open;
 use super::refusal::Reason;
+use super::rescue::{self, Rescue};
 use super::subject::Subject;
 use super::survey::{Found, Survey};
 use super::{address, option};
@@ -311,6 +312,7 @@ pub(crate) struct Connections {
     stay: bool,
     /// Connections in network namespaces inside.
     inner: Vec<Connections>,
+    rescue: Rescue,
 }
 
 /// A connection in repair mode. That mode has no other effect on a socket that outlasts it: TCP_REPAIR sets
@@ -323,11 +325,14 @@ struct InRepair {
 }
 
 impl InRepair {
-    fn begin(socket: OwnedFd) -> Result<Self, Errno> {
-        let fd = socket.as_fd();
-        let reuse = call::int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
-        call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 1)?;
+    /// A socket before that mode.
+    fn of(socket: OwnedFd) -> Result<Self, Errno> {
+        let reuse = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
         Ok(Self { socket, reuse })
+    }
+
+    fn begin(&self) -> Result<(), Errno> {
+        call::set_int_option(self.socket.as_fd(), libc::IPPROTO_TCP, REPAIR, 1)
     }
 
     fn end(&self) {
@@ -337,6 +342,9 @@ impl InRepair {
         let _ = call::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, self.reuse);
     }
 }
+
+/// Connections and listeners in one network namespace.
+type Group = (Vec<FoundConnection>, Vec<FoundListener>);
 
 /// Connections that were taken out of a queue.
 #[derive(Debug)]
@@ -385,7 +393,6 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
 impl Connections {
     /// Takes all found connections into repair mode, and reads them into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
-        type Group = (Vec<FoundConnection>, Vec<FoundListener>);
         let mut groups: BTreeMap<Option<usize>, Group> = BTreeMap::new();
         let net_of = |object: usize| found.objects[object].net;
         for one in take(&mut found.connections) {
@@ -394,9 +401,25 @@ impl Connections {
         for one in take(&mut found.queues) {
             groups.entry(net_of(one.object)).or_default().1.push(one);
         }
+        if !groups.is_empty() {
+            self.rescue = Rescue::start(subject.rescue, subject.init);
+        }
+        let mut rescue = take(&mut self.rescue);
+        let read = self.read_groups(&mut rescue, subject, found, groups);
+        self.rescue = rescue;
+        read
+    }
+
+    fn read_groups(
+        &mut self,
+        rescue: &mut Rescue,
+        subject: &Subject,
+        found: &mut Found,
+        groups: BTreeMap<Option<usize>, Group>,
+    ) -> Outcome<()> {
         for (net, (met, queues)) in groups {
             if net.is_none() {
-                self.read_of(stack::of(subject.init)?, subject, found, (met, queues))?;
+                self.read_of(rescue, stack::of(subject.init)?, (subject, found), (met, queues))?;
                 continue;
             }
             let any = met.iter().map(|one| &one.copy).chain(queues.iter().map(|one| &one.listener));
@@ -404,7 +427,7 @@ impl Connections {
             let netns = netns.map_err(Error::call("find the network namespace of a connection"))?;
             self.inner.push(Self::default());
             if let Some(inner) = self.inner.last_mut() {
-                inner.read_of(netns, subject, found, (met, queues))?;
+                inner.read_of(rescue, netns, (subject, found), (met, queues))?;
             }
         }
         Ok(())
@@ -413,13 +436,15 @@ impl Connections {
     /// The same for the connections of one network namespace.
     fn read_of(
         &mut self,
+        rescue: &mut Rescue,
         netns: OwnedFd,
-        subject: &Subject,
-        found: &mut Found,
-        (met, queues): (Vec<FoundConnection>, Vec<FoundListener>),
+        (subject, found): (&Subject, &mut Found),
+        (met, queues): Group,
     ) -> Outcome<()> {
         self.id.clone_from(&subject.id);
         let netns = &*self.netns.insert(netns);
+        // ORDER: before the first rule, and each socket before it is changed.
+        rescue.stack(netns, &subject.id);
         let look = Error::call("look at its TCP connections");
         let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
         let mut addresses = stack::tcp_addresses(netns, &inodes).map_err(look)?;
@@ -446,6 +471,7 @@ impl Connections {
                 let sockets = accept::take(&listener);
                 let sockets =
                     sockets.map_err(Error::call("take a TCP connection out of its queue"))?;
+                rescue.taken(&listener, &sockets);
                 objects.push(object);
                 self.taken.push(Taken { listener, sockets });
             }
@@ -459,8 +485,13 @@ impl Connections {
         for one in &met {
             let copy = rustix::io::fcntl_dupfd_cloexec(&one.copy, 0);
             let copy = copy.map_err(Error::call("keep a TCP connection"))?;
-            let held = InRepair::begin(copy).map_err(Error::call("hold a TCP connection"))?;
+            let held = InRepair::of(copy).map_err(Error::call("look at a TCP connection"))?;
             self.sockets.push(held);
+        }
+        let sockets: Vec<_> = self.sockets.iter().map(|it| (it.socket.as_fd(), it.reuse)).collect();
+        rescue.connections(&sockets);
+        for held in &self.sockets {
+            held.begin().map_err(Error::call("hold a TCP connection"))?;
         }
         let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
         let look = Error::call("look at its TCP connections");
@@ -501,9 +532,15 @@ impl Connections {
         self.sockets.len() + taken + self.inner.iter().map(Self::count).sum::<usize>()
     }
 
+    fn have_taken(&self) -> bool {
+        !self.taken.is_empty() || self.inner.iter().any(Self::have_taken)
+    }
+
     /// Called when the processes have exited: the sockets are closed without a packet, and the drop
     /// rules stay.
     pub(super) fn stay(&mut self) {
+        // ORDER: before the caller waits for all its children.
+        self.rescue.end();
         self.stay = true;
         self.inner.iter_mut().for_each(Self::stay);
     }
@@ -513,6 +550,10 @@ impl Drop for Connections {
     fn drop(&mut self) {
         if self.stay {
             return;
+        }
+        // ORDER: a connection that is put back into a queue has no other owner.
+        if self.have_taken() {
+            self.rescue.end();
         }
         if let Some(netns) = &self.netns {
             for taken in self.taken.drain(..) {
@@ -527,6 +568,27 @@ impl Drop for Connections {
             let _ = quiet::end(netns, &self.id);
         }
     }
+}
+
+/// In the second process of a save ([`Subject::rescue`]): waits until the first has ended, and puts the connections
+/// back that it has changed, if it was killed.
+pub fn rescue_connections(socket: OwnedFd) -> Outcome<()> {
+    let waited = rescue::wait(&socket).map_err(Error::call("wait for the checkpoint"));
+    let (changed, stay) = waited?;
+    for rescue::Changed { netns, id, connections, taken } in changed {
+        let in_repair = |(socket, reuse)| InRepair { socket, reuse };
+        let taken = taken.into_iter().map(|(listener, sockets)| Taken { listener, sockets });
+        drop(Connections {
+            netns: Some(netns),
+            id,
+            sockets: connections.into_iter().map(in_repair).collect(),
+            taken: taken.collect(),
+            stay,
+            inner: Vec::new(),
+            rescue: Rescue::default(),
+        });
+    }
+    Ok(())
 }
 
 /// Connections that wait for their first data at these listeners.

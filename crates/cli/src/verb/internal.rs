@@ -1,5 +1,6 @@
 //! `dormouse internal`: calls of Dormouse by its own processes.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,9 @@ enum What {
     /// sleep in any case, three numbers follow: for how many ms it has not run, its CPU time in ns
     /// by then, and the shortest sleep in ms that is worth it
     Sleep,
+    /// Put connections back that a checkpoint has changed, if its process is killed; reads them from standard input, a
+    /// socket
+    Rescue,
     /// Remove the objects that containers share if none runs; called by the keeper at its end
     Tidy,
     /// Remove everything that a reboot would; refused while a container runs
@@ -109,6 +113,12 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             global
                 .engine_alone()?
                 .listen_for(asked, |line| drop(output::print(format!("{line}\n"))))?;
+            Ok(0)
+        }
+        What::Rescue => {
+            let socket = std::io::stdin().as_fd().try_clone_to_owned();
+            let socket = socket.context("cannot duplicate a descriptor")?;
+            dormouse_checkpoint::save::rescue_connections(socket)?;
             Ok(0)
         }
         What::Tidy => {
