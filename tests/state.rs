@@ -389,6 +389,10 @@ const FOUND: &[(&str, &str)] = &[
         "a message that was sent before its sender received credentials",
         "pair 467 609 13 161;option 952 525 985 395",
     ),
+    (
+        "a socket that receives credentials since its closed peer was sent a message",
+        "pair 950 154 601 268;option 266 1006 360 521",
+    ),
     ("memory of System V that could be written", "shm 49 840 727 480;protect 919 396 902 712"),
     (
         "a trial restore of a message queue whose open file no process leads to",

@@ -119,6 +119,9 @@ global_asm!(
     "lea rdx, [r12 + 4096]",
     "mov r10d, 0",
     "syscall",
+    // EINTR: the kernel ends a wait for other reasons than signals, too (cgroup freezer). TIME has what is left of it.
+    "lea rcx, [rax + 4]",
+    "jrcxz 3b",
     // The tracer has ended.
     "jmp qword ptr [r12 + 4112]",
     ".globl dormouse_follower_end",

@@ -47,7 +47,10 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         && all.values().any(|socket| {
             let is_accepted = socket.name.as_ref().is_some_and(|name| name.inherited);
             let lacks = |message: &UnixMessage| message.credentials.is_none();
-            socket.on_its_way().any(lacks) || is_accepted && !passes_credentials(socket)
+            // A message to its closed peer is sent again, and such a socket would get a name by that.
+            socket.reset
+                || socket.on_its_way().any(lacks)
+                || is_accepted && !passes_credentials(socket)
         });
     let (closed_peers, closed_clients) = (Vec::new(), Vec::new());
     let (empty, depth) = (Vec::new(), 0);

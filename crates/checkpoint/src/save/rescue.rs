@@ -5,8 +5,11 @@
 //! the saving process has ended without a last word, the second one puts everything back, unless the container's
 //! processes end, too: then the checkpoint is complete, and the connections stay as they are until it is restored.
 //!
-//! LIMIT: a connection that was taken out of the queue of its listener in the last moment before the kill, and one of
-//! which the kill of both processes leaves no owner, are reset or stay as they are.
+//! Connections from the queue of a listener are put back by the second process in any case: while that happens they
+//! do not exist, and a kill of the saving process would lose them.
+//!
+//! LIMIT: connections that were taken out of a queue in the last moment before the kill are reset. A kill of both
+//! processes leaves everything as it is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -32,6 +35,8 @@ enum Message {
     Connections { reuse: Vec<i32> },
     /// A listener, and connections that were taken out of its queue.
     Taken,
+    /// Everything is to be put back now. The saving process has closed the connections that it has taken.
+    PutBack,
 }
 
 /// What was changed in one network namespace.
@@ -65,6 +70,10 @@ impl Rescue {
         new
     }
 
+    pub(super) fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(super) fn stack(&self, netns: &OwnedFd, id: &str) {
         self.send(&Message::Stack { id: id.to_owned() }, &[netns.as_fd()]);
     }
@@ -90,6 +99,14 @@ impl Rescue {
         let _ = wire::send(socket, &text, fds, SendFlags::empty());
     }
 
+    /// Makes the second process put everything back. Returns whether it has.
+    pub(super) fn put_back(&mut self) -> bool {
+        self.send(&Message::PutBack, &[]);
+        let Some((socket, mut process)) = self.0.take() else { return false };
+        drop(socket);
+        process.wait().is_ok_and(|status| status.success())
+    }
+
     /// Ends the second process: it has no socket open any more when this returns.
     pub(super) fn end(&mut self) {
         if let Some((_, mut process)) = self.0.take() {
@@ -106,8 +123,8 @@ impl Drop for Rescue {
     }
 }
 
-/// In the second process: waits until the saving process has ended without an end of this one. Returns what that has
-/// left changed, and whether the processes of the container end as well.
+/// In the second process: waits until the saving process has ended without an end of this one, or needs it. Returns
+/// what that has left changed, and whether the processes of the container end as well.
 pub(super) fn wait(socket: &OwnedFd) -> Result<(Vec<Changed>, bool), Errno> {
     let mut saver = None;
     let mut first = 0;
@@ -135,6 +152,7 @@ pub(super) fn wait(socket: &OwnedFd) -> Result<(Vec<Changed>, bool), Errno> {
                 let listener = fds.next().ok_or(Errno::BADMSG)?;
                 last.taken.push((listener, fds.collect()));
             }
+            (Message::PutBack, _) => return Ok((all, false)),
             (Message::Connections { .. } | Message::Taken, None) => return Err(Errno::BADMSG),
         }
     }

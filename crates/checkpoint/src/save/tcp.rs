@@ -533,7 +533,19 @@ impl Connections {
     }
 
     fn have_taken(&self) -> bool {
-        !self.taken.is_empty() || self.inner.iter().any(Self::have_taken)
+        let have_any = |taken: &Taken| !taken.sockets.is_empty();
+        self.taken.iter().any(have_any) || self.inner.iter().any(Self::have_taken)
+    }
+
+    fn forget_taken(&mut self) {
+        self.taken.clear();
+        self.inner.iter_mut().for_each(Self::forget_taken);
+    }
+
+    /// Nothing is left to be taken back.
+    fn forget(&mut self) {
+        self.stay = true;
+        self.inner.iter_mut().for_each(Self::forget);
     }
 
     /// Called when the processes have exited: the sockets are closed without a packet, and the drop
@@ -551,9 +563,12 @@ impl Drop for Connections {
         if self.stay {
             return;
         }
-        // ORDER: a connection that is put back into a queue has no other owner.
-        if self.have_taken() {
-            self.rescue.end();
+        if self.rescue.is_there() && self.have_taken() {
+            // ORDER: a connection that is put back into a queue has no other owner.
+            self.forget_taken();
+            if self.rescue.put_back() {
+                return self.forget();
+            }
         }
         if let Some(netns) = &self.netns {
             for taken in self.taken.drain(..) {
