@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bundle::{Bundle, Oci};
@@ -146,6 +147,38 @@ fn vm_bundle_restore_keeps_sockets() {
         let oci = Oci::new();
         round_trip(&oci, &workload(&oci, name), more);
     }
+}
+
+/// Its connections are in repair mode when the command is killed; the workload checks them behind each round.
+#[test]
+fn vm_connections_outlive_killed_checkpoints() {
+    const KILLS: u32 = 16;
+    let oci = Oci::new();
+    let bundle = workload(&oci, "tcp");
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    for round in 0..rounds() {
+        wait_for_line(&oci, &format!("ready {round}"));
+        let image = image_of(&oci);
+        let image = format!("{image}-{round}");
+        let words = ["checkpoint", "--leave-running", "--tcp-established", "--image-path"];
+        let words = [&words[..], &[&image, "c"]].concat();
+        let began = Instant::now();
+        oci.run(&words).ok();
+        let longest = began.elapsed();
+        for kill in 0..KILLS {
+            fs::remove_dir_all(&image).expect("its image");
+            fs::create_dir(&image).expect("an empty one");
+            let mut command = oci.command(&words);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().expect("the command starts");
+            std::thread::sleep(longest * kill / KILLS);
+            child.kill().expect("a child");
+            child.wait().expect("a child");
+        }
+        fs::write(bundle.rootfs().join(format!("go-{round}")), "").expect("written");
+    }
+    wait_for_line(&oci, "ok");
+    wait_for_end(&oci);
 }
 
 #[test]

@@ -94,8 +94,8 @@ pub struct Stat {
     pub start_time: u64,
     /// The process was killed by a signal or is exiting; it may have all its resources still.
     pub is_exiting: bool,
-    /// SIGKILL was sent to the process. It may not have taken the signal yet. KERNEL(5.17): false before, and without the
-    /// right to trace the process.
+    /// SIGKILL was sent to the process. It may not have taken the signal yet. KERNEL(5.17): false before, and without
+    /// the right to trace the process.
     pub is_killed: bool,
 }
 

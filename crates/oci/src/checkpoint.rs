@@ -134,7 +134,7 @@ impl Runtime {
             filters: u32::from(linux.seccomp.is_some()),
             hold: false,
             quiet: Duration::ZERO,
-            rescue: &[],
+            rescue: &[crate::command::RESCUE],
         })
     }
 }

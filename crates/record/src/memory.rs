@@ -33,6 +33,10 @@ pub struct Memory {
     /// Ranges with a policy of their own (mbind(2)), in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<RangePolicy>,
+    /// Code behind the vdso that commands have left which were killed: its address, and its bytes. Signal handlers may
+    /// return into it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landing: Option<(u64, Bytes)>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -7,8 +7,8 @@
 //! interrupted. Vector registers, flags and the stack pointer are those of the program all the time.
 //!
 //! **Place.** Code and data are in the zeros behind the ELF file in the last page of the vDSO, which every program has
-//! mapped, readable and executable. The page is a copy of the process's own once it is written, and no checkpoint saves
-//! it.
+//! mapped, readable and executable. The page is a copy of the process's own once it is written. A checkpoint contains
+//! the code with its slots if there are any, for the handlers.
 //!
 //! ```text
 //!   vDSO      ELF file
@@ -42,8 +42,7 @@
 //! itself, a task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of
 //! the program that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only
 //! as long as the tracer lives. LIMIT: the frame of a handler is not seen that another one, on an alternate stack, has
-//! interrupted, nor beyond [`FRAMES_BYTES`]. LIMIT: a checkpoint that is made while a signal handler is to return into
-//! this code does not contain the code. KERNEL(6.12): a host may forbid writes to the memory of processes
+//! interrupted, nor beyond [`FRAMES_BYTES`]. KERNEL(6.12): a host may forbid writes to the memory of processes
 //! (`proc_mem.force_override`).
 
 use std::fs::File;
@@ -166,6 +165,12 @@ impl Ground {
             // A slot that cannot be written now is not used again.
             let _ = room.memory().write_all_at(&[0; SLOT_BYTES], address);
         }
+    }
+
+    /// The code with its slots, and their address, if tracers that were killed have left slots.
+    pub(crate) fn left(&self) -> Option<(u64, Vec<u8>)> {
+        let room = self.room.as_ref().filter(|room| !room.slots.iter().all(is_free))?;
+        Some((room.start, [blob::landing(), room.slots.as_flattened()].concat()))
     }
 
     /// The number of slots that a thread may still use.
@@ -333,6 +338,16 @@ fn slot(registers: &Registers, mask: u64) -> Slot {
     code.copy_from_slice(&CODE);
     last.copy_from_slice(behind.map(u64::to_le_bytes).as_flattened());
     slot
+}
+
+/// Puts the code of another process with its slots into a process, at its address in the vDSO.
+pub(crate) fn put(pid: u32, address: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let object = vdso::of_process(pid).unwrap_or_default();
+    if address < object.start || address + bytes.len() as u64 > object.end {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    let memory = File::options().write(true).open(format!("/proc/{pid}/mem"))?;
+    memory.write_all_at(bytes, address)
 }
 
 /// Whether these may be registers of a thread inside the landing code: its address is in the page of its slot.

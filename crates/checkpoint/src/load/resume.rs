@@ -13,7 +13,7 @@ use dormouse_record::{Action, Error, Process, Records, Restart, Result, Thread};
 
 use super::restore::Restore;
 use super::{cgroup, process};
-use crate::inject::landing::Ground;
+use crate::inject::landing::{self, Ground};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
 
@@ -116,6 +116,10 @@ fn become_process(
         process::oom_score(*pid, process.oom_score_adj)?;
         process::autogroup(*pid, process.autogroup_nice)?;
         process::core_dump_filter(*pid, process.core_dump_filter)?;
+        if let Some((address, bytes)) = &memory.landing {
+            let put = landing::put(*pid, *address, &bytes.0);
+            put.map_err(Error::file("cannot put code behind the vDSO into", pid.to_string()))?;
+        }
         // The kernel takes the requested address as a hint; jumps lead there.
         let wanted = memory.vdso.map(|(start, bytes)| start + bytes);
         if restore.is_foreign && vdso::of_process(*pid).map(|object| object.end) != wanted {

@@ -5,7 +5,7 @@ use std::fs;
 use dormouse_kernel::{Errno, proc};
 use dormouse_record::check::{BARRIERS, PERSONALITIES};
 use dormouse_record::{
-    Error, Layout, Memory, PAGE_BYTES, Process, RangePolicy, Result, Signal, Thread,
+    Bytes, Error, Layout, Memory, PAGE_BYTES, Process, RangePolicy, Result, Signal, Thread,
 };
 
 use super::calls::run;
@@ -190,6 +190,7 @@ fn by_calls(
     };
     let (found, policies) = step().map_err(Error::of("make calls in the memory", pid))?;
     memory.policies = policies;
+    memory.landing = ground.left().map(|(address, bytes)| (address, Bytes(bytes)));
     login::check_threads(seen, record)?;
     let brk;
     (brk, memory.locks_later, memory.huge_pages_by_advice) = found;

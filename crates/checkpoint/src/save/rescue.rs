@@ -1,9 +1,10 @@
 //! A second process that takes back what a save has changed in connections, if the saving process is killed.
 //!
-//! A connection is read in repair mode, and its packets are dropped meanwhile ([`super::tcp`]). Both outlast the process
-//! that began them: a connection would not work any more. So a second process gets each socket before it is changed. When
-//! the saving process has ended without a last word, the second one puts everything back, unless the container's
-//! processes end, too: then the checkpoint is complete, and the connections stay as they are until it is restored.
+//! A connection is read in repair mode, and its packets are dropped meanwhile ([`super::tcp`]). Both outlast the
+//! process that began them: a connection would not work any more. So a second process gets each socket before it is
+//! changed. When the saving process has ended without a last word, the second one puts everything back, unless the
+//! container's processes end, too: then the checkpoint is complete, and the connections stay as they are until it is
+//! restored.
 //!
 //! Connections from the queue of a listener are put back by the second process in any case: while that happens they
 //! do not exist, and a kill of the saving process would lose them.

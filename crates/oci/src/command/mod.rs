@@ -11,6 +11,7 @@ mod update;
 mod verb;
 
 use std::ffi::OsString;
+use std::os::fd::AsFd;
 
 use context::{Context, Run, Verb};
 use flag::{Flag, Given, Takes, Words};
@@ -33,6 +34,15 @@ const GLOBAL: &[Flag] = &[
     ("help", "h", Takes::Nothing, "show this"),
 ];
 
+/// The command line of the second process of a checkpoint ([`dormouse_checkpoint::save::rescue_connections`]).
+pub(crate) const RESCUE: &str = "internal-rescue";
+
+fn rescue() -> crate::error::Result<()> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(Error::file("duplicate", "standard input"))?;
+    Ok(dormouse_checkpoint::save::rescue_connections(socket)?)
+}
+
 /// Executes the command line; returns the exit code.
 pub fn main() -> u8 {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -47,6 +57,9 @@ pub fn main() -> u8 {
 
 #[allow(clippy::result_large_err)] // once in the life of this program
 fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
+    if words == [RESCUE] {
+        return rescue().map(|()| 0).map_err(|e| (RESCUE.to_owned(), e));
+    }
     let of_all = |e| (String::from("command line"), e);
     let global = Given::read(GLOBAL, Words::End, words).map_err(of_all)?;
     if global.has("version") {

@@ -39,6 +39,13 @@ pub(super) fn memory(memory: &Memory, records: &Records) -> Found {
         let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
         ensure(fits, || "the kernel's object".into())?;
     }
+    if let Some((address, bytes)) = &memory.landing {
+        let (start, length) = memory.vdso.unwrap_or_default();
+        let behind = address.checked_add(bytes.0.len() as u64);
+        let is_inside = behind.is_some_and(|behind| *address >= start && behind <= start + length);
+        let fits = is_inside && bytes.0.len() as u64 <= PAGE_BYTES;
+        ensure(fits, || "the code behind the kernel's object".into())?;
+    }
     address::of_layout(&memory.layout)?;
     ensure(memory.auxv.0.len() <= 4096, || "the auxiliary vector".into())?;
     match memory.program {
