@@ -29,6 +29,9 @@ use crate::spec::{Linux, Mount, Spec};
 use crate::store::{Record, Status};
 use crate::{Runtime, device, process};
 
+/// The command line of the second process of a checkpoint ([`dormouse_checkpoint::save::rescue_connections`]).
+pub(crate) const RESCUE: &str = "internal-rescue";
+
 /// The checkpoint's name in the caller's directory.
 pub(crate) const NAME: &str = "dormouse";
 /// Its name while an older one exists.
@@ -134,7 +137,7 @@ impl Runtime {
             filters: u32::from(linux.seccomp.is_some()),
             hold: false,
             quiet: Duration::ZERO,
-            rescue: &[crate::command::RESCUE],
+            rescue: &[RESCUE],
         })
     }
 }

@@ -167,6 +167,7 @@ impl Stopped {
         mut self,
         kill: impl FnOnce() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
+        self.connections.hold();
         kill()?;
         self.connections.stay();
         // A tracer is notified of the exit of its tracees before their parents are. The first

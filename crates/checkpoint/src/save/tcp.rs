@@ -3,8 +3,7 @@
 //! The state of a connection can only be read in repair mode (TCP_REPAIR), and in that mode the
 //! connection does not work. So an inspection ([`save`]) only reads the state number. Connections
 //! are read once everything is stopped ([`Connections`]): first all packets for them are dropped
-//! ([`crate::quiet`]), then all are put into repair mode, then all are read. Two ends in one
-//! container are consistent that way.
+//! ([`crate::quiet`]), then each is read in repair mode. Two ends in one container are consistent that way.
 //!
 //! LIMIT: a listener with a full backlog drops the last packet of a handshake (listen(2)). The
 //! connection then is established for the client, and does not exist for the server until that
@@ -13,8 +12,8 @@
 //! LIMIT: a connection that arrives after the accept queue was read and before the listener closes
 //! is reset (5 of 4,440 in 60 checkpoints); later ones are refused.
 //!
-//! In repair mode a socket is closed without a packet to its peer. When the processes are killed,
-//! the mode and the drop rules stay; when they resume, both are taken back.
+//! In repair mode a socket is closed without a packet to its peer. Before the processes are killed, all are put into
+//! that mode, and the drop rules stay; when the processes resume, the rules are taken back.
 //!
 //! Connections of a container that is [held](super::Subject::hold) are not read at all: the socket
 //! stays as it is, owned by the process that holds it.
@@ -300,7 +299,7 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     Ok(Wakes { readable: !ready.contains(PollFlags::RDHUP), writable })
 }
 
-/// Connections in repair mode, with their packets dropped. The drop resumes them.
+/// Connections with their packets dropped. The drop resumes them.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     netns: Option<OwnedFd>,
@@ -315,8 +314,8 @@ pub(crate) struct Connections {
     rescue: Rescue,
 }
 
-/// A connection in repair mode. That mode has no other effect on a socket that outlasts it: TCP_REPAIR sets
-/// SO_REUSEADDR while it is on, and clears it when it is taken back.
+/// A connection that is in repair mode for a while. That mode has no other effect on a socket that outlasts it:
+/// TCP_REPAIR sets SO_REUSEADDR while it is on, and clears it when it is taken back.
 #[derive(Debug)]
 struct InRepair {
     socket: OwnedFd,
@@ -490,16 +489,18 @@ impl Connections {
         }
         let sockets: Vec<_> = self.sockets.iter().map(|it| (it.socket.as_fd(), it.reuse)).collect();
         rescue.connections(&sockets);
-        for held in &self.sockets {
-            held.begin().map_err(Error::call("hold a TCP connection"))?;
-        }
         let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
         let look = Error::call("look at its TCP connections");
         let unread = stack::tcp_received(netns, &inodes).map_err(look)?;
-        for one in &met {
-            let Thing::TcpSocket(socket) = &mut found.objects[one.object].thing else { continue };
-            let Some(connection) = &mut socket.connection else { continue };
-            read(&one.copy, connection).map_err(Error::call("read a TCP connection"))?;
+        for (one, socket) in met.iter().zip(&self.sockets) {
+            let Thing::TcpSocket(it) = &mut found.objects[one.object].thing else { continue };
+            let Some(connection) = &mut it.connection else { continue };
+            // A read(2) of a task fails in repair mode (EPERM), and tasks continue if this process is killed: a
+            // connection is in that mode as short as possible.
+            socket.begin().map_err(Error::call("hold a TCP connection"))?;
+            let done = read(&one.copy, connection);
+            socket.end();
+            done.map_err(Error::call("read a TCP connection"))?;
             // The FIN of the peer counts as a byte. Bytes behind an urgent mark cannot be read before it.
             let read = connection.received.0.len() as u32;
             let read = read + u32::from(connection.state.peer_has_ended());
@@ -546,6 +547,15 @@ impl Connections {
     fn forget(&mut self) {
         self.stay = true;
         self.inner.iter_mut().for_each(Self::forget);
+    }
+
+    /// Called before the processes are killed: their connections are closed without a packet.
+    pub(super) fn hold(&self) {
+        for socket in &self.sockets {
+            // A connection that has ended meanwhile closes without that mode, and its packets are dropped.
+            let _ = socket.begin();
+        }
+        self.inner.iter().for_each(Self::hold);
     }
 
     /// Called when the processes have exited: the sockets are closed without a packet, and the drop

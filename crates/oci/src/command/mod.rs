@@ -16,6 +16,7 @@ use std::os::fd::AsFd;
 use context::{Context, Run, Verb};
 use flag::{Flag, Given, Takes, Words};
 
+use crate::checkpoint::RESCUE;
 use crate::error::Error;
 use crate::{OCI_VERSION, Runtime, log};
 
@@ -33,9 +34,6 @@ const GLOBAL: &[Flag] = &[
     ("version", "v", Takes::Nothing, "print the version"),
     ("help", "h", Takes::Nothing, "show this"),
 ];
-
-/// The command line of the second process of a checkpoint ([`dormouse_checkpoint::save::rescue_connections`]).
-pub(crate) const RESCUE: &str = "internal-rescue";
 
 fn rescue() -> crate::error::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
