@@ -143,7 +143,7 @@ impl Ground {
             return None;
         }
         let known = room.slots.iter().position(|found| *found == slot);
-        let free = || room.slots.iter().position(|found| is_free(found));
+        let free = || room.slots.iter().position(is_free);
         let number = known.or_else(free).or_else(|| room.forgotten())?;
         let address = room.address(number);
         let pivot = address + PIVOT;
