@@ -201,9 +201,10 @@ fn vm_outside_client_sees_no_checkpoint() {
     wait_for_line(&host, "tcp", "ok");
 }
 
-/// Connections are in repair mode, and their packets dropped, when the command is killed.
+/// Connections are in repair mode, and their packets dropped, when the command is killed. Nightly only: a process of
+/// nft that the command has started outlives it, and may add the drop rules after they were removed.
 #[test]
-fn outside_client_sees_no_killed_checkpoint() {
+fn big_outside_client_sees_no_killed_checkpoint() {
     let host = host();
     let mut caller = answered_caller(&host);
     caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");

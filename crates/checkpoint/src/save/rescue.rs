@@ -9,6 +9,8 @@
 //! Connections from the queue of a listener are put back by the second process in any case: while that happens they
 //! do not exist, and a kill of the saving process would lose them.
 //!
+//! LIMIT: nft(8) that the saving process has started outlives it, and may add the drop rules after they were removed.
+//!
 //! LIMIT: connections that were taken out of a queue in the last moment before the kill are reset. A kill of both
 //! processes leaves everything as it is.
 
