@@ -308,7 +308,7 @@ fn is_doomed(init: &InitRecord) -> bool {
     let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
     let Ok(fields) = proc::fields(init.pid) else { return true };
     // ORDER: a killed process then releases its memory, and has no executable any more.
-    let is_ending = proc::is_ending(init.pid);
+    let is_ending = proc::is_ending(init.pid, &fields);
     let Ok(program) = exe(init.pid.into()) else { return true };
     let is_newborn = fields.field("Name") == Some("dormouse-keeper")
         && program.starts_with("/memfd:dormouse-keeper");

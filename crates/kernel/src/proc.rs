@@ -134,11 +134,11 @@ pub fn status(pid: u32) -> Result<Stat> {
     Stat::parse(&bytes).ok_or_else(|| CallError::new("parse", path, libc::EBADMSG))
 }
 
-/// Returns whether a process ends: it was killed, is exiting, or is not there.
-pub fn is_ending(pid: u32) -> bool {
-    // ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags
-    // of the task show.
-    let Ok(fields) = fields(pid) else { return true };
+/// Returns whether a process ends: it was killed, is exiting, or is not there. `fields` were read just before.
+///
+/// ORDER: as a killed process passes through them. SIGKILL is pending, then it is taken, which the flags of the task
+/// show.
+pub fn is_ending(pid: u32, fields: &Fields) -> bool {
     let is_ending = status(pid).map_or(true, |stat| stat.is_exiting || stat.is_killed);
     let pending = ["SigPnd", "ShdPnd"].into_iter().filter_map(|name| fields.mask(name));
     is_ending || pending.fold(0, |all, mask| all | mask) & (1 << (SIGKILL - 1)) != 0
@@ -223,13 +223,13 @@ mod tests {
     #[test]
     fn killed_process_ends_from_the_signal_on() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        assert!(!is_ending(child.id()));
-        child.kill().unwrap();
+        let ends = || fields(child.id()).map_or(true, |fields| is_ending(child.id(), &fields));
+        assert!(!ends());
+        crate::pidfd::send_signal(crate::pidfd::open(child.id()).unwrap(), SIGKILL).unwrap();
         for _ in 0..100 {
-            assert!(is_ending(child.id()));
+            assert!(ends());
         }
         child.wait().unwrap();
-        assert!(is_ending(child.id()));
     }
 
     #[test]

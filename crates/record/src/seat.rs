@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{Object, Process, Records, Thing, Thread};
+use crate::{Descriptor, Object, Process, Records, Thing, Thread};
 
 /// A descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,21 +96,22 @@ impl Records {
         if self.processes.iter().any(is_unusual) {
             return HashMap::new();
         }
-        let uses = self.tables().flat_map(|table| {
-            let task = table.task;
-            table.descriptors.iter().map(move |it| Use {
-                object: it.object,
-                task,
-                number: it.number,
+        let uses = || {
+            self.tables().flat_map(|table| {
+                let of = move |it: &Descriptor| Use {
+                    object: it.object,
+                    task: table.task,
+                    number: it.number,
+                };
+                table.descriptors.iter().map(of)
             })
-        });
-        let uses: Vec<Use> = uses.collect();
+        };
         let limits = self.processes.first().map_or(&[][..], |first| &first.limits);
         let limit =
             limits.iter().find(|limit| limit.resource == NOFILE).map_or(u64::MAX, |l| l.hard);
-        let highest = uses.iter().map(|one| one.number).max().unwrap_or(0);
+        let highest = uses().map(|one| one.number).max().unwrap_or(0);
         match numbers_needed(highest, &self.objects) > limit {
-            true => seats(&uses, &self.objects),
+            true => seats(&uses().collect::<Vec<_>>(), &self.objects),
             false => HashMap::new(),
         }
     }
@@ -120,7 +121,7 @@ impl Records {
 mod tests {
     use super::*;
     use crate::sample::small;
-    use crate::{Descriptor, Event, Limit};
+    use crate::{Event, Limit};
 
     fn descriptor(number: u32, object: usize) -> Descriptor {
         Descriptor { number, object, close_on_exec: false }

@@ -24,6 +24,7 @@ mod registry;
 pub mod seen;
 pub mod ssh;
 mod terminal;
+pub mod waiting;
 
 pub use dormouse_record::fact;
 pub use host::Host;

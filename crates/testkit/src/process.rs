@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::waiting::describe;
+
 /// The output and exit status of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
@@ -130,15 +132,13 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
     let stdout = collect(child.stdout.take());
     let stderr = collect(child.stderr.take());
     let Some(status) = wait(&mut child, limit) else {
-        let waits = waits(child.id());
+        let waits = describe(child.id());
         let _ = child.kill(); // ignored: may have ended just now
         let _ = child.wait();
         let short = Duration::from_millis(200);
         let errors = stderr.recv_timeout(short).unwrap_or_default();
         let out = stdout.recv_timeout(short).unwrap_or_default();
-        panic!(
-            "$ {shown}\nnot done after {limit:?}: {waits}\n-- stdout\n{out}\n-- stderr\n{errors}"
-        );
+        panic!("$ {shown}\nnot done after {limit:?}\n{waits}-- stdout\n{out}\n-- stderr\n{errors}");
     };
     let patience = Duration::from_secs(10) * slowness();
     let take = |from: mpsc::Receiver<String>, inode: u64, what: &str| {
@@ -154,20 +154,6 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
 
 fn inode(stream: Option<&impl AsFd>) -> u64 {
     stream.and_then(|stream| rustix::fs::fstat(stream).ok()).map_or(0, |stat| stat.st_ino)
-}
-
-/// What the threads of a process wait for.
-fn waits(pid: u32) -> String {
-    let mut found = Vec::new();
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-    for thread in threads.into_iter().flatten().flatten() {
-        let text = |name: &str| {
-            let text = std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
-            text.trim_end().to_owned()
-        };
-        found.push(format!("{} in {} ({})", text("comm"), text("wchan"), text("syscall")));
-    }
-    found.join("; ")
 }
 
 /// The processes that have a pipe open.

@@ -25,7 +25,6 @@ mod queue;
 mod state;
 mod suite;
 mod tidy;
-mod waiting;
 mod weak;
 
 #[derive(Parser)]

@@ -21,10 +21,10 @@ use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use dormouse_testkit::waiting;
 use serde::{Deserialize, Serialize};
 
 use crate::duration::Durations;
-use crate::waiting;
 
 /// Interval between lines about tests that still run.
 const STILL: Duration = Duration::from_secs(120);

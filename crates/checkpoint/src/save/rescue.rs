@@ -9,8 +9,6 @@
 //! Connections from the queue of a listener are put back by the second process in any case: while that happens they
 //! do not exist, and a kill of the saving process would lose them.
 //!
-//! LIMIT: nft(8) that the saving process has started outlives it, and may add the drop rules after they were removed.
-//!
 //! LIMIT: connections that were taken out of a queue in the last moment before the kill are reset. A kill of both
 //! processes leaves everything as it is.
 
@@ -20,6 +18,7 @@ use std::process::{Child, Command, Stdio};
 
 use dormouse_kernel::{Errno, pidfd, proc};
 use dormouse_launch::wire;
+use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
@@ -58,15 +57,22 @@ pub(super) struct Rescue(Option<(OwnedFd, Child)>);
 impl Rescue {
     /// Starts this program with these arguments; it calls [`wait`] with its standard input.
     pub(super) fn start(arguments: &[&str], init: u32) -> Self {
+        if arguments.is_empty() {
+            return Self::default();
+        }
         let started = || -> std::io::Result<(OwnedFd, Child)> {
             let flags = SocketFlags::CLOEXEC;
             let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
             let mut command = Command::new("/proc/self/exe");
             command.args(arguments).env_clear().current_dir("/").process_group(0);
             command.stdin(other).stdout(Stdio::null()).stderr(Stdio::null());
-            Ok((own, command.spawn()?))
+            let process = command.spawn()?;
+            // nft(8), which this process starts next, inherits the socket: it may outlive this process and add drop
+            // rules. The second process sees the end of the connection when both have ended.
+            rustix::io::fcntl_setfd(&own, FdFlags::empty())?;
+            Ok((own, process))
         };
-        let new = Self(if arguments.is_empty() { None } else { started().ok() });
+        let new = Self(started().ok());
         if let Ok(saver) = pidfd::open(std::process::id()) {
             new.send(&Message::Begin { init }, &[saver.as_fd()]);
         }
@@ -159,8 +165,9 @@ pub(super) fn wait(socket: &OwnedFd) -> Result<(Vec<Changed>, bool), Errno> {
             (Message::Connections { .. } | Message::Taken, None) => return Err(Errno::BADMSG),
         }
     }
-    // ORDER: its sockets are closed then: one of them would keep an address.
+    // ORDER: all its sockets are closed then, not this one alone: one of them would keep an address.
     let saver = saver.ok_or(Errno::BADMSG)?;
     pidfd::wait(saver, None).map_err(|e| Errno::from_raw_os_error(e.errno()))?;
-    Ok((all, proc::is_ending(first)))
+    let stay = proc::fields(first).map_or(true, |fields| proc::is_ending(first, &fields));
+    Ok((all, stay))
 }

@@ -390,7 +390,7 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
 }
 
 impl Connections {
-    /// Takes all found connections into repair mode, and reads them into their records.
+    /// Reads all found connections into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
         let mut groups: BTreeMap<Option<usize>, Group> = BTreeMap::new();
         let net_of = |object: usize| found.objects[object].net;
