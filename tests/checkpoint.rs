@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use dormouse_parcel::{DirSink, Reader, Sink};
 use dormouse_record::{Records, Thing, Time};
-use dormouse_testkit::{Host, Terminal, image, slowness, soon, wait_until};
+use dormouse_testkit::{Host, Terminal, image, slowness, soon, wait_until, waiting};
 
 #[path = "fixpoint.rs"]
 mod fixpoint;
@@ -62,7 +62,16 @@ fn wait_for_line(host: &Host, name: &str, line: &str) {
         log = host.dm(&["logs", name]).stdout;
         log.lines().any(|l| l == line || l.starts_with("failed"))
     });
-    assert!(found && log.lines().any(|l| l == line), "no '{line}' in its log:\n{log}");
+    let is_there = found && log.lines().any(|l| l == line);
+    assert!(is_there, "no '{line}' in its log:\n{log}{}", waits(host, name));
+}
+
+/// What the processes of a container wait for.
+fn waits(host: &Host, name: &str) -> String {
+    match host.inspect(name)["pid"].as_u64() {
+        Some(pid) => waiting::describe(pid as u32),
+        None => format!("it is {}\n", host.state_of(name)),
+    }
 }
 
 /// Starts a workload.

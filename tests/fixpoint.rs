@@ -293,6 +293,7 @@ const NOT_COMPARED: &[(&str, &str)] = &[
     ("congestion", "needs a module of the kernel that few hosts have"),
     ("full", "a restored socket may have room, and the threads that wait for it end"),
     ("defer", "its requests are connections in a queue after a restore (docs/state.md)"),
+    ("hog", "its memory grows, which tests of --oom need"),
     ("hugetlb", "needs huge pages of the host"),
     ("increment", "a memory workload with a time of its own for every step"),
     ("lazy", "a large memory, which is compared by the workload"),

@@ -42,6 +42,7 @@ mod podman_user;
 mod programs;
 mod rounds;
 mod rules;
+mod shortage;
 mod sleep;
 mod soak;
 mod software;

@@ -42,6 +42,9 @@ const SLOTS: u64 = 64;
 /// is set, and looks it up again for connect(2) and for the next packet.
 const OF_A_ROUTE: &str = "whether the kernel has cached a route (docs/state.md)";
 
+/// O_NOFOLLOW, beside O_PATH.
+const DELETED_PLACE: &str = "a deleted file is opened again by a link (docs/state.md)";
+
 /// Differences of reports that are no fault.
 const OF_REPORTS: &[Expected] = &[
     Expected { place: "task/*/fd/*/option/0-14", rule: Rule::Begins, reason: OF_A_ROUTE },
@@ -59,6 +62,21 @@ const OF_REPORTS: &[Expected] = &[
         place: "task/*/fd/*/option/6-2",
         rule: Rule::Rises,
         reason: "half of the window of a peer that is in a queue: its kernel grows it anew (docs/state.md)",
+    },
+    Expected {
+        place: "task/*/fd/*/poll",
+        rule: Rule::Turns { from: "10", to: "14" },
+        reason: "a closed listener with TCP_NOTSENT_LOWAT counts bytes that it has not sent (docs/state.md)",
+    },
+    Expected {
+        place: "task/*/fd/*/flags",
+        rule: Rule::Turns { from: "0 220000", to: "0 200000" },
+        reason: DELETED_PLACE,
+    },
+    Expected {
+        place: "task/*/fd/*/flags",
+        rule: Rule::Turns { from: "1 220000", to: "1 200000" },
+        reason: DELETED_PLACE,
     },
     // Of a unix socket; the hash of no name.
     Expected {
@@ -81,6 +99,16 @@ const OF_THE_PROGRAM: &[Expected] = &[
         reason: "the kernel writes the remaining time of ppoll(2)",
     },
     SEALED,
+    Expected {
+        place: "process/*/fd/*/info/flags",
+        rule: Rule::Turns { from: "010400000", to: "010000000" },
+        reason: DELETED_PLACE,
+    },
+    Expected {
+        place: "process/*/fd/*/info/flags",
+        rule: Rule::Turns { from: "012400000", to: "012000000" },
+        reason: DELETED_PLACE,
+    },
     Expected {
         place: "process/*/net/tcp/*",
         rule: Rule::To("08 00000000:00000001 "),

@@ -369,6 +369,8 @@ pub struct Dormouse {
     pub drowsy_after_ms: u64,
     /// The events that wake it, as `--wake-on` takes them.
     pub wake_on: String,
+    /// The action when it has used its memory: `kill` or `sleep`.
+    pub out_of_memory: &'static str,
     /// Its checkpoints, oldest first.
     pub checkpoints: Vec<Checkpoint>,
     /// Its trust domain; empty except in address mode.

@@ -43,7 +43,8 @@ pub(crate) fn status(c: &Listed) -> String {
     if let (State::Asleep, Some(since)) = (c.state, c.asleep_unix_ms) {
         let failed =
             c.failed_wake.as_ref().map(|failed| format!(" (wake failed: {})", failed.cause));
-        return format!("Asleep {}{}", ago(since), failed.unwrap_or_default());
+        let short = if c.is_short_of_memory { " (out of memory)" } else { "" };
+        return format!("Asleep {}{short}{}", ago(since), failed.unwrap_or_default());
     }
     if let (State::Drowsy, Some(since)) = (c.state, c.asleep_unix_ms) {
         return format!("Drowsy {}", ago(since));

@@ -260,9 +260,15 @@ impl Engine {
         stop::stop(&self.ground, id, timeout)
     }
 
-    /// Changes limits, policies and addresses; of a running container at once.
+    /// Changes limits, policies and addresses; of a running container at once. One that sleeps for want of memory is
+    /// woken by a larger limit.
     pub fn update(&self, id: &ContainerId, update: &Update) -> Result<()> {
-        update::update(&self.ground, id, update)
+        let has_room = update::update(&self.ground, id, update)?;
+        if has_room {
+            // A wake that fails is on record, and the update is made.
+            let _ = wake::wake(&self.ground, id, Reason::Operator);
+        }
+        Ok(())
     }
 }
 

@@ -87,6 +87,22 @@ pub enum Error {
     /// A task of the container has run, so it does not fall asleep by itself.
     #[error("container '{0}' has run again")]
     NotIdle(String),
+    /// A container at work sleeps for want of memory only if that was tried.
+    #[error(
+        "container '{name}' does not sleep for want of memory, because its restore cannot be tried: {object}"
+    )]
+    Unproven {
+        /// Its name.
+        name: String,
+        /// What prevents the trial.
+        object: String,
+    },
+    /// It has slept for want of memory again and again, so the kernel ends one of its processes.
+    #[error(
+        "container '{0}' is short of memory for the third time within a minute, and does not sleep again: give it \
+         more with `dormouse update --memory`"
+    )]
+    ShortAgain(String),
     /// A process has been in transit into the container for too long.
     #[error("a process that `exec` starts in container {0} does not run yet: try again later")]
     Entered(String),
@@ -389,6 +405,8 @@ impl Error {
             | Self::NotIdle(_)
             | Self::Entered(_)
             | Self::Awaited(_)
+            | Self::Unproven { .. }
+            | Self::ShortAgain(_)
             | Self::NotAdmitted(_)
             | Self::Undying { .. }
             | Self::Held { .. }

@@ -28,6 +28,8 @@ pub struct Details {
     pub exit: Option<Exit>,
     /// Why it could not be woken, while it is asleep.
     pub failed_wake: Option<FailedWake>,
+    /// It is asleep because it has used its memory.
+    pub is_short_of_memory: bool,
     /// Starts after a failure, without a success in between.
     pub restarts: u32,
 }
@@ -55,8 +57,18 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         State::Asleep => unwoken::of(ground, id),
         _ => None,
     };
-    let state = observed.state;
-    Ok(Details { config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake, restarts })
+    let is_short_of_memory = slept.is_some_and(|slept| slept.shortages.sleeps_on().is_some());
+    Ok(Details {
+        config,
+        state: observed.state,
+        pid,
+        started_unix_ms,
+        asleep_unix_ms,
+        exit,
+        failed_wake,
+        is_short_of_memory,
+        restarts,
+    })
 }
 
 /// Processor, memory and disk use so far.

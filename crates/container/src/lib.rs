@@ -178,6 +178,7 @@ mod save;
 mod saved;
 mod settings;
 mod shared;
+mod shortage;
 mod silence;
 mod sleep;
 mod slot;

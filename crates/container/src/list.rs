@@ -89,12 +89,23 @@ pub struct Listed {
     /// Why it could not be woken, while it is asleep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_wake: Option<FailedWake>,
+    /// It is asleep because it has used its memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_short_of_memory: bool,
 }
 
 impl From<Details> for Listed {
     fn from(details: Details) -> Self {
         let Details {
-            config, state, pid, started_unix_ms, asleep_unix_ms, exit, failed_wake, ..
+            config,
+            state,
+            pid,
+            started_unix_ms,
+            asleep_unix_ms,
+            exit,
+            failed_wake,
+            is_short_of_memory,
+            ..
         } = details;
         let Config { id, name, created_unix_s, addresses, spec, .. } = config;
         let Spec { root, process, net, publish, labels, .. } = spec;
@@ -115,6 +126,7 @@ impl From<Details> for Listed {
             asleep_unix_ms,
             exit,
             failed_wake,
+            is_short_of_memory,
         }
     }
 }
@@ -381,6 +393,7 @@ mod tests {
                 stopped: false,
             }),
             failed_wake: None,
+            is_short_of_memory: false,
         };
         let json = |listed: &Listed| serde_json::to_string(&listed.summary()).unwrap();
         assert_eq!(

@@ -7,7 +7,7 @@
 //! set up at once. Clones that are created asleep ([`crate::unborn`]) get their sockets from the same
 //! helper.
 //!
-//! Uses `ground`, `hold`, `net` and `policy`.
+//! Uses `ground`, `hold`, `net`, `policy` and `shortage`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -31,7 +31,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, ASLEEP, CONFIG, Ground};
 use crate::user::PasswdUser;
-use crate::{hold, net, policy};
+use crate::{hold, net, policy, shortage};
 
 /// The helper's answer when the keeper holds the sockets of a container.
 const LISTENS: &str = "listens";
@@ -161,8 +161,9 @@ impl<'e> Helper<'e> {
             _ => load::outside_sockets(reader.records(), &addresses)?,
         };
         let held = hold::held_files(reader.records(), held);
-        hold::hold_by(keeper, &config, held, false, 0)?;
-        match policy::alarm_ms(reader.records(), config.spec.wake_on) {
+        let as_held = policy::sleeps_on(self.ground, &config.id).map(|_| shortage::quiet(&config));
+        hold::hold_by(keeper, as_held.as_ref().unwrap_or(&config), held, false, 0)?;
+        match policy::alarm_ms(self.ground, &config, reader.records()) {
             Some(after_ms) => Ok(keeper.set_alarm(config.id.as_str(), after_ms)?),
             None => Ok(()),
         }

@@ -38,6 +38,8 @@ pub enum Reason {
     Memory,
     /// The keeper that would have received its events was killed.
     Keeper,
+    /// It has used its own memory (`crate::shortage`).
+    Shortage,
 }
 
 impl Reason {
@@ -50,6 +52,7 @@ impl Reason {
             Self::Timer => "timer",
             Self::Memory => "memory",
             Self::Keeper => "keeper",
+            Self::Shortage => "out-of-memory",
         }
     }
 
@@ -65,6 +68,7 @@ impl Reason {
     pub fn of_daemon(word: &str) -> Self {
         match word {
             "memory" => Self::Memory,
+            "out-of-memory" => Self::Shortage,
             _ => Self::Idle,
         }
     }
@@ -179,16 +183,33 @@ pub(crate) fn set_alarm(
         let refusal = Refusal { pid, process, what, why };
         return Err(CheckpointError::Refused(vec![refusal]).into());
     }
+    ring_after(ground, &config.id, next_ring)
+}
+
+/// Sets the keeper's alarm for the end of a sleep.
+pub(crate) fn ring_after(ground: &Ground, id: &ContainerId, time: Duration) -> Result<()> {
     if let Some(mut keeper) = Keeper::connect(&ground.places.run)? {
         // Rounded up: a wait that is woken early continues waiting.
-        keeper.set_alarm(config.id.as_str(), next_ring.as_millis() as u64 + 1)?;
+        keeper.set_alarm(id.as_str(), time.as_millis() as u64 + 1)?;
     }
     Ok(())
 }
 
 /// Time from now until a sleeping container is to be woken. LIMIT: also for a timer that has no
 /// effect.
-pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
+pub(crate) fn alarm_ms(ground: &Ground, config: &Config, asleep: &Records) -> Option<u64> {
+    match sleeps_on(ground, &config.id) {
+        Some(time) => Some(time.as_millis() as u64 + 1),
+        None => timers_ms(asleep, config.spec.wake_on),
+    }
+}
+
+/// Returns how long a container that sleeps for want of memory sleeps on; `None` if it sleeps for another reason.
+pub(crate) fn sleeps_on(ground: &Ground, id: &ContainerId) -> Option<Duration> {
+    state::slept(ground, id).ok().flatten()?.shortages.sleeps_on()
+}
+
+fn timers_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
     let ring = Duration::from_nanos(asleep.next_ring_ns(0)?);
     let left = wake_on.timer.ends_after(ring)?;
     let left = left.saturating_sub(Duration::from_nanos(asleep.about.passed_ns()));

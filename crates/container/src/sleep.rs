@@ -34,7 +34,7 @@
 //! ([`crate::proof`]). After a difference the container continues.
 //!
 //! Uses `ground`, `state`, `saved`, `exit`, `hold`, `io`, `pending`,
-//! `policy`, `end`, `save`, `twin`, `proof` and `drowsy`.
+//! `policy`, `end`, `save`, `twin`, `proof`, `drowsy` and `shortage`.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -51,7 +51,7 @@ use crate::policy::{self, Idle, Reason};
 use crate::proof::Trial;
 use crate::state;
 use crate::twin::Original;
-use crate::{drowsy, end, exit, hold, io, proof, save, saved};
+use crate::{drowsy, end, exit, hold, io, proof, save, saved, shortage};
 
 /// Puts a container to sleep; if `idle` is given, only if it is still idle.
 pub(crate) fn sleep(
@@ -79,6 +79,10 @@ pub(crate) fn sleep(
         drowsy::resume_to_sleep(ground, &config, init)?;
     }
     let (mut init, process) = save::can_be_saved(ground, &config)?;
+    let pause = match reason {
+        Reason::Shortage => Some(shortage::enter(&config, &mut init.shortages)?),
+        _ => None,
+    };
     let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
     let subject = Subject { quiet, ..save::to_sleep(ground, &config)? };
     end::forget_sleep(ground, &config)?; // leftovers of an interrupted sleep
@@ -100,13 +104,24 @@ pub(crate) fn sleep(
             }
         }
     }
-    let held = hold::hold_files(ground, &config, written.held, written.is_busy);
+    // A sleep that nobody has asked for, at work, has to be one that a wake ends.
+    if let (Some(_), Some(object)) = (pause, proof::unproven(ground, id)) {
+        end::forget_sleep(ground, &config)?;
+        return Err(Error::Unproven { name: config.name.to_string(), object });
+    }
+    let held = match pause {
+        None => hold::hold_files(ground, &config, written.held, written.is_busy),
+        Some(_) => hold::hold_files(ground, &shortage::quiet(&config), written.held, false),
+    };
     let held = held.map_err(|e| match e.kind() {
         ErrorKind::Busy => Error::Awaited(config.name.to_string()),
         _ => e,
     });
-    if let Err(e) = held.and_then(|()| policy::set_alarm(ground, &config, written.next_ring, idle))
-    {
+    let alarm = || match pause {
+        None => policy::set_alarm(ground, &config, written.next_ring, idle),
+        Some(pause) => policy::ring_after(ground, id, pause),
+    };
+    if let Err(e) = held.and_then(|()| alarm()) {
         end::forget_sleep(ground, &config)?;
         return Err(e);
     }

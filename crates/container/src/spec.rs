@@ -8,10 +8,12 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Bandwidth, Limits, MountKind, Name, NetMode, Process, Restart, RootSource, Sleep, Spec, WakeOn,
+    Bandwidth, Limits, MountKind, Name, NetMode, OutOfMemory, Process, Restart, RootSource, Sleep,
+    Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
+use crate::shortage;
 
 /// LIMIT: falling asleep and waking take some ten milliseconds each.
 const SLEEP_AFTER_MIN: Duration = Duration::from_millis(100);
@@ -90,6 +92,8 @@ pub struct Update {
     pub drowsy: Option<Sleep>,
     /// Events that wake it, effective from its next sleep on.
     pub wake_on: Option<WakeOn>,
+    /// The action when it has used its memory.
+    pub oom: Option<OutOfMemory>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
     /// Addresses to be released.
@@ -138,6 +142,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     bandwidth_allowed(spec)?;
     sleep_allowed(spec.sleep, spec.auto_remove)?;
     long_enough(spec.drowsy)?;
+    shortage::check(spec)?;
     for key in spec.sysctls.keys() {
         sysctl_allowed(key, &spec.net)?;
     }

@@ -5,7 +5,7 @@
 //! directory `asleep/` and the kernel. The lock `RUN/c/ID/exec.lock` shows that an exec is in transit
 //! ([`crate::exec`]).
 //!
-//! Uses `user` and `ground`.
+//! Uses `user`, `ground` and `shortage`.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::shortage::Shortages;
 use crate::user::PasswdUser;
 
 /// LIMIT: how long a process without its starter may take to exit.
@@ -77,6 +78,9 @@ pub(crate) struct InitRecord {
     /// How often it woke in this life, from sleep and from drowsiness.
     #[serde(default)]
     pub(crate) wakes: u32,
+    /// Its sleeps for want of memory in this life (`crate::shortage`).
+    #[serde(default, skip_serializing_if = "Shortages::is_none")]
+    pub(crate) shortages: Shortages,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.

@@ -13,6 +13,7 @@
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
 //! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
+//! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
 //! the open of a view inside a container ----> its contents ([`view`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
@@ -45,6 +46,7 @@ mod notify;
 mod recovery;
 mod room;
 mod settings;
+mod shortage;
 mod shrink;
 mod swap;
 mod view;
@@ -73,6 +75,7 @@ use notify::say;
 use recovery::Recovery;
 use room::Room;
 pub use settings::{Batch, Memory, Reclaim, Settings};
+use shortage::Shortages;
 pub use swap::SwapFile;
 use view::Views;
 use work::Work;
@@ -114,6 +117,9 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
     }
     rooms.push(Box::new(Governor::begin(Rc::clone(&engine), Rc::clone(&cpu))));
     rooms.push(Box::new(Accounts::begin(&engine)?));
+    if let Some(shortages) = Shortages::begin(Rc::clone(&engine))? {
+        rooms.push(Box::new(shortages));
+    }
     rooms.push(Box::new(Views::begin(&engine)));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ContainerId, IdMap, Invalid, Limits, LogDriver, Name, Reference, Views, WakeOn};
+use crate::{
+    ContainerId, IdMap, Invalid, Limits, LogDriver, Name, OutOfMemory, Reference, Views, WakeOn,
+};
 
 /// The configuration of one container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,6 +87,9 @@ pub struct Spec {
     /// The events that wake a sleeping or drowsy container.
     #[serde(default, skip_serializing_if = "WakeOn::is_default")]
     pub wake_on: WakeOn,
+    /// The action when it has used its memory.
+    #[serde(default, skip_serializing_if = "OutOfMemory::is_default")]
+    pub oom: OutOfMemory,
     /// Removed as soon as it stops.
     #[serde(default)]
     pub auto_remove: bool,

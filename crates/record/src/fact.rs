@@ -49,6 +49,13 @@ pub enum Rule {
     Near(i128),
     /// A value that begins with this text.
     To(&'static str),
+    /// One value that becomes another.
+    Turns {
+        /// The value before.
+        from: &'static str,
+        /// The value after.
+        to: &'static str,
+    },
     /// A text without one of its words, where another word is absent.
     Loses {
         /// The word.
@@ -78,6 +85,7 @@ impl Rule {
             Self::Rises => "larger",
             Self::Near(_) => "a little",
             Self::To(_) => "one value",
+            Self::Turns { .. } => "one value for another",
             Self::Loses { .. } => "without a word",
             Self::Gains { .. } => "more bits",
             Self::Ends => "absent afterwards",
@@ -99,6 +107,10 @@ impl Rule {
             }
             Self::To(value) => {
                 difference.after.as_ref().is_some_and(|after| after.starts_with(value))
+            }
+            Self::Turns { from, to } => {
+                difference.before.as_deref() == Some(from)
+                    && difference.after.as_deref() == Some(to)
             }
             Self::Loses { word, without } => {
                 let words = |text: &Option<String>| -> Vec<String> {
@@ -259,6 +271,8 @@ mod tests {
         };
         assert!(explains("1", "7") && explains("0", "6"));
         assert!(!explains("1", "3") && !explains("8", "14") && !explains("7", "1"));
+        assert!(row("fd/*/left", Rule::Turns { from: "9", to: "8" }).explains(falls));
+        assert!(!row("fd/*/left", Rule::Turns { from: "8", to: "9" }).explains(falls));
         let left = unexplained(vec![ends.clone()], &[row("b", Rule::Any)]);
         assert_eq!(left, std::slice::from_ref(ends));
     }

@@ -1,6 +1,6 @@
 //! Options for falling asleep by itself.
 
-use dormouse_model::{Sleep, WakeOn, WakeOnTimer, parse_span_ms};
+use dormouse_model::{OutOfMemory, Sleep, WakeOn, WakeOnTimer, parse_span_ms};
 
 use super::Invalid;
 
@@ -24,6 +24,10 @@ pub(crate) struct SleepArgs {
     /// together; none. Default: call,data,file,timer. Other events wait until it is awake
     #[arg(long, value_name = "LIST")]
     wake_on: Option<String>,
+    /// When its memory (--memory) is used: kill (the kernel ends a process; default), sleep (it falls asleep before,
+    /// with all its state, until it has more memory or some time has passed); needs 'dormouse daemon'
+    #[arg(long, value_name = "ACTION")]
+    oom: Option<OutOfMemory>,
 }
 
 impl SleepArgs {
@@ -40,6 +44,11 @@ impl SleepArgs {
     /// Returns the given events that wake it, if any.
     pub(crate) fn read_wake_on(&self) -> Result<Option<WakeOn>, Invalid> {
         self.wake_on.as_deref().map(wake_on).transpose()
+    }
+
+    /// Returns the given action for a container without memory, if any.
+    pub(crate) fn read_oom(&self) -> Option<OutOfMemory> {
+        self.oom
     }
 
     fn given(&self, after: Option<&str>) -> Result<Option<Sleep>, Invalid> {

@@ -204,6 +204,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("state", view::status_with_checkpoints(engine, &shown)),
         ("sleep", view::sleep(c)),
         ("wakes on", c.spec.wake_on.to_string()),
+        ("out of memory", if c.spec.oom.is_default() { String::new() } else { "sleeps".into() }),
         ("not proven", engine.unproven(&c.id).unwrap_or_default()),
         ("restart", policy),
         ("restarts", number(object.restart_count.into())),

@@ -39,6 +39,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         sleep: args.sleep.read()?,
         drowsy: args.sleep.read_drowsy()?,
         wake_on: args.sleep.read_wake_on()?,
+        oom: args.sleep.read_oom(),
         ip_add: args.ip_add,
         ip_rm: args.ip_rm,
     };
@@ -47,6 +48,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         && update.sleep.is_none()
         && update.drowsy.is_none()
         && update.wake_on.is_none()
+        && update.oom.is_none()
         && update.ip_add.is_empty()
         && update.ip_rm.is_empty();
     ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");

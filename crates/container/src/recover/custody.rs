@@ -236,7 +236,7 @@ fn restore_sockets_of(ground: &Ground, config: &Config, recovery: &mut Recovery)
         // Received from the vault, or from a failed wake (`hold::hold_again`).
         true => {
             let reader = Reader::open(&ground.asleep_dir(&config.id))?;
-            if let Some(after_ms) = policy::alarm_ms(reader.records(), config.spec.wake_on) {
+            if let Some(after_ms) = policy::alarm_ms(ground, config, reader.records()) {
                 recovery.keeper.set_alarm(config.id.as_str(), after_ms)?;
             }
         }

@@ -1,6 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze` and `pending`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending`,
+//! `shortage` and `policy`.
 
 use std::os::fd::AsFd;
 
@@ -11,10 +12,11 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{bandwidth, contract, drive, freeze, net, rate, state, usage, view};
+use crate::{bandwidth, contract, drive, freeze, net, policy, rate, shortage, state, usage, view};
 
-/// Changes limits, policies and addresses; of a running container at once.
-pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<()> {
+/// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
+/// memory, and has more now.
+pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<bool> {
     let _lock = ground.lock(id)?;
     let mut config = ground.config(id)?;
     let mut before = config.clone();
@@ -42,6 +44,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     if let Some(wake_on) = update.wake_on {
         config.spec.wake_on = wake_on;
     }
+    config.spec.oom = update.oom.unwrap_or(config.spec.oom);
+    shortage::check(&config.spec)?;
     if observed.state == State::Asleep && bandwidth::is_in(&update.limits) {
         // ORDER: before the record changes, by which the end of a container knows whether it has a class. A wake
         // makes one.
@@ -52,7 +56,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         net::update_addresses(ground, &mut before, update, alive)?;
         config.addresses.clone_from(&before.addresses);
     }
-    let changed = alive && update.limits != dormouse_model::Limits::default();
+    let is_other_oom = config.spec.oom != before.spec.oom;
+    let changed = alive && (is_other_oom || update.limits != dormouse_model::Limits::default());
     let cgroup = changed.then(|| state::cgroup(ground, &config)).transpose()?;
     // ORDER: on record, then in force: a command that finds the intent applies the record. A reservation is
     // admitted before: a refused one changes nothing.
@@ -76,7 +81,12 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let set = |cgroup: Cgroup| -> Result<()> {
         // ORDER: the lock is released before the limits of all are written, also those that were left to its holder.
         let writer = contract::hold_limits(ground, &update.limits)?;
-        let set = cgroup.set(&in_kernel(&update.limits, &config.spec.limits));
+        let mut limits = in_kernel(&update.limits, &config.spec.limits);
+        if is_other_oom && limits.memory_high_bytes.is_none() && ground.cgroups()?.keeps_memory() {
+            limits.memory_high_bytes = Some(u64::MAX);
+        }
+        let limits = shortage::in_kernel(ground, &config.spec, &limits)?;
+        let set = cgroup.set(&limits);
         drop(writer);
         set?;
         if !update.limits.disk_rates.is_empty() {
@@ -95,7 +105,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     if let Err(e) = cgroup.map_or(Ok(()), set).and_then(|()| grow()) {
         (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);
         (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
-        config.spec.wake_on = before.spec.wake_on;
+        (config.spec.wake_on, config.spec.oom) = (before.spec.wake_on, before.spec.oom);
         ground.write_config(&ground.dir(id), &config)?;
         // The first error is returned.
         if freeze::finish_limits(ground, &config).is_err() && is_bandwidth {
@@ -109,7 +119,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         view::update(ground, &config, (init.pid, process.as_fd()))?;
     }
     ground.record("update", id.as_str(), config.name.as_str(), &[]);
-    Ok(())
+    let is_larger = config.spec.limits.memory_max_bytes > before.spec.limits.memory_max_bytes;
+    Ok(is_larger && observed.state == State::Asleep && policy::sleeps_on(ground, id).is_some())
 }
 
 /// Returns the limits to be set in the kernel: those that change, and those that depend on them.

@@ -76,7 +76,7 @@ pub use self::quota::CpuQuota;
 pub use self::share::{CpuShare, count_cpus, online_cpus, shares_of_weight};
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
-pub use self::usage::{CpuTime, InUse, MemoryInUse};
+pub use self::usage::{Charged, CpuTime, InUse, MemoryCharged, MemoryInUse};
 
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};

@@ -117,6 +117,51 @@ impl MemoryInUse {
     }
 }
 
+/// Memory that is charged to a container, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Charged {
+    /// All of it, as its limit counts.
+    pub bytes: u64,
+    /// Of that, page cache of files, which the kernel reclaims before the limit is reached. tmpfs is not included.
+    pub cache_bytes: u64,
+}
+
+/// Source of the memory that is charged to the containers below one parent.
+#[derive(Debug, Clone)]
+pub struct MemoryCharged(MemoryInUse);
+
+impl MemoryCharged {
+    /// Finds the mounts of cgroups; `parent` need not exist. `None` without a memory controller.
+    pub fn below(parent: &str) -> Result<Option<Self>, CgroupError> {
+        Ok(MemoryInUse::below(parent)?.map(Self))
+    }
+
+    /// Returns the charge of a container, and `None` without its cgroup. The page cache is read only where
+    /// `is_enough` says of the whole charge that it matters, and is zero otherwise.
+    pub fn of(
+        &self,
+        name: &str,
+        is_enough: impl FnOnce(u64) -> bool,
+    ) -> Result<Option<Charged>, CgroupError> {
+        check_name(name)?;
+        let dir = self.0.parent.join(name);
+        let (file, prefix) = match self.0.is_v2 {
+            true => ("memory.current", ""),
+            false => ("memory.usage_in_bytes", "total_"),
+        };
+        let Some(text) = read(&dir.join(file))? else { return Ok(None) };
+        let bytes = text.trim().parse().unwrap_or(0);
+        if !is_enough(bytes) {
+            return Ok(Some(Charged { bytes, cache_bytes: 0 }));
+        }
+        let Some(stat) = read(&dir.join("memory.stat"))? else { return Ok(None) };
+        let of = |list: &str| field(&stat, &format!("{prefix}{list}"));
+        // Not "cache" or "file", which include tmpfs.
+        let cache_bytes = of("inactive_file").saturating_add(of("active_file"));
+        Ok(Some(Charged { bytes, cache_bytes }))
+    }
+}
+
 /// A file of a cgroup, which may also be removed between the open and the read.
 fn read(path: &Path) -> Result<Option<String>, CgroupError> {
     match proc::read_text(path, LARGEST_FILE_BYTES) {

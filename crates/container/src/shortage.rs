@@ -1,0 +1,190 @@
+//! Sleep for want of memory (`--oom sleep`): a container that has used its memory is saved before the kernel would end
+//! one of its processes.
+//!
+//! The daemon finds the container at the brink of its limit ([`dormouse_model::Brink`]), and a worker puts it to sleep
+//! as it is, at work. On cgroup v2 `memory.high` is the brink, so that the kernel slows the processes down meanwhile.
+//! On v1 it does not: LIMIT: there a container that grows by more than the margin until its processes are stopped
+//! loses one to the kernel, as without this option.
+//!
+//! **Events do not wake it.** A server would be called again at once, and be short of memory again. It sleeps for a
+//! time that doubles with each shortage of its life, and its clients wait. The operator wakes it at any time, and a
+//! larger limit does so, too.
+//!
+//! **A container that is short again and again** is left to the kernel: the third time within a minute it does not
+//! sleep. A larger limit begins anew.
+//!
+//! Uses `ground`.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use dormouse_model::{Config, Limits, OutOfMemory, Spec, State, WakeOn};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::event;
+use crate::ground::Ground;
+
+/// The first pause. It doubles with each shortage.
+const PAUSE_LEAST: Duration = Duration::from_secs(30);
+/// The longest pause.
+const PAUSE_MOST: Duration = Duration::from_secs(3600);
+/// Shortages within [`AGAIN_WITHIN`] of which the last is left to the kernel.
+const AGAIN: usize = 3;
+const AGAIN_WITHIN: Duration = Duration::from_secs(60);
+/// LIMIT: shortages on record; more of them change nothing.
+const KEPT: usize = 16;
+
+/// The sleeps of a container for want of memory, since its start or a larger limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shortages {
+    /// When it fell asleep, in milliseconds since the epoch, the last one last.
+    slept_unix_ms: Vec<i64>,
+    /// Its limit then.
+    max_bytes: u64,
+    /// When it is woken, if it sleeps for want of memory now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wakes_unix_ms: Option<i64>,
+}
+
+impl Shortages {
+    /// Returns whether there was none.
+    pub(crate) fn is_none(&self) -> bool {
+        self.slept_unix_ms.is_empty()
+    }
+
+    /// Enters one more, with this limit. Returns how long the container is to sleep; `None` if it is short too often.
+    fn enter(&mut self, max_bytes: u64, now_unix_ms: i64) -> Option<Duration> {
+        if max_bytes > self.max_bytes {
+            *self = Self { max_bytes, ..Self::default() };
+        }
+        // A clock that was set back makes none of them recent.
+        let is_recent = |at: &&i64| {
+            u64::try_from(now_unix_ms - **at).is_ok_and(|ago| ago < AGAIN_WITHIN.as_millis() as u64)
+        };
+        if self.slept_unix_ms.iter().filter(is_recent).count() + 1 >= AGAIN {
+            return None;
+        }
+        let doublings = u32::try_from(self.slept_unix_ms.len()).unwrap_or(u32::MAX);
+        let pause = PAUSE_LEAST.saturating_mul(1 << doublings.min(16)).min(PAUSE_MOST);
+        self.slept_unix_ms.push(now_unix_ms);
+        let surplus = self.slept_unix_ms.len().saturating_sub(KEPT);
+        self.slept_unix_ms.drain(..surplus);
+        self.wakes_unix_ms = Some(now_unix_ms.saturating_add(pause.as_millis() as i64));
+        Some(pause)
+    }
+
+    /// Returns how long a container that sleeps for want of memory sleeps on; `None` if it sleeps for another reason.
+    pub(crate) fn sleeps_on(&self) -> Option<Duration> {
+        let left = self.wakes_unix_ms?.saturating_sub(event::now_unix_ms());
+        Some(Duration::from_millis(left.max(0).unsigned_abs()).min(PAUSE_MOST))
+    }
+
+    /// Those of a container that wakes now.
+    pub(crate) fn awake(&self) -> Self {
+        Self { wakes_unix_ms: None, ..self.clone() }
+    }
+}
+
+/// Refuses a container that could never sleep for want of memory.
+pub(crate) fn check(spec: &Spec) -> Result<()> {
+    if spec.oom != OutOfMemory::Sleep {
+        return Ok(());
+    }
+    let why = if spec.auto_remove {
+        "a container of --rm does not sleep, also not with --oom sleep: its files are not kept beyond its processes"
+    } else if spec.limits.memory_max_bytes.is_none() {
+        "--oom sleep needs a limit of memory: give --memory"
+    } else if spec.limits.memory_high_bytes.is_some() {
+        "--oom sleep sets memory.high itself, somewhat below --memory: leave out --memory-high"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Invalid(why.into()))
+}
+
+/// Returns the limits of a container for the kernel: with the brink, where the kernel slows down there.
+pub(crate) fn in_kernel<'l>(
+    ground: &Ground,
+    spec: &Spec,
+    limits: &'l Limits,
+) -> Result<Cow<'l, Limits>> {
+    match spec.oom.brink(&spec.limits) {
+        Some(brink) if ground.cgroups()?.keeps_memory() => {
+            let memory_high_bytes = Some(brink.bytes);
+            Ok(Cow::Owned(Limits { memory_high_bytes, ..limits.clone() }))
+        }
+        _ => Ok(Cow::Borrowed(limits)),
+    }
+}
+
+/// Enters a shortage that begins now. Returns how long the container is to sleep.
+pub(crate) fn enter(config: &Config, shortages: &mut Shortages) -> Result<Duration> {
+    if config.spec.oom != OutOfMemory::Sleep {
+        let why = "it is not to sleep for want of memory: see --oom";
+        return Err(Error::state(config, State::Running, why));
+    }
+    let max_bytes = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
+    shortages
+        .enter(max_bytes, event::now_unix_ms())
+        .ok_or_else(|| Error::ShortAgain(config.name.to_string()))
+}
+
+/// Returns the configuration of a container as its sleep follows it: no event wakes one that is short of memory.
+pub(crate) fn quiet(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.spec.wake_on = WakeOn::NOTHING;
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    #[test]
+    fn pauses_double_up_to_an_hour() {
+        let (mut shortages, mut now, mut pauses) = (Shortages::default(), 1_000_000, Vec::new());
+        assert!(shortages.is_none());
+        for _ in 0..40 {
+            let pause = shortages.enter(MB, now).expect("it wakes late enough");
+            assert_eq!(shortages.wakes_unix_ms, Some(now + pause.as_millis() as i64));
+            pauses.push(pause.as_secs());
+            now += pause.as_millis() as i64 + 1;
+            shortages = shortages.awake();
+        }
+        assert_eq!(pauses[..8], [30, 60, 120, 240, 480, 960, 1920, 3600]);
+        assert_eq!(pauses.last(), Some(&3600));
+        assert_eq!((shortages.slept_unix_ms.len(), shortages.wakes_unix_ms), (KEPT, None));
+    }
+
+    #[test]
+    fn third_shortage_within_a_minute_is_left_to_the_kernel() {
+        let mut shortages = Shortages::default();
+        assert!(shortages.enter(MB, 0).is_some() && shortages.enter(MB, 20_000).is_some());
+        let before = shortages.clone();
+        assert_eq!(shortages.enter(MB, 59_999), None);
+        assert_eq!(shortages, before, "it did not sleep");
+        assert!(shortages.enter(MB, 60_000).is_some(), "the first is a minute ago");
+        assert!(before.clone().enter(MB, -1_000).is_some(), "after the clock was set back");
+    }
+
+    #[test]
+    fn larger_limit_begins_anew() {
+        let mut shortages = Shortages::default();
+        for round in 0..50 {
+            let pause = shortages.enter(MB + round, 1_000);
+            assert_eq!(pause, Some(PAUSE_LEAST), "round {round}");
+        }
+        assert!(shortages.enter(MB, 1_000).is_some(), "the second");
+        assert_eq!(shortages.enter(MB, 1_000), None, "a smaller limit does not");
+    }
+
+    #[test]
+    fn record_of_an_awake_container_has_no_end_of_a_pause() {
+        let record: Shortages =
+            serde_json::from_str(r#"{"slept_unix_ms":[5],"max_bytes":1}"#).unwrap();
+        assert_eq!(record.wakes_unix_ms, None);
+    }
+}
