@@ -183,10 +183,10 @@ fn big_container_without_memory_loses_nothing_in_fifty_rounds() {
     const ROUNDS: u32 = 50;
     let host = host();
     let _daemon = Daemon::start(&host);
-    fill(&host, &["--memory", "64m", "--oom", "sleep"], 64 + 16 * ROUNDS);
+    fill(&host, &["--memory", "64m", "--oom", "sleep"], 64 + 18 * ROUNDS);
     for round in 1..=ROUNDS {
         wait_for_shortage(&host, round as usize);
-        let more = format!("{}m", 64 + 18 * round);
+        let more = format!("{}m", 64 + 17 * round);
         host.dm(&["update", "--memory", &more, "x"]).ok();
         assert_eq!(host.state_of("x"), "running");
     }
