@@ -91,7 +91,8 @@ struct report {
 	uint32_t blocks;    /* blocks begun: numbers of `complete` */
 	uint32_t umask_lock; /* held while a task reads its umask */
 	uint32_t gone;	    /* tasks with a slot that another task of their process has ended */
-	char pad[4096 - 4 * (9 + SLOTS * 4)];
+	uint32_t until_s;   /* CLOCK_MONOTONIC: when the first process waits no longer for a block */
+	char pad[4096 - 4 * (10 + SLOTS * 4)];
 	struct slot slots[SLOTS];
 };
 
@@ -1342,11 +1343,24 @@ static int thread_main(void *argument)
 	return 0;
 }
 
+static uint32_t seconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec;
+}
+
+/* Seconds for which the first process waits for a block, and how much sooner others give up: all of them wait for the same
+ * task where one is blocked for ever, and the first process reports that all stand still. */
+#define PATIENCE_S 8
+#define SOONER_S 3
+
 /* Waits until a block's task is complete, or has ended. */
-static void await_block(int number, pid_t child)
+static void await_block(int number, pid_t child, int is_first)
 {
 	struct timespec moment = {0, 200000};
-	for (int n = 0; n < 20000; n++) {
+	uint32_t until = report->until_s - (is_first ? 0 : SOONER_S);
+	while (seconds() < until) {
 		siginfo_t info = {.si_pid = 0};
 		if (__atomic_load_n(&report->complete[number], __ATOMIC_SEQ_CST))
 			return;
@@ -1384,7 +1398,7 @@ static void run(int from, int to)
 				all_here = here = is_stopping = 0;
 				task(n + 1, end, number);
 			}
-			await_block(number, child);
+			await_block(number, child, 0);
 		} else {
 			struct block *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE,
 					       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -1398,7 +1412,7 @@ static void run(int from, int to)
 						CLONE_SYSVSEM,
 					b);
 			if (got > 0)
-				await_block(number, 0);
+				await_block(number, 0, 0);
 			wait_kind = kind, wait_fd = fd, wait_id = id;
 		}
 		n = end - 1;
@@ -1475,6 +1489,7 @@ int main(int argc, char **argv)
 		for (end = n; end < op_count && ops[end].kind != PROGRAM; end++)
 			;
 		int number = __sync_fetch_and_add(&report->blocks, 1) % (SLOTS * 4);
+		report->until_s = seconds() + PATIENCE_S;
 		pid_t child = fork();
 		if (child == 0) {
 			char dir[16];
@@ -1483,7 +1498,7 @@ int main(int argc, char **argv)
 			chdir(dir);
 			task(n, end, number);
 		}
-		await_block(number, child);
+		await_block(number, child, 1);
 		program_number++;
 	}
 	struct timespec moment = {0, 100000000};
