@@ -768,3 +768,31 @@ fn vm_wake_refuses_a_file_of_another_type_by_its_path() {
     host.dm(&["wake", "a"]).ok();
     assert_eq!(host.state_of("a"), "running");
 }
+
+/// Programs compare the numbers of a file system and of a file: dovecot takes an index for another one, and SQLite locks
+/// a database twice. The kernel gives the lowest free number, and other tests take some, so one of many attempts is to
+/// succeed. Numbers below are free each time, so that none succeeds by itself.
+#[test]
+fn vm_root_file_system_has_its_number_again() {
+    let host = host();
+    let run = |name: &str| {
+        host.dm(&["run", "-d", "--name", name, "--net", "none", "workloads", "sleep", "1000"]).ok();
+    };
+    let number = || host.dm(&["exec", "x", "stat", "-c", "%d", "/"]).ok().trim().to_owned();
+    let mut seen = Vec::new();
+    let is_kept = (0..60).any(|_| {
+        run("below");
+        run("x");
+        let before = number();
+        host.dm(&["rm", "--force", "below"]).ok();
+        host.put_to_sleep("x");
+        host.dm(&["wake", "x"]).ok();
+        let woken = number();
+        host.dm(&["checkpoint", "x"]).ok();
+        host.dm(&["restore", "x"]).ok();
+        seen.push((before, woken, number()));
+        host.dm(&["rm", "--force", "x"]).ok();
+        seen.last().is_some_and(|(before, woken, restored)| before == woken && woken == restored)
+    });
+    assert!(is_kept, "{seen:?}");
+}

@@ -37,23 +37,24 @@ pub(crate) fn lower(ground: &Ground, root: &RootSource) -> Result<Lower> {
     }
 }
 
-/// Assembles the layers of a container as one detached mount.
+/// Assembles the layers of a container as one detached mount, with the number `device` (st_dev) if that is free.
 pub(crate) fn assemble(
     ground: &Ground,
     config: &Config,
     userns: BorrowedFd<'_>,
     purpose: Purpose,
+    device: Option<u64>,
 ) -> Result<Assembled> {
     let lower = lower(ground, &config.spec.root)?;
     let own = drive::open(ground, config, purpose)?;
     let volume = Volume { upper: &own.upper, work: &own.work, volatile: config.spec.auto_remove };
-    Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume))?)
+    Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume), device)?)
 }
 
 /// The layers of a stopped container as a mount. The caller holds the container's lock.
 fn assemble_stopped(ground: &Ground, config: &Config) -> Result<OwnedFd> {
     let userns = user_namespace(config.ids)?;
-    Ok(assemble(ground, config, userns.as_fd(), Purpose::Look)?.root)
+    Ok(assemble(ground, config, userns.as_fd(), Purpose::Look, None)?.root)
 }
 
 /// Returns the root directory of a container: its processes' root while it runs, or a detached

@@ -51,6 +51,8 @@ pub(crate) struct RestorePlan {
     /// The user of its first process, if that is on record. It is not looked up then: the container may have
     /// changed or removed it.
     pub(crate) user: Option<PasswdUser>,
+    /// The number that its root file system had.
+    pub(crate) device: Option<u64>,
     /// Addresses to be replaced, old and new.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
     /// The checkpoint is of another container, which continues by itself.
@@ -206,6 +208,7 @@ impl RestorePlan {
             wakes: false,
             since: None,
             user: None,
+            device: None,
             addresses: Vec::new(),
             beside: false,
             keeper: Cell::default(),

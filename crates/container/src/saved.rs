@@ -16,7 +16,6 @@ use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::state::{InitRecord, SLEPT};
-use crate::user::PasswdUser;
 
 /// Selects a checkpoint.
 #[derive(Debug, Clone, Default)]
@@ -122,13 +121,13 @@ pub(crate) fn write_first(checkpoint: &Path, init: &InitRecord) -> Result<()> {
     disk::write_json(&path, &disk::with_checksum(init)?, Durable::No)
 }
 
-/// Returns the user of the first process at the time of a checkpoint of a container. `None` for a checkpoint in
+/// Returns the record of the first process at the time of a checkpoint of a container. `None` for a checkpoint in
 /// another directory, which an attacker may have written, for one of an older program, and for a damaged
 /// record: the user is looked up then as at a start.
-pub(crate) fn user(ground: &Ground, id: &ContainerId, checkpoint: &Path) -> Option<PasswdUser> {
+pub(crate) fn first(ground: &Ground, id: &ContainerId, checkpoint: &Path) -> Option<InitRecord> {
     let is_own = [dir(ground, id).as_path(), &ground.dir(id)].contains(&checkpoint.parent()?);
     let read = || disk::read_with_checksum::<InitRecord>(&checkpoint.join(SLEPT)).ok().flatten();
-    is_own.then(read).flatten()?.user
+    is_own.then(read).flatten()
 }
 
 /// Removes an unwanted checkpoint that a save has published.

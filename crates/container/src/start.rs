@@ -261,8 +261,15 @@ fn start_clean(
     }
     let mut plan = newborn.send_part(plan)?;
     // The source mounts are closed at the end.
-    let Assembled { root, clones: _clones } =
-        layer::assemble(ground, config, userns.as_fd(), Purpose::Start)?;
+    let Assembled { root, clones: _clones, filled: _filled } = layer::assemble(
+        ground,
+        config,
+        userns.as_fd(),
+        Purpose::Start,
+        from.and_then(|it| it.device),
+    )?;
+    let device = rustix::fs::fstat(&root)
+        .map_err(|e| Error::file("cannot look at", "the root")(e.into()))?;
     let user = match recorded {
         Some(user) => user,
         // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
@@ -291,7 +298,10 @@ fn start_clean(
     io::bound_new_logs(&mut keeper, config, &streams.unbounded)?;
     from.map_or(Ok(()), RestorePlan::check_small)?;
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
-    let init = record_of(&newborn, console.is_some(), past, from, user);
+    let init = InitRecord {
+        device: Some(device.st_dev),
+        ..record_of(&newborn, console.is_some(), past, from, user)
+    };
     let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
     net::publish_ports(ground, config)?;
     // ORDER: recorded, then released: a running process is always on record.
@@ -343,6 +353,7 @@ fn record_of(
         user: Some(user),
         restored_bytes: from.map_or(0, RestorePlan::memory_bytes),
         wakes: from.map_or(0, |from| u32::from(from.wakes)),
+        device: None,
         shortages: since.map(|since| since.shortages.awake()).unwrap_or_default(),
     }
 }

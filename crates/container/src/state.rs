@@ -78,6 +78,10 @@ pub(crate) struct InitRecord {
     /// How often it woke in this life, from sleep and from drowsiness.
     #[serde(default)]
     pub(crate) wakes: u32,
+    /// The number of its root file system (st_dev). Programs keep it with numbers of files, and compare both: a restore
+    /// uses it again where the kernel has it free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<u64>,
     /// Its sleeps for want of memory in this life (`crate::shortage`).
     #[serde(default, skip_serializing_if = "Shortages::is_none")]
     pub(crate) shortages: Shortages,

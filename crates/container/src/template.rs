@@ -69,7 +69,7 @@ pub(crate) fn make(
         Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
         Err(e) => return Err(e),
     };
-    let user = saved::user(ground, &other.id, checkpoint);
+    let user = saved::first(ground, &other.id, checkpoint).and_then(|first| first.user);
     Ok(Template { reader, common: common.map(Arc::new), user, unshared })
 }
 

@@ -92,7 +92,7 @@ impl Unborn<'_> {
             let asleep = dir.join(ASLEEP);
             disk::make_dir(&asleep, 0o700)?;
             share(checkpoint, &asleep)?;
-            let user = saved::user(ground, &other.id, checkpoint);
+            let user = saved::first(ground, &other.id, checkpoint).and_then(|first| first.user);
             let origin = Origin { addresses: create::address_pairs(other, config), user };
             disk::write_json(&Origin::path(&asleep), &origin, Durable::No)?;
             ground::write_config_as(dir, config, Durable::No)?;

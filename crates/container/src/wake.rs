@@ -138,6 +138,7 @@ fn wake_with(
         check,
         held: sockets,
         wakes,
+        device: since.as_ref().and_then(|since| since.device),
         user: since.as_ref().and_then(|since| since.user.clone()).or(user),
         since,
         addresses,

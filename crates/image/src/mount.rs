@@ -270,6 +270,8 @@ pub struct Assembled {
     /// Source mounts that it does not need any more. Closing one waits for an RCU grace period,
     /// some 60 us: to be done when no client waits.
     pub clones: Vec<OwnedFd>,
+    /// Numbers of file systems that it does not need any more, with mounts as above.
+    pub filled: Option<calls::Filled>,
 }
 
 /// LIMIT: wait for a busy volume. When a container has ended its root may stay in use for a moment:
@@ -277,10 +279,17 @@ pub struct Assembled {
 /// files mapped there. `diff` and `cp` use the root for as long as they run.
 const IN_USE_WAIT: Duration = Duration::from_secs(2);
 
+/// The number of a file system.
+fn number_of(root: &OwnedFd) -> Result<u64> {
+    Ok(rustix::fs::fstat(root).at("look at", "the root")?.st_dev)
+}
+
 /// Makes a root file system: an overlay of `lower` and, if given, a writable volume, as a detached
 /// mount, `nodev`. The lower layers are idmapped with `userns`, the user namespace of the
 /// container; upper and work are not, and are owned by the container's ids on the host. Without a
 /// volume the root is read-only.
+///
+/// A root with a volume gets the number `device` (st_dev), if that is free.
 ///
 /// Fails with ESTALE if the volume was used over another image. Waits up to [`IN_USE_WAIT`] for a
 /// volume that is still in use.
@@ -288,6 +297,7 @@ pub fn assemble(
     lower: &Lower,
     userns: Option<BorrowedFd<'_>>,
     volume: Option<Volume<'_>>,
+    device: Option<u64>,
 ) -> Result<Assembled> {
     if let ([only], None) = (&lower.layers[..], volume) {
         // One layer alone needs no overlay.
@@ -298,7 +308,7 @@ pub fn assemble(
         let attr = MountAttr::RDONLY | MountAttr::NODEV;
         calls::set_attr(mount.as_fd(), false, attr, MountAttr::empty())
             .step("make the root read-only")?;
-        return Ok(Assembled { root: mount, clones: Vec::new() });
+        return Ok(Assembled { root: mount, clones: Vec::new(), filled: None });
     }
     // KERNEL(6.15): before, making an overlay uses up the clones; so each attempt has its own.
     let build = |options: &[(&str, Option<&str>)]| -> std::result::Result<Assembled, CallError> {
@@ -326,36 +336,54 @@ pub fn assemble(
         let volatile = volume.is_some_and(|v| v.volatile).then_some(("volatile", None));
         let options: Vec<_> = options.iter().copied().chain(volatile).collect();
         let root = calls::overlay(&layers, pair, &options)?;
-        Ok(Assembled { root, clones: clones.into_iter().flatten().collect() })
+        let clones = clones.into_iter().flatten().collect();
+        Ok(Assembled { root, clones, filled: None })
     };
     const ON: Option<&str> = Some("on");
     let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
     let few = [("metacopy", ON), ("redirect_dir", ON)];
     let options: &[_] = if volume.is_some() { &all } else { &few };
-    let until = Instant::now() + IN_USE_WAIT;
-    let mut pause = Duration::from_millis(1);
-    let first = loop {
-        match build(options) {
-            Err(e) if e.errno() == libc_errno::EBUSY && volume.is_some() => {
-                if Instant::now() > until {
-                    let what = "the writable layer is still in use: a process outside has files of the \
-                                container open, or its working directory there (see lsof(8), fuser(1))";
-                    return Err(Fault::Busy { what: what.to_owned() }.into());
+    let build_unused = || -> Result<Assembled> {
+        let until = Instant::now() + IN_USE_WAIT;
+        let mut pause = Duration::from_millis(1);
+        let first = loop {
+            match build(options) {
+                Err(e) if e.errno() == libc_errno::EBUSY && volume.is_some() => {
+                    if Instant::now() > until {
+                        let what = "the writable layer is still in use: a process outside has files of the \
+                                    container open, or its working directory there (see lsof(8), fuser(1))";
+                        return Err(Fault::Busy { what: what.to_owned() }.into());
+                    }
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(50));
                 }
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(Duration::from_millis(50));
+                result => break result,
             }
-            result => break result,
-        }
+        };
+        let result = match (first, volume) {
+            // A file system below that cannot be found again by handle, or numbers inodes in 64 bits.
+            (Err(e), Some(_))
+                if matches!(e.errno(), libc_errno::EINVAL | libc_errno::EOPNOTSUPP) =>
+            {
+                build(&few).map_err(|_| e)
+            }
+            (result, _) => result,
+        };
+        result.step("lay the layers over one another")
     };
-    let result = match (first, volume) {
-        // A file system below that cannot be found again by handle, or numbers inodes in 64 bits.
-        (Err(e), Some(_)) if matches!(e.errno(), libc_errno::EINVAL | libc_errno::EOPNOTSUPP) => {
-            build(&few).map_err(|_| e)
-        }
-        (result, _) => result,
-    };
-    let assembled: Assembled = result.step("lay the layers over one another")?;
+    let mut assembled = build_unused()?;
+    if let Some(device) = device.filter(|_| volume.is_some())
+        && let number = number_of(&assembled.root)?
+        && number < device
+        && device - number < calls::FILLERS_MAX
+    {
+        // ORDER: an upper directory is part of one overlay at a time.
+        drop(assembled);
+        // Another number is no reason to fail.
+        let filled = calls::fill_numbers(number, device).unwrap_or(None);
+        assembled = build_unused()?;
+        assembled.filled = filled;
+    }
     let root = &assembled.root;
     calls::set_attr(root.as_fd(), false, MountAttr::NODEV, MountAttr::empty())
         .step("forbid device nodes in the root")?;

@@ -30,7 +30,7 @@ impl Root {
         };
         let (upper, work) = volume.unwrap();
         let volume = Volume { upper: &upper, work: &work, volatile: false };
-        let mount = assemble(&lower, Some(userns().as_fd()), Some(volume)).unwrap().root;
+        let mount = assemble(&lower, Some(userns().as_fd()), Some(volume), None).unwrap().root;
         Self { mount, upper, lower }
     }
 
@@ -167,7 +167,7 @@ fn container_sees_the_tree(metadata: Metadata) {
         assert_eq!(fs::metadata(other.path("big")).unwrap().len(), 3 << 20);
         assert!(other.path("etc/conf.d/a").exists());
         // Without a volume it cannot be written.
-        let read_only = assemble(&root.lower, Some(userns().as_fd()), None).unwrap().root;
+        let read_only = assemble(&root.lower, Some(userns().as_fd()), None, None).unwrap().root;
         let path = format!("/proc/self/fd/{}/x", read_only.as_raw_fd());
         let error = fs::write(path, "x").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);

@@ -9,6 +9,7 @@
 //! be closed. KERNEL(6.13) takes layers by descriptor, KERNEL(6.15) also from detached mounts;
 //! before, [`overlay`] uses paths in a private mount namespace.
 
+use std::cmp::Ordering;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -100,9 +101,80 @@ impl FsContext {
     /// Makes the file system and mounts it, detached.
     pub fn create(self, attr: MountAttr) -> Result<OwnedFd> {
         self.config(FsCommand::Create)?;
+        self.mount(attr)
+    }
+
+    /// Mounts a file system that was made, detached.
+    fn mount(&self, attr: MountAttr) -> Result<OwnedFd> {
         call::fsmount(self.fd.as_fd(), attr)
             .explain("fsmount", || format!("{}, {attr:?}", self.fstype))
     }
+}
+
+/// LIMIT: file systems that [`fill_numbers`] makes for a moment, some 25 us each.
+pub const FILLERS_MAX: u64 = 64;
+
+/// A file system that uses up a number (st_dev).
+#[derive(Debug)]
+enum Filler {
+    Made(FsContext),
+    /// Its number is known only from a mount, whose end waits for an RCU grace period.
+    Mounted(#[expect(dead_code, reason = "held, not read")] OwnedFd, u64),
+}
+
+impl Filler {
+    fn new() -> Result<Self> {
+        let context = FsContext::open("ramfs")?;
+        context.config(FsCommand::Create)?;
+        Ok(Self::Made(context))
+    }
+
+    fn number(&mut self) -> Result<u64> {
+        if let Self::Made(context) = self {
+            let mount = context.mount(MountAttr::empty())?;
+            let number = rustix::fs::fstat(&mount).explain("fstat", || "ramfs".into())?.st_dev;
+            *self = Self::Mounted(mount, number);
+        }
+        match self {
+            Self::Mounted(_, number) => Ok(*number),
+            Self::Made(_) => Ok(0),
+        }
+    }
+}
+
+/// Numbers (st_dev) that are in use as long as this exists.
+#[derive(Debug)]
+pub struct Filled {
+    #[expect(dead_code, reason = "held, not read")]
+    fillers: Vec<Filler>,
+}
+
+/// Uses the free numbers from `lowest` up to `device`, so that the next file system without a device of its own gets
+/// the number `device`: the kernel takes the lowest free one (`get_anon_bdev()` in fs/super.c).
+///
+/// `None` if the number is in use, or more than [`FILLERS_MAX`] above the lowest free one. Others take numbers at the
+/// same time.
+pub fn fill_numbers(lowest: u64, device: u64) -> Result<Option<Filled>> {
+    let count = match device.checked_sub(lowest) {
+        Some(below) if below < FILLERS_MAX => below + 1,
+        _ => return Ok(None),
+    };
+    let fillers: Result<Vec<Filler>> = (0..count).map(|_| Filler::new()).collect();
+    let mut fillers = fillers?;
+    // Their numbers rise.
+    let (mut low, mut high) = (0, fillers.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match fillers[middle].number()?.cmp(&device) {
+            Ordering::Less => low = middle + 1,
+            Ordering::Greater => high = middle,
+            Ordering::Equal => {
+                fillers.truncate(middle);
+                return Ok(Some(Filled { fillers }));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// open_tree(2). KERNEL(5.2). The descriptor is O_PATH and closed on exec.

@@ -45,7 +45,9 @@ pub(crate) fn restore(
     let later = if lazy { later::choose(ground, id, &reader)? } else { None };
     end::settle_locked(ground, &config, false)?;
     let mut comeback = RestorePlan::verified(Arc::new(reader));
-    comeback.user = saved::user(ground, id, &path);
+    let first = saved::first(ground, id, &path);
+    comeback.device = first.as_ref().and_then(|first| first.device);
+    comeback.user = first.and_then(|first| first.user);
     // No process runs before it is done, and damage is rare.
     comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
     comeback.later = later;
