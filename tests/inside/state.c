@@ -91,7 +91,7 @@ struct report {
 	uint32_t blocks;    /* blocks begun: numbers of `complete` */
 	uint32_t umask_lock; /* held while a task reads its umask */
 	uint32_t gone;	    /* tasks with a slot that another task of their process has ended */
-	uint32_t until_s;   /* CLOCK_MONOTONIC: when the first process waits no longer for a block */
+	uint32_t until_s;   /* when the first process waits no longer for a block */
 	char pad[4096 - 4 * (10 + SLOTS * 4)];
 	struct slot slots[SLOTS];
 };
@@ -1343,31 +1343,20 @@ static int thread_main(void *argument)
 	return 0;
 }
 
-static uint32_t seconds(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec;
-}
-
-/* Seconds for which the first process waits for a block, and how much sooner others give up: all of them wait for the same
- * task where one is blocked for ever, and the first process reports that all stand still. */
-#define PATIENCE_S 8
-#define SOONER_S 3
+/* LIMIT: seconds for a block. Others give up sooner: where a task is blocked for ever, all wait for it. */
+enum { PATIENCE_S = 8, SOONER_S = 3 };
 
 /* Waits until a block's task is complete, or has ended. */
 static void await_block(int number, pid_t child, int is_first)
 {
 	struct timespec moment = {0, 200000};
-	uint32_t until = report->until_s - (is_first ? 0 : SOONER_S);
-	while (seconds() < until) {
+	time_t until = report->until_s - (is_first ? 0 : SOONER_S);
+	while (time(NULL) < until) {
 		siginfo_t info = {.si_pid = 0};
-		if (__atomic_load_n(&report->complete[number], __ATOMIC_SEQ_CST))
-			return;
-		if (child > 0 && waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid)
-			return;
-		/* A child that leaves no zombie (SA_NOCLDWAIT). */
-		if (child > 0 && kill(child, 0) != 0 && errno == ESRCH)
+		int has_ended = waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid;
+		/* ESRCH: a child that leaves no zombie (SA_NOCLDWAIT). */
+		has_ended |= kill(child, 0) != 0 && errno == ESRCH;
+		if (__atomic_load_n(&report->complete[number], __ATOMIC_SEQ_CST) || (child > 0 && has_ended))
 			return;
 		syscall(SYS_nanosleep, &moment, NULL);
 	}
@@ -1407,10 +1396,8 @@ static void run(int from, int to)
 			b->number = number;
 			int kind = wait_kind, fd = wait_fd;
 			long id = wait_id;
-			int got = clone(thread_main, b->stack + sizeof b->stack,
-					CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
-						CLONE_SYSVSEM,
-					b);
+			int shared = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_SYSVSEM;
+			int got = clone(thread_main, b->stack + sizeof b->stack, shared | CLONE_THREAD, b);
 			if (got > 0)
 				await_block(number, 0, 0);
 			wait_kind = kind, wait_fd = fd, wait_id = id;
@@ -1454,13 +1441,11 @@ static void map_report(void)
 static void wake(uint32_t phase, uint32_t *count, uint32_t wanted)
 {
 	/* LIMIT: a process may have ended since it was complete, by a second signal with SA_RESETHAND. */
-	struct timespec moment = {0, 1000000}, now, end;
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	end.tv_sec += 40;
+	struct timespec moment = {0, 1000000};
+	time_t end = time(NULL) + 40;
 	__atomic_store_n(&report->go, phase, __ATOMIC_SEQ_CST);
 	while (__atomic_load_n(count, __ATOMIC_SEQ_CST) < wanted) {
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		if (now.tv_sec > end.tv_sec)
+		if (time(NULL) > end)
 			break;
 		syscall(SYS_futex, &report->go, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 		syscall(SYS_nanosleep, &moment, NULL);
@@ -1489,7 +1474,7 @@ int main(int argc, char **argv)
 		for (end = n; end < op_count && ops[end].kind != PROGRAM; end++)
 			;
 		int number = __sync_fetch_and_add(&report->blocks, 1) % (SLOTS * 4);
-		report->until_s = seconds() + PATIENCE_S;
+		report->until_s = time(NULL) + PATIENCE_S;
 		pid_t child = fork();
 		if (child == 0) {
 			char dir[16];

@@ -1,5 +1,5 @@
-/* Fills MEGABYTES of memory, and then checks all of it. The first AT_ONCE are filled at once, then PER_SECOND. It answers
- * connections to port 80 meanwhile, each with the number of megabytes that it has filled. */
+/* Fills MEGABYTES of memory, and then checks all of it. The first AT_ONCE are filled at once, then PER_SECOND. It
+ * answers connections to port 80 meanwhile, each with the number of megabytes that it has filled. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! state gates account gating exit hold log io saved    records and facts of one container
+//! shortage state gates account gating exit hold log io saved    records and facts of one container
 //! silence shared volume usage debt rate bandwidth drive    the same
 //! contract view                                        the same
 //! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network

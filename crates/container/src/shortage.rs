@@ -86,23 +86,6 @@ impl Shortages {
     }
 }
 
-/// Refuses a container that could never sleep for want of memory.
-pub(crate) fn check(spec: &Spec) -> Result<()> {
-    if spec.oom != OutOfMemory::Sleep {
-        return Ok(());
-    }
-    let why = if spec.auto_remove {
-        "a container of --rm does not sleep, also not with --oom sleep: its files are not kept beyond its processes"
-    } else if spec.limits.memory_max_bytes.is_none() {
-        "--oom sleep needs a limit of memory: give --memory"
-    } else if spec.limits.memory_high_bytes.is_some() {
-        "--oom sleep sets memory.high itself, somewhat below --memory: leave out --memory-high"
-    } else {
-        return Ok(());
-    };
-    Err(Error::Invalid(why.into()))
-}
-
 /// Returns the limits of a container for the kernel: with the brink, where the kernel slows down there.
 pub(crate) fn in_kernel<'l>(
     ground: &Ground,

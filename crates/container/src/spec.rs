@@ -13,7 +13,6 @@ use dormouse_model::{
 };
 
 use crate::error::{Error, Result};
-use crate::shortage;
 
 /// LIMIT: falling asleep and waking take some ten milliseconds each.
 const SLEEP_AFTER_MIN: Duration = Duration::from_millis(100);
@@ -142,7 +141,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     bandwidth_allowed(spec)?;
     sleep_allowed(spec.sleep, spec.auto_remove)?;
     long_enough(spec.drowsy)?;
-    shortage::check(spec)?;
+    oom_allowed(spec)?;
     for key in spec.sysctls.keys() {
         sysctl_allowed(key, &spec.net)?;
     }
@@ -178,6 +177,23 @@ pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
         ));
     }
     long_enough(sleep)
+}
+
+/// Refuses a container that could never sleep for want of memory.
+pub(crate) fn oom_allowed(spec: &Spec) -> Result<()> {
+    if spec.oom != OutOfMemory::Sleep {
+        return Ok(());
+    }
+    let why = if spec.auto_remove {
+        "a container of --rm does not sleep, also not with --oom sleep: its files are not kept beyond its processes"
+    } else if spec.limits.memory_max_bytes.is_none() {
+        "--oom sleep needs a limit of memory: give --memory"
+    } else if spec.limits.memory_high_bytes.is_some() {
+        "--oom sleep sets memory.high itself, somewhat below --memory: leave out --memory-high"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Invalid(why.into()))
 }
 
 /// Refuses an idle time so short that the container would be frozen all the time.

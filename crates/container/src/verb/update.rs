@@ -45,7 +45,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         config.spec.wake_on = wake_on;
     }
     config.spec.oom = update.oom.unwrap_or(config.spec.oom);
-    shortage::check(&config.spec)?;
+    spec::oom_allowed(&config.spec)?;
     if observed.state == State::Asleep && bandwidth::is_in(&update.limits) {
         // ORDER: before the record changes, by which the end of a container knows whether it has a class. A wake
         // makes one.
