@@ -215,7 +215,7 @@ fn vm_files_on_a_disk_are_read_and_written_whether_it_runs_or_not() {
 #[test]
 fn vm_disk_grows_and_never_shrinks() {
     let host = Host::with_busybox();
-    host.dm(&[&["create", "--name", "x", "--disk", "32m"], &SLEEP[..]].concat()).ok();
+    host.dm(&[&["create", "--name", "x", "--disk", "32m"], SLEEP].concat()).ok();
     let update = |options: &[&str]| host.dm(&[&["update"], options, &["x"]].concat());
     // It does not run.
     update(&["--disk", "48m"]).ok();
@@ -266,13 +266,15 @@ fn vm_disk_grows_and_never_shrinks() {
 #[test]
 fn vm_interrupted_growth_is_undone_and_made_again() {
     let host = Host::with_busybox();
-    host.dm(&[&["create", "--name", "x", "--disk", "32m"], &SLEEP[..]].concat()).ok();
+    host.dm(&[&["create", "--name", "x", "--disk", "32m"], SLEEP].concat()).ok();
     let (disk, dir) = (file(&host, "x"), file(&host, "x").with_file_name(""));
     for saved in [None, Some("")] {
         let image = fs::File::options().write(true).open(&disk).expect("the file of the disk");
         image.set_len(200 << 20).expect("extended");
         fs::write(dir.join("drive.growing"), "").expect("written");
-        saved.map(|text| fs::write(dir.join("drive.saved"), text).expect("written"));
+        if let Some(text) = saved {
+            fs::write(dir.join("drive.saved"), text).expect("written");
+        }
         host.dm(&["start", "x"]).ok();
         assert_size(&host, "x", 32, "the growth is undone");
         for name in ["drive.growing", "drive.saved"] {

@@ -306,12 +306,15 @@ fn queues(
     Ok(plan.lift(sequence, what, made))
 }
 
+/// A type of file system, and a name for its source.
+type Kind<'a> = (&'a str, Option<&'a str>);
+
 /// Creates a new file system, not attached, of a type and under a name for its source.
 pub(super) fn new(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
     what: &str,
-    ((kind, called), options): ((&str, Option<&str>), &[(String, String)]),
+    ((kind, called), options): (Kind<'_>, &[(String, String)]),
     attributes: u64,
 ) -> Result<Cell> {
     let context = plan.cell();

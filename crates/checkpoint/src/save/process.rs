@@ -4,9 +4,7 @@ use std::fs;
 
 use dormouse_kernel::{Errno, proc};
 use dormouse_record::check::{BARRIERS, PERSONALITIES};
-use dormouse_record::{
-    Bytes, Error, Layout, Memory, PAGE_BYTES, Process, RangePolicy, Result, Signal, Thread,
-};
+use dormouse_record::{Bytes, Error, Layout, Memory, PAGE_BYTES, Process, Result, Signal, Thread};
 
 use super::calls::run;
 use super::halt::Halt;
@@ -175,7 +173,7 @@ fn by_calls(
 ) -> Result<Memory> {
     let pid = seen.pid;
     let areas = &memory.areas;
-    let mut step = || -> std::result::Result<((u64, u32, bool), Vec<RangePolicy>), Errno> {
+    let mut step = || {
         let mut script = Script::default();
         let policies = policy::find(&mut script, areas);
         let peers = unix::query_peers(survey, &record.descriptors, &mut script);
@@ -186,7 +184,7 @@ fn by_calls(
         stops(survey, &answers);
         let found = complete(record, &answers)?;
         let run = |script: &Script| run(seen, pid, ground, script, None);
-        Ok((found, policy::of_ranges(policies(&answers), run)?))
+        Ok::<_, Errno>((found, policy::of_ranges(policies(&answers), run)?))
     };
     let (found, policies) = step().map_err(Error::of("make calls in the memory", pid))?;
     memory.policies = policies;

@@ -33,6 +33,16 @@ pub fn file_signal(file: BorrowedFd<'_>) -> Result<i32, Errno> {
         .map(|signal| signal as i32)
 }
 
+/// fcntl(2), F_GET_RW_HINT: how long the data of a file is expected to live (RWH_WRITE_LIFE_*). EBADF for a place
+/// (O_PATH). Linux 4.13.
+pub fn write_hint(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    const GET_RW_HINT: i32 = 1035;
+    let mut hint = 0u64;
+    // SAFETY: the kernel writes one number of 64 bits to the pointer.
+    check(unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), GET_RW_HINT, &raw mut hint) })?;
+    Ok(hint)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,14 +54,4 @@ mod tests {
         assert_eq!(file_owner(file.as_fd()).unwrap().id, 0);
         assert_eq!(file_signal(file.as_fd()).unwrap(), 0);
     }
-}
-
-/// fcntl(2), F_GET_RW_HINT: how long the data of a file is expected to live (RWH_WRITE_LIFE_*). EBADF for a place
-/// (O_PATH). Linux 4.13.
-pub fn write_hint(file: BorrowedFd<'_>) -> Result<u64, Errno> {
-    const GET_RW_HINT: i32 = 1035;
-    let mut hint = 0u64;
-    // SAFETY: the kernel writes one number of 64 bits to the pointer.
-    check(unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), GET_RW_HINT, &raw mut hint) })?;
-    Ok(hint)
 }
