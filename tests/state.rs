@@ -467,6 +467,14 @@ const FOUND: &[(&str, &str)] = &[
         "open 482 181 849 662;mapfile 145 288 443 409;protect 312 311 200 783",
     ),
     (
+        "a client of packets without a name that receives credentials since its first message",
+        "unix 833 411 890 739;option 31 266 989 477",
+    ),
+    (
+        "a socket of packets without a name that receives credentials, as its peer does",
+        "pair 2 0 0 0;option 1 7 0 0;send 0 0 0 0;option 0 7 0 0",
+    ),
+    (
         "a client without a name that receives credentials",
         "unix 561 182 466 649;option 241 229 216 655",
     ),

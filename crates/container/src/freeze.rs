@@ -1,6 +1,6 @@
 //! End of a freeze, and the completion of interrupted changes of freezer and limits.
 //!
-//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `contract`, `view` and `shortage`.
+//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `contract` and `view`.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use dormouse_model::Config;
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-use crate::{bandwidth, contract, hold, rate, shortage, view};
+use crate::{bandwidth, contract, hold, rate, view};
 
 /// Thaws a container.
 ///
@@ -45,8 +45,7 @@ pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
     contract::admit_again(ground, config)?;
     let limits = &config.spec.limits;
     let cgroup = state::cgroup(ground, config)?;
-    let in_kernel = shortage::in_kernel(ground, &config.spec, limits)?;
-    cgroup.set(&in_kernel)?;
+    cgroup.set(limits)?;
     rate::set(ground, config, &cgroup)?;
     bandwidth::set(ground, config)?;
     contract::balance_all(ground, limits, limits)?;

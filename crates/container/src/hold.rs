@@ -193,9 +193,9 @@ pub(crate) fn hold_by(
 }
 
 /// Gives the held sockets of a failed wake to the keeper, if that has been replaced since:
-/// later callers wait in the queues of these sockets. The keeper requests another wake at once. A keeper
+/// later callers wait in the queues of these sockets. If `is_busy`, the keeper requests another wake at once. A keeper
 /// that has them parks them again, so that the vault has copies.
-pub(crate) fn hold_again(ground: &Ground, config: &Config, held: &[(u32, OwnedFd)]) {
+pub(crate) fn hold_again(ground: &Ground, config: &Config, held: &[(u32, OwnedFd)], is_busy: bool) {
     let give = || -> Result<()> {
         let Some((first, _)) = held.first() else {
             // The keeper may have taken them out of the vault for this wake.
@@ -218,7 +218,7 @@ pub(crate) fn hold_again(ground: &Ground, config: &Config, held: &[(u32, OwnedFd
         let copies = held.iter().map(copy).collect::<std::io::Result<Vec<_>>>();
         let copies = copies.map_err(Error::file("cannot copy", "a held socket"))?;
         let held = held_files(reader.records(), copies);
-        hold_by(&mut keeper, config, held, true, 0)
+        hold_by(&mut keeper, config, held, is_busy, 0)
     };
     // A keeper that is killed meanwhile is followed by another one.
     if let Err(e) = give().or_else(|_| give()) {

@@ -60,11 +60,19 @@ pub(crate) fn unproven(ground: &Ground, id: &ContainerId) -> Option<String> {
     disk::read_json::<Proven>(&path(ground, id)).ok().flatten()?.unproven
 }
 
-/// Proves a published checkpoint, while the container is stopped. Returns how long that took.
+/// The result of [`prove`].
+pub(crate) struct Proved {
+    /// How long it took.
+    pub(crate) took: Duration,
+    /// What prevented the trial; `None` if the checkpoint, or one of its shape, was proven.
+    pub(crate) unproven: Option<String>,
+}
+
+/// Proves a published checkpoint, while the container is stopped.
 ///
 /// Errors: [`Error::Unlike`] names the first difference, [`Error::NotRestored`] the failed step. The caller
 /// resumes the container.
-pub(crate) fn prove(ground: &Ground, original: Original, checkpoint: &Path) -> Result<Duration> {
+pub(crate) fn prove(ground: &Ground, original: Original, checkpoint: &Path) -> Result<Proved> {
     let began = Instant::now();
     let (id, name) = (original.config.id.clone(), original.config.name.clone());
     let id = &id;
@@ -79,7 +87,7 @@ pub(crate) fn prove(ground: &Ground, original: Original, checkpoint: &Path) -> R
     let before = disk::read_json::<Proven>(&path(ground, id)).unwrap_or(None).unwrap_or_default();
     let is_of_here = before.programs == here.programs && before.kernel == here.kernel;
     if is_of_here && here.features.is_subset(&before.features) {
-        return Ok(began.elapsed());
+        return Ok(Proved { took: began.elapsed(), unproven: None });
     }
     let mut proven = if is_of_here { before } else { Proven { features: BTreeSet::new(), ..here } };
     proven.unproven = match Proof::of(&reader)? {
@@ -100,7 +108,7 @@ pub(crate) fn prove(ground: &Ground, original: Original, checkpoint: &Path) -> R
     }
     // Without the record the next checkpoint is proven again.
     let _ = disk::write_json(&path(ground, id), &proven, Durable::No);
-    Ok(began.elapsed())
+    Ok(Proved { took: began.elapsed(), unproven: proven.unproven })
 }
 
 /// Compares a twin; returns why there is none, if the host has no room for one.

@@ -142,7 +142,7 @@ fn save(
         let (config, user, subject) = (config.clone(), user.clone(), subject.clone());
         let original = Original { config, process, user, subject, waits };
         match proof::prove(ground, original, &path) {
-            Ok(took) => figures.proof = took,
+            Ok(proved) => figures.proof = proved.took,
             Err(e) => {
                 saved::withdraw(&path)?;
                 return Err(e);

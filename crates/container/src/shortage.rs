@@ -2,9 +2,9 @@
 //! one of its processes.
 //!
 //! The daemon finds the container at the brink of its limit ([`dormouse_model::Brink`]), and a worker puts it to sleep
-//! as it is, at work. On cgroup v2 `memory.high` is the brink, so that the kernel slows the processes down meanwhile.
-//! On v1 it does not: LIMIT: there a container that grows by more than the margin until its processes are stopped
-//! loses one to the kernel, as without this option.
+//! as it is, at work. On cgroup v2 the daemon makes the brink `memory.high` as long as it runs, so that the kernel slows
+//! the processes down meanwhile. v1 has no such limit. LIMIT: there a container that grows by more than the margin until
+//! its processes are stopped loses one to the kernel, as without this option.
 //!
 //! **Events do not wake it.** A server would be called again at once, and be short of memory again. It sleeps for a
 //! time that doubles with each shortage of its life, and its clients wait. The operator wakes it at any time, and a
@@ -15,10 +15,10 @@
 //!
 //! Uses `ground`.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
-use dormouse_model::{Config, Limits, OutOfMemory, Spec, State, WakeOn};
+use dormouse_kernel::cgroup::MemoryCharged;
+use dormouse_model::{Config, WakeOn};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -56,8 +56,9 @@ impl Shortages {
     /// Enters one more, with this limit. Returns how long the container is to sleep; `None` if it is short too often.
     fn enter(&mut self, max_bytes: u64, now_unix_ms: i64) -> Option<Duration> {
         if max_bytes > self.max_bytes {
-            *self = Self { max_bytes, ..Self::default() };
+            *self = Self::default();
         }
+        self.max_bytes = max_bytes;
         // A clock that was set back makes none of them recent.
         let is_recent = |at: &&i64| {
             u64::try_from(now_unix_ms - **at).is_ok_and(|ago| ago < AGAIN_WITHIN.as_millis() as u64)
@@ -86,31 +87,35 @@ impl Shortages {
     }
 }
 
-/// Returns the limits of a container for the kernel: with the brink, where the kernel slows down there.
-pub(crate) fn in_kernel<'l>(
-    ground: &Ground,
-    spec: &Spec,
-    limits: &'l Limits,
-) -> Result<Cow<'l, Limits>> {
-    match spec.oom.brink(&spec.limits) {
-        Some(brink) if ground.cgroups()?.keeps_memory() => {
-            let memory_high_bytes = Some(brink.bytes);
-            Ok(Cow::Owned(Limits { memory_high_bytes, ..limits.clone() }))
+/// Has the kernel no longer slow down a container that is not to sleep for want of memory.
+pub(crate) fn run_free(ground: &Ground, config: &Config) -> Result<()> {
+    match MemoryCharged::below(&ground.places.cgroup)? {
+        Some(charged) => {
+            Ok(charged.slow_down(config.id.as_str(), config.spec.limits.memory_high_bytes)?)
         }
-        _ => Ok(Cow::Borrowed(limits)),
+        None => Ok(()),
     }
 }
 
-/// Enters a shortage that begins now. Returns how long the container is to sleep.
-pub(crate) fn enter(config: &Config, shortages: &mut Shortages) -> Result<Duration> {
-    if config.spec.oom != OutOfMemory::Sleep {
-        let why = "it is not to sleep for want of memory: see --oom";
-        return Err(Error::state(config, State::Running, why));
+/// Enters a shortage of a running container that no operator stops. Returns how long it is to sleep.
+///
+/// ORDER: under the container's lock. The daemon has decided by an older reading, and perhaps for another limit.
+pub(crate) fn enter(
+    ground: &Ground,
+    config: &Config,
+    shortages: &mut Shortages,
+) -> Result<Duration> {
+    let charged = MemoryCharged::below(&ground.places.cgroup)?;
+    let charged = charged.map_or(Ok(None), |charged| charged.of(config.id.as_str(), |_| true))?;
+    let (Some(brink), Some(now)) = (config.spec.oom.brink(&config.spec.limits), charged) else {
+        return Err(Error::NotIdle(config.name.to_string()));
+    };
+    if !brink.is_reached(now.bytes, now.cache_bytes, now.swap_left_bytes) {
+        return Err(Error::NotIdle(config.name.to_string()));
     }
     let max_bytes = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
-    shortages
-        .enter(max_bytes, event::now_unix_ms())
-        .ok_or_else(|| Error::ShortAgain(config.name.to_string()))
+    let pause = shortages.enter(max_bytes, event::now_unix_ms());
+    pause.ok_or_else(|| Error::ShortAgain(config.name.to_string()))
 }
 
 /// Returns the configuration of a container as its sleep follows it: no event wakes one that is short of memory.

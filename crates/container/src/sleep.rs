@@ -74,14 +74,24 @@ pub(crate) fn sleep(
         ));
     }
     idle.map_or(Ok(()), |idle| policy::check_idle(ground, &config, idle))?;
+    if (observed.state, reason) == (State::Drowsy, Reason::Shortage) {
+        return Err(Error::state(&config, State::Drowsy, "it does not grow"));
+    }
     // A drowsy container that cannot be saved stays drowsy.
     if let (State::Drowsy, Some(init)) = (observed.state, observed.init) {
         drowsy::resume_to_sleep(ground, &config, init)?;
     }
     let (mut init, process) = save::can_be_saved(ground, &config)?;
     let pause = match reason {
-        Reason::Shortage => Some(shortage::enter(&config, &mut init.shortages)?),
-        _ => None,
+        Reason::Shortage if init.stopping => {
+            return Err(Error::state(&config, State::Running, "it is being stopped"));
+        }
+        Reason::Shortage => Some(shortage::enter(ground, &config, &mut init.shortages)?),
+        _ => {
+            // The mark of a sleep that was killed.
+            init.shortages = init.shortages.awake();
+            None
+        }
     };
     let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
     let subject = Subject { quiet, ..save::to_sleep(ground, &config)? };
@@ -91,13 +101,14 @@ pub(crate) fn sleep(
     let mut written = stopped.write(&subject, writer)?;
     saved::write_first(&ground.asleep_dir(id), &init)?;
     // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
+    let mut unproven = Some("none was made".to_owned());
     if let (Trial::Made, Some(user)) = (trial, &init.user) {
         let waits = stopped.take_waits();
         let process = io::clone_fd(process.as_fd())?;
         let original =
             Original { config: config.clone(), process, user: user.clone(), subject, waits };
         match proof::prove(ground, original, &ground.asleep_dir(id)) {
-            Ok(took) => written.figures.proof = took,
+            Ok(proved) => (written.figures.proof, unproven) = (proved.took, proved.unproven),
             Err(e) => {
                 end::forget_sleep(ground, &config)?;
                 return Err(e);
@@ -105,7 +116,7 @@ pub(crate) fn sleep(
         }
     }
     // A sleep that nobody has asked for, at work, has to be one that a wake ends.
-    if let (Some(_), Some(object)) = (pause, proof::unproven(ground, id)) {
+    if let (Some(_), Some(object)) = (pause, unproven) {
         end::forget_sleep(ground, &config)?;
         return Err(Error::Unproven { name: config.name.to_string(), object });
     }

@@ -189,7 +189,7 @@ pub(crate) fn oom_allowed(spec: &Spec) -> Result<()> {
     } else if spec.limits.memory_max_bytes.is_none() {
         "--oom sleep needs a limit of memory: give --memory"
     } else if spec.limits.memory_high_bytes.is_some() {
-        "--oom sleep sets memory.high itself, somewhat below --memory: leave out --memory-high"
+        "--oom sleep slows the container down itself, somewhat below --memory: make it without --memory-high"
     } else {
         return Ok(());
     };

@@ -17,7 +17,7 @@
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
-//! `root`, `create`, `rate`, `drive`, `shortage`, `end`, `restore` and `remove`.
+//! `root`, `create`, `rate`, `drive`, `end`, `restore` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,8 +42,7 @@ use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, shortage,
-    usage, view,
+    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -208,9 +207,8 @@ fn start_clean(
     // A restore sets the clocks of the checkpoint.
     let has_clock = from.is_none() && view::has_clock(config);
     flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
-    let limits = shortage::in_kernel(ground, &config.spec, &config.spec.limits)?;
     let (cgroup, (mut keeper, expected)) =
-        ground.cgroups()?.create_with(config.id.as_str(), &limits, |cgroup| {
+        ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
             let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
             let expected = keeper.expect(Spawn {
                 netns: net.netns().map(io::clone_fd).transpose()?,

@@ -6,12 +6,13 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `unwoken`, `admission`,
+//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `shortage`, `unwoken`, `admission`,
 //! `caller`, `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dormouse_kernel::ErrorKind;
 use dormouse_launch::Keeper;
@@ -27,10 +28,15 @@ use crate::policy::{self, Reason};
 use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
-use crate::{caller, drowsy, end, hold, later, process, restore, root, settings, unwoken, usage};
+use crate::{
+    caller, drowsy, end, hold, later, process, restore, root, settings, shortage, unwoken, usage,
+};
 
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
+
+/// The first pause after a failed wake of a container that was short of memory.
+const FAILED_PAUSE_LEAST: Duration = Duration::from_secs(10);
 
 /// LIMIT: number of sockets requested from the keeper before the first one is received.
 const AHEAD_MAX: usize = 32;
@@ -84,7 +90,14 @@ fn wake_found(
     let woken = wake_with(ground, config, &mut held, reason);
     if let Err(e) = &woken {
         // ORDER: first held by the keeper and the vault, then on record.
-        hold::hold_again(ground, config, &held);
+        match policy::sleeps_on(ground, &config.id) {
+            None => hold::hold_again(ground, config, &held, true),
+            // Its pause continues. The error of the wake is returned.
+            Some(pause) => {
+                hold::hold_again(ground, &shortage::quiet(config), &held, false);
+                let _ = policy::ring_after(ground, &config.id, pause.max(FAILED_PAUSE_LEAST));
+            }
+        }
         if state::observe(ground, config).is_ok_and(|it| it.state == State::Asleep) {
             let failed = unwoken::note(ground, config, e, reason);
             // The error of the wake is returned.

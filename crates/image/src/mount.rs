@@ -374,8 +374,7 @@ pub fn assemble(
     let mut assembled = build_unused()?;
     if let Some(device) = device.filter(|_| volume.is_some())
         && let number = number_of(&assembled.root)?
-        && number < device
-        && device - number < calls::FILLERS_MAX
+        && calls::is_fillable(number, device)
     {
         // ORDER: an upper directory is part of one overlay at a time.
         drop(assembled);

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, major, minor};
 
 use crate::Errno;
 use crate::call::{self, CloneFlags, FsCommand};
@@ -112,7 +112,14 @@ impl FsContext {
 }
 
 /// LIMIT: file systems that [`fill_numbers`] makes for a moment, some 25 us each.
-pub const FILLERS_MAX: u64 = 64;
+const FILLERS_MAX: u32 = 64;
+
+/// Whether `device` can be made the lowest free number, where `lowest` is it now.
+pub fn is_fillable(lowest: u64, device: u64) -> bool {
+    let are_without_device = major(lowest) == 0 && major(device) == 0;
+    let below = minor(device).checked_sub(minor(lowest));
+    are_without_device && below.is_some_and(|below| (1..FILLERS_MAX).contains(&below))
+}
 
 /// A file system that uses up a number (st_dev).
 #[derive(Debug)]
@@ -152,13 +159,13 @@ pub struct Filled {
 /// Uses the free numbers from `lowest` up to `device`, so that the next file system without a device of its own gets
 /// the number `device`: the kernel takes the lowest free one (`get_anon_bdev()` in fs/super.c).
 ///
-/// `None` if the number is in use, or more than [`FILLERS_MAX`] above the lowest free one. Others take numbers at the
+/// `None` if the number is in use, or too many numbers are free below it ([`is_fillable`]). Others take numbers at the
 /// same time.
 pub fn fill_numbers(lowest: u64, device: u64) -> Result<Option<Filled>> {
-    let count = match device.checked_sub(lowest) {
-        Some(below) if below < FILLERS_MAX => below + 1,
-        _ => return Ok(None),
-    };
+    if !is_fillable(lowest, device) {
+        return Ok(None);
+    }
+    let count = minor(device) - minor(lowest) + 1;
     let fillers: Result<Vec<Filler>> = (0..count).map(|_| Filler::new()).collect();
     let mut fillers = fillers?;
     // Their numbers rise.

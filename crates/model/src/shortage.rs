@@ -65,7 +65,7 @@ impl FromStr for OutOfMemory {
 /// The memory at which a container falls asleep: below its limit, because the sleep and the wake need some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Brink {
-    /// The limit of the container without the margin. On cgroup v2 the kernel slows processes down from here on.
+    /// The limit of the container without the margin.
     pub bytes: u64,
     /// The rest.
     pub margin_bytes: u64,
@@ -80,12 +80,13 @@ impl Brink {
     }
 
     /// Returns whether a container is there: `used_bytes` are charged to it, of which the kernel can reclaim
-    /// `cache_bytes` of files.
+    /// `cache_bytes`, and it may use `swap_left_bytes` of swap.
     ///
     /// The kernel keeps some pages of programs to the end, and charges in batches: parts of the margin are left for
     /// both.
-    pub fn is_reached(&self, used_bytes: u64, cache_bytes: u64) -> bool {
-        used_bytes >= self.bytes.saturating_sub(self.margin_bytes / 4)
+    pub fn is_reached(&self, used_bytes: u64, cache_bytes: u64, swap_left_bytes: u64) -> bool {
+        swap_left_bytes < self.margin_bytes
+            && used_bytes >= self.bytes.saturating_sub(self.margin_bytes / 4)
             && used_bytes.saturating_sub(cache_bytes)
                 >= self.bytes.saturating_sub(self.margin_bytes / 2)
     }
@@ -118,10 +119,11 @@ mod tests {
     #[test]
     fn page_cache_does_not_bring_a_container_to_its_brink() {
         let brink = Brink::of(512 * MB);
-        assert!(brink.is_reached(480 * MB, 0));
-        assert!(brink.is_reached(480 * MB, 10 * MB), "pages of programs stay to the end");
-        assert!(!brink.is_reached(512 * MB, 100 * MB), "the kernel reclaims these first");
-        assert!(!brink.is_reached(400 * MB, 0));
+        assert!(brink.is_reached(480 * MB, 0, 0));
+        assert!(brink.is_reached(480 * MB, 10 * MB, 0), "pages of programs stay to the end");
+        assert!(!brink.is_reached(512 * MB, 100 * MB, 0), "the kernel reclaims these first");
+        assert!(!brink.is_reached(512 * MB, 0, 100 * MB), "and swaps as long as there is room");
+        assert!(!brink.is_reached(400 * MB, 0, 0));
         assert!(brink.is_near(400 * MB) && !brink.is_near(300 * MB));
     }
 

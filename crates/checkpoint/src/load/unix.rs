@@ -47,8 +47,11 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         && all.values().any(|socket| {
             let is_accepted = socket.name.as_ref().is_some_and(|name| name.inherited);
             let lacks = |message: &UnixMessage| message.credentials.is_none();
-            // A message to its closed peer is sent again, and such a socket would get a name by that.
+            // The kernel gives such a socket a name when it sends a message, also one that is sent again here.
+            let is_named_by_sending =
+                socket.name.is_none() && socket.socket_type != libc::SOCK_STREAM;
             socket.reset
+                || is_named_by_sending && passes_credentials(socket)
                 || socket.on_its_way().any(lacks)
                 || is_accepted && !passes_credentials(socket)
         });
@@ -884,7 +887,9 @@ impl<'r> Work<'_, 'r> {
             if let UnixPeer::Waiting { sent, .. } = &record.peer {
                 let own = self.plan.object(index)?;
                 for message in sent {
-                    self.send(index, own, message, None)?;
+                    // Such a message has the credentials in any case, and its sender is the only socket that there is.
+                    let who = message.credentials.as_ref();
+                    self.act_as(index, who, |work| work.send_message(index, own, message, None))?;
                 }
             }
             let UnixPeer::Socket { object } = record.peer else { continue };

@@ -6,7 +6,7 @@
 use std::os::fd::AsFd;
 
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::{CPU_WEIGHT, ContainerId, Limits, State};
+use dormouse_model::{CPU_WEIGHT, ContainerId, Limits, OutOfMemory, State};
 
 use crate::error::Result;
 use crate::ground::Ground;
@@ -15,7 +15,7 @@ use crate::spec::{self, Update};
 use crate::{bandwidth, contract, drive, freeze, net, policy, rate, shortage, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
-/// memory, and has more now.
+/// memory, and is to wake now.
 pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Result<bool> {
     let _lock = ground.lock(id)?;
     let mut config = ground.config(id)?;
@@ -56,8 +56,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         net::update_addresses(ground, &mut before, update, alive)?;
         config.addresses.clone_from(&before.addresses);
     }
-    let is_other_oom = config.spec.oom != before.spec.oom;
-    let changed = alive && (is_other_oom || update.limits != dormouse_model::Limits::default());
+    let changed = alive && update.limits != dormouse_model::Limits::default();
     let cgroup = changed.then(|| state::cgroup(ground, &config)).transpose()?;
     // ORDER: on record, then in force: a command that finds the intent applies the record. A reservation is
     // admitted before: a refused one changes nothing.
@@ -81,12 +80,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let set = |cgroup: Cgroup| -> Result<()> {
         // ORDER: the lock is released before the limits of all are written, also those that were left to its holder.
         let writer = contract::hold_limits(ground, &update.limits)?;
-        let mut limits = in_kernel(&update.limits, &config.spec.limits);
-        if is_other_oom && limits.memory_high_bytes.is_none() && ground.cgroups()?.keeps_memory() {
-            limits.memory_high_bytes = Some(u64::MAX);
-        }
-        let limits = shortage::in_kernel(ground, &config.spec, &limits)?;
-        let set = cgroup.set(&limits);
+        let set = cgroup.set(&in_kernel(&update.limits, &config.spec.limits));
         drop(writer);
         set?;
         if !update.limits.disk_rates.is_empty() {
@@ -120,7 +114,14 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     ground.record("update", id.as_str(), config.name.as_str(), &[]);
     let is_larger = config.spec.limits.memory_max_bytes > before.spec.limits.memory_max_bytes;
-    Ok(is_larger && observed.state == State::Asleep && policy::sleeps_on(ground, id).is_some())
+    let is_left_to_kernel = config.spec.oom != OutOfMemory::Sleep;
+    if alive && is_left_to_kernel && before.spec.oom == OutOfMemory::Sleep {
+        // A daemon that was killed may have left this.
+        shortage::run_free(ground, &config)?;
+    }
+    Ok((is_larger || is_left_to_kernel)
+        && observed.state == State::Asleep
+        && policy::sleeps_on(ground, id).is_some())
 }
 
 /// Returns the limits to be set in the kernel: those that change, and those that depend on them.

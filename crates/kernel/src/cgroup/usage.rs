@@ -7,6 +7,7 @@ use super::dir::field;
 use super::error::CgroupError;
 use super::mounts::Mounts;
 use super::{Controllers, check_name};
+use crate::error::CallError;
 use crate::proc;
 
 /// `cpu.stat` of v2 has some 300 bytes, `memory.stat` 2,000.
@@ -122,8 +123,11 @@ impl MemoryInUse {
 pub struct Charged {
     /// All of it, as its limit counts.
     pub bytes: u64,
-    /// Of that, page cache of files, which the kernel reclaims before the limit is reached. tmpfs is not included.
+    /// Of that, what the kernel reclaims before the limit is reached: page cache of files without tmpfs, and on v2
+    /// caches of the kernel, such as names of files. LIMIT: v1 does not count these by cgroup.
     pub cache_bytes: u64,
+    /// Swap that it may still use, and the host has.
+    pub swap_left_bytes: u64,
 }
 
 /// Source of the memory that is charged to the containers below one parent.
@@ -136,8 +140,8 @@ impl MemoryCharged {
         Ok(MemoryInUse::below(parent)?.map(Self))
     }
 
-    /// Returns the charge of a container, and `None` without its cgroup. The page cache is read only where
-    /// `is_enough` says of the whole charge that it matters, and is zero otherwise.
+    /// Returns the charge of a container, and `None` without its cgroup. The rest is read only where `is_enough` says of
+    /// the whole charge that it matters, and is zero otherwise.
     pub fn of(
         &self,
         name: &str,
@@ -145,21 +149,74 @@ impl MemoryCharged {
     ) -> Result<Option<Charged>, CgroupError> {
         check_name(name)?;
         let dir = self.0.parent.join(name);
-        let (file, prefix) = match self.0.is_v2 {
-            true => ("memory.current", ""),
-            false => ("memory.usage_in_bytes", "total_"),
+        let number = |file: &str| -> Result<Option<u64>, CgroupError> {
+            // "max" is the largest number.
+            let text = read(&dir.join(file))?;
+            Ok(text.map(|text| text.trim().parse().unwrap_or(u64::MAX)))
         };
-        let Some(text) = read(&dir.join(file))? else { return Ok(None) };
-        let bytes = text.trim().parse().unwrap_or(0);
+        let used = if self.0.is_v2 { "memory.current" } else { "memory.usage_in_bytes" };
+        let Some(bytes) = number(used)? else { return Ok(None) };
         if !is_enough(bytes) {
-            return Ok(Some(Charged { bytes, cache_bytes: 0 }));
+            return Ok(Some(Charged { bytes, ..Charged::default() }));
         }
         let Some(stat) = read(&dir.join("memory.stat"))? else { return Ok(None) };
-        let of = |list: &str| field(&stat, &format!("{prefix}{list}"));
+        let prefix = if self.0.is_v2 { "" } else { "total_" };
         // Not "cache" or "file", which include tmpfs.
-        let cache_bytes = of("inactive_file").saturating_add(of("active_file"));
-        Ok(Some(Charged { bytes, cache_bytes }))
+        let lists = ["inactive_file", "active_file", "slab_reclaimable"];
+        let cache = lists.map(|list| field(&stat, &format!("{prefix}{list}"))).into_iter();
+        // The limit of v1 counts memory and swap together. Without these files swap has no limit.
+        let (limit, used) = match self.0.is_v2 {
+            true => ("memory.swap.max", "memory.swap.current"),
+            false => ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
+        };
+        let limit = number(limit)?.unwrap_or(u64::MAX);
+        let own_left = limit.saturating_sub(number(used)?.unwrap_or(0));
+        let swap_left_bytes = match own_left {
+            0 => 0,
+            left => left.min(swap_free_bytes()?),
+        };
+        Ok(Some(Charged {
+            bytes,
+            cache_bytes: cache.fold(0, u64::saturating_add),
+            swap_left_bytes,
+        }))
     }
+
+    /// Has the kernel slow a container down above so much memory, and reclaim it (`memory.high`), or no longer. Nothing
+    /// happens without its cgroup, and on v1.
+    pub fn slow_down(&self, name: &str, above_bytes: Option<u64>) -> Result<(), CgroupError> {
+        check_name(name)?;
+        if !self.0.is_v2 {
+            return Ok(());
+        }
+        let text = above_bytes.map_or("max".to_owned(), |bytes| bytes.to_string());
+        let path = self.0.parent.join(name).join("memory.high");
+        match std::fs::OpenOptions::new().write(true).open(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            file => {
+                let wrote =
+                    file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+                let number = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EIO);
+                wrote.map_err(|e| CgroupError::Set {
+                    limit: "memory before it is slowed down",
+                    source: CallError::new(
+                        "write",
+                        format!("{}, {text}", path.display()),
+                        number(e),
+                    ),
+                })
+            }
+        }
+    }
+}
+
+/// Free swap of the host.
+fn swap_free_bytes() -> Result<u64, CgroupError> {
+    let text = proc::read_text("/proc/meminfo", LARGEST_FILE_BYTES).map_err(CgroupError::Read)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("SwapFree:"));
+    let kilobytes =
+        line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kilobytes.unwrap_or(0).saturating_mul(1024))
 }
 
 /// A file of a cgroup, which may also be removed between the open and the read.
