@@ -45,7 +45,6 @@ fn shortages(host: &Host) -> usize {
 fn wait_for_shortage(host: &Host, count: usize) {
     host.wait_for_state("x", "asleep");
     assert!(wait_until(soon(), || shortages(host) >= count), "{}", events(host));
-    assert_eq!(shortages(host), count, "{}", events(host));
 }
 
 #[track_caller]
@@ -124,7 +123,6 @@ fn vm_container_without_memory_sleeps_and_continues_with_more() {
     let answer = waiting.join().expect("an answer");
     assert!(answer.trim().parse::<u32>().is_ok_and(|mb| mb > 20), "{answer}");
     wait_for_log(&host, "ok");
-    assert_eq!(shortages(&host), 1);
     assert_eq!(host.inspect("x")["oom_killed"], false);
 }
 
@@ -189,6 +187,7 @@ fn container_that_is_being_stopped_does_not_sleep_for_want_of_memory() {
     host.dm(&["stop", "--time", "60", "x"]).ok();
     wait_for_log(&host, "over");
     assert_eq!((shortages(&host), host.inspect("x")["exit_code"].as_i64()), (0, Some(7)));
+    assert!(events(&host).contains("it is being stopped"), "{}", events(&host));
 }
 
 /// The pause is half a minute: the container wakes by itself, and is short of memory once more.

@@ -195,14 +195,14 @@ static void set_action(int signal, long how, long flags)
 	sigaction(signal, &action, NULL);
 }
 
-/* A signal that arrives later must not end the process. */
+/* A signal that arrives later must not end the process, by another thread either, which may not block it. */
 static void survive(int signal)
 {
 	struct sigaction action;
 	sigset_t blocked;
 	sigprocmask(SIG_BLOCK, NULL, &blocked);
 	if (sigaction(signal, NULL, &action) == 0 && action.sa_handler == SIG_DFL &&
-	    !sigismember(&blocked, signal))
+	    (!sigismember(&blocked, signal) || all_here > 0 || gettid() != getpid()))
 		set_action(signal, 2, 1);
 }
 
@@ -1277,8 +1277,6 @@ enum { PROGRAM, END, FORK, THREAD };
 
 #include "state_report.h"
 
-/* ---- waiting */
-
 /* A task that is complete takes a slot. */
 static int settle(void)
 {
@@ -1309,11 +1307,12 @@ static void rest(int slot, int kind, int fd, long id)
 		wait_for(REPORT);
 	describe(slot, 0);
 	__sync_fetch_and_add(&report->first, 1);
-	if (kind != 0)
-		wait_otherwise(kind, fd, id);
-	wait_for(AGAIN);
-	describe(slot, 1);
-	__sync_fetch_and_add(&report->second, 1);
+	if (kind == 0) {
+		wait_for(AGAIN);
+		describe(slot, 1);
+		__sync_fetch_and_add(&report->second, 1);
+	} else
+		wait_otherwise(kind, fd, id); /* This may end: there was something to read. */
 	for (;;)
 		pause();
 }

@@ -93,6 +93,10 @@ pub(crate) fn fall_asleep(
     };
     match fell {
         Ok(Some(fell)) => fell,
+        // It lives, and is left alone: see there.
+        Err(Error::State { state, hint, .. }) if reason == Reason::Shortage && state.is_alive() => {
+            Outcome::Awake { why: format!("it is {state}: {hint}") }
+        }
         Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Outcome::Gone,
         Err(Error::NotIdle(_)) => Outcome::Ran,
         // All refusals are reported, in one line.

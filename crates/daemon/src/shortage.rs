@@ -6,7 +6,7 @@
 //! container the room does not tick. On cgroup v2 the kernel slows a watched container down at its brink.
 //!
 //! **Refused.** A container that cannot sleep continues, and the event `awake` has the reason. It is slowed down no longer,
-//! and tried again after a second, two, four and so on, and not before fifty times as long as the last try took. The
+//! and tried again after a second, two, four and so on, and not before fifty times as long as a long try took. The
 //! kernel ends one of its processes when it has used all of its memory.
 //!
 //! **Killed.** Containers of v2 stay slowed down at their brink until a daemon runs again, or they have another `--oom`. A
@@ -21,6 +21,7 @@ use dormouse_api::EventKind;
 use dormouse_container::{Engine, Outcome, Reason, Request, Tier};
 use dormouse_kernel::cgroup::{Charged, MemoryCharged};
 use dormouse_model::{Brink, ContainerId};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Result;
 use crate::notify::say;
@@ -36,8 +37,8 @@ const LOOKS_SHARE: u32 = 20;
 const JOBS_MAX: usize = 4;
 /// The first and the longest pause after a refusal.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
-/// A try takes at most one part in so many of the time.
-const TRIES_SHARE: u32 = 50;
+/// A try that takes longer than this, with a trial restore, takes at most one part in so many of the time.
+const TRIES: (Duration, u32) = (Duration::from_secs(3), 50);
 
 /// A running container that is to sleep for want of memory.
 #[derive(Debug)]
@@ -62,9 +63,6 @@ impl Watched {
     fn look(&mut self, now: Instant, charged: Charged) -> bool {
         let is_near = self.brink.is_near(charged.bytes);
         self.due = now + if is_near { LOOKS_NEAR } else { LOOKS };
-        if !is_near {
-            (self.later, self.reported) = (None, String::new());
-        }
         let Charged { bytes, cache_bytes, swap_left_bytes } = charged;
         is_near
             && self.falls_since.is_none()
@@ -72,11 +70,21 @@ impl Watched {
             && self.brink.is_reached(bytes, cache_bytes, swap_left_bytes)
     }
 
+    /// Forgets refusals of a container that has room. Returns whether there were some.
+    fn recover(&mut self, charged: Charged) -> bool {
+        if self.brink.is_near(charged.bytes) {
+            return false;
+        }
+        self.reported = String::new();
+        self.later.take().is_some()
+    }
+
     /// Takes a refusal. Returns whether its reason is new.
     fn refused(&mut self, now: Instant, why: &str) -> bool {
         let took = self.falls_since.take().map_or(Duration::ZERO, |since| now - since);
         let pause = self.later.map_or(PAUSES.0, |(_, last)| last * 2);
-        let pause = pause.max(took * TRIES_SHARE).min(PAUSES.1);
+        let share = if took < TRIES.0 { Duration::ZERO } else { took * TRIES.1 };
+        let pause = pause.max(share).min(PAUSES.1);
         self.later = Some((now + pause, pause));
         let is_new = self.reported != why;
         self.reported = why.to_owned();
@@ -94,6 +102,8 @@ pub(crate) struct Shortages {
     new: Vec<ContainerId>,
     /// No reading before this time.
     not_before: Instant,
+    /// Running jobs of this room.
+    jobs: usize,
 }
 
 impl Shortages {
@@ -103,7 +113,7 @@ impl Shortages {
         let charged = MemoryCharged::below(&engine.places().cgroup)?;
         let room = |charged| {
             let (watched, new, not_before) = (BTreeMap::new(), Vec::new(), Instant::now());
-            Self { engine, charged, watched, new, not_before }
+            Self { engine, charged, watched, new, not_before, jobs: 0 }
         };
         Ok(charged.map(room))
     }
@@ -113,7 +123,9 @@ impl Shortages {
         for id in std::mem::take(&mut self.new) {
             let config = self.engine.config(&id).ok();
             let Some(brink) = config.and_then(|it| it.spec.oom.brink(&it.spec.limits)) else {
-                self.watched.remove(&id);
+                if self.watched.remove(&id).is_some() {
+                    self.run_free(&id);
+                }
                 continue;
             };
             let watched = self.watched.entry(id.clone());
@@ -122,21 +134,22 @@ impl Shortages {
                 let falls_since = watched.falls_since;
                 *watched = Watched { falls_since, ..Watched::new(now, brink) };
             }
-            // Also of a container that has begun again, whose cgroup is a new one.
-            self.slow_down(&id, Some(brink.bytes));
+            // It is tried again after an event. Its cgroup may be a new one.
+            watched.later = None;
+            slow_down(&self.charged, &id, Some(brink.bytes));
         }
     }
 
-    fn slow_down(&self, id: &ContainerId, above_bytes: Option<u64>) {
-        if let Err(e) = self.charged.slow_down(id.as_str(), above_bytes) {
-            say(&format!("{}: {e}", id.short()));
-        }
+    /// Has the kernel no longer slow a container down, but at a limit of its own.
+    fn run_free(&self, id: &ContainerId) {
+        let config = self.engine.config(id).ok();
+        slow_down(&self.charged, id, config.and_then(|it| it.spec.limits.memory_high_bytes));
     }
 
     /// Reads those whose time has come. Returns the jobs for those that are to sleep.
     fn look(&mut self, now: Instant) -> Vec<Notice> {
-        let mut falling = self.watched.values().filter(|it| it.falls_since.is_some()).count();
-        let (mut jobs, charged) = (Vec::new(), &self.charged);
+        let began = cpu_time();
+        let (mut jobs, charged, running) = (Vec::new(), &self.charged, self.jobs);
         self.watched.retain(|id, watched| {
             if watched.due > now {
                 return true;
@@ -145,31 +158,37 @@ impl Shortages {
             let read = match charged.of(id.as_str(), |bytes| brink.is_near(bytes)) {
                 Ok(Some(read)) => read,
                 // Without its cgroup it sleeps or has ended. Its next start is an event.
-                Ok(None) => return watched.falls_since.is_some(),
+                Ok(None) => {
+                    watched.due = now + LOOKS;
+                    return watched.falls_since.is_some();
+                }
                 Err(e) => {
                     say(&format!("{}: {e}", id.short()));
                     watched.due = now + LOOKS;
                     return true;
                 }
             };
-            if watched.look(now, read) && falling < JOBS_MAX {
-                falling += 1;
+            if watched.recover(read) {
+                slow_down(charged, id, Some(brink.bytes));
+            }
+            if watched.look(now, read) && running + jobs.len() < JOBS_MAX {
                 let (asked, why) = (Request::Suspend(Tier::Asleep), Reason::Shortage);
                 jobs.push(Notice::Wanted(Job { id: id.clone(), asked, idle: None, why }));
             }
             true
         });
-        self.not_before = Instant::now() + now.elapsed() * LOOKS_SHARE;
+        self.not_before = Instant::now() + cpu_time().saturating_sub(began) * LOOKS_SHARE;
         jobs
     }
 
     /// Takes the outcome of a job.
     fn ended(&mut self, now: Instant, Done { id, why: reason, fell, .. }: &Done) {
+        self.jobs = self.jobs.saturating_sub(usize::from(*reason == Reason::Shortage));
         let Some(watched) = self.watched.get_mut(id) else { return };
         match fell {
             Outcome::Awake { why } if *reason == Reason::Shortage => {
                 let is_new = watched.refused(now, why);
-                self.slow_down(id, None);
+                self.run_free(id);
                 if let (true, Ok(config)) = (is_new, self.engine.config(id)) {
                     let why = [("reason", why.clone())];
                     self.engine.record(EventKind::Awake, id.as_str(), config.name.as_str(), &why);
@@ -210,6 +229,7 @@ impl Room for Shortages {
         match notice {
             Notice::MaySleep(id, _) => self.new.push(id.clone()),
             Notice::Wanted(job) => {
+                self.jobs += usize::from(job.why == Reason::Shortage);
                 if let Some(watched) = self.watched.get_mut(&job.id) {
                     watched.falls_since = Some(now);
                 }
@@ -220,8 +240,20 @@ impl Room for Shortages {
     }
 
     fn end(self: Box<Self>) {
-        self.watched.keys().for_each(|id| self.slow_down(id, None));
+        self.watched.keys().for_each(|id| self.run_free(id));
     }
+}
+
+fn slow_down(charged: &MemoryCharged, id: &ContainerId, above_bytes: Option<u64>) {
+    if let Err(e) = charged.slow_down(id.as_str(), above_bytes) {
+        say(&format!("{}: {e}", id.short()));
+    }
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]
@@ -249,7 +281,8 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]);
         assert!(watched.refused(now, "it has two"), "another reason is reported");
-        assert!(!watched.look(now, HALF) && watched.look(now, FULL), "it had room meanwhile");
+        assert!(!watched.recover(FULL) && watched.recover(HALF) && !watched.recover(HALF));
+        assert!(watched.look(now, FULL), "it had room meanwhile");
         assert!(watched.refused(now, "it has two"), "and is reported again");
     }
 

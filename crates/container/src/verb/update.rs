@@ -112,13 +112,14 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     {
         view::update(ground, &config, (init.pid, process.as_fd()))?;
     }
-    ground.record("update", id.as_str(), config.name.as_str(), &[]);
-    let is_larger = config.spec.limits.memory_max_bytes > before.spec.limits.memory_max_bytes;
     let is_left_to_kernel = config.spec.oom != OutOfMemory::Sleep;
-    if alive && is_left_to_kernel && before.spec.oom == OutOfMemory::Sleep {
-        // A daemon that was killed may have left this.
+    let is_other_brink = is_left_to_kernel || update.limits.memory_max_bytes.is_some();
+    if alive && is_other_brink && before.spec.oom == OutOfMemory::Sleep {
+        // ORDER: before the event, by which a daemon sets its own. One that was killed has left the old one.
         shortage::run_free(ground, &config)?;
     }
+    ground.record("update", id.as_str(), config.name.as_str(), &[]);
+    let is_larger = config.spec.limits.memory_max_bytes > before.spec.limits.memory_max_bytes;
     Ok((is_larger || is_left_to_kernel)
         && observed.state == State::Asleep
         && policy::sleeps_on(ground, id).is_some())

@@ -1,6 +1,7 @@
 //! CPU time and memory of containers, for frequent reading: nothing is held open and nothing is
 //! created.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::dir::field;
@@ -126,7 +127,7 @@ pub struct Charged {
     /// Of that, what the kernel reclaims before the limit is reached: page cache of files without tmpfs, and on v2
     /// caches of the kernel, such as names of files. LIMIT: v1 does not count these by cgroup.
     pub cache_bytes: u64,
-    /// Swap that it may still use, and the host has.
+    /// Swap that it may still use, has pages for, and the host has.
     pub swap_left_bytes: u64,
 }
 
@@ -171,7 +172,10 @@ impl MemoryCharged {
         };
         let limit = number(limit)?.unwrap_or(u64::MAX);
         let own_left = limit.saturating_sub(number(used)?.unwrap_or(0));
-        let swap_left_bytes = match own_left {
+        let sum = |lists: [&str; 2]| lists.map(|list| field(&stat, &format!("{prefix}{list}")));
+        let pages: u64 = sum([if self.0.is_v2 { "anon" } else { "rss" }, "shmem"]).iter().sum();
+        let locked = field(&stat, &format!("{prefix}unevictable"));
+        let swap_left_bytes = match own_left.min(pages.saturating_sub(locked)) {
             0 => 0,
             left => left.min(swap_free_bytes()?),
         };
@@ -191,21 +195,16 @@ impl MemoryCharged {
         }
         let text = above_bytes.map_or("max".to_owned(), |bytes| bytes.to_string());
         let path = self.0.parent.join(name).join("memory.high");
-        match std::fs::OpenOptions::new().write(true).open(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            file => {
-                let wrote =
-                    file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
-                let number = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EIO);
-                wrote.map_err(|e| CgroupError::Set {
-                    limit: "memory before it is slowed down",
-                    source: CallError::new(
-                        "write",
-                        format!("{}, {text}", path.display()),
-                        number(e),
-                    ),
-                })
-            }
+        // O_NONBLOCK: newer kernels then leave the reclaim to the processes of the cgroup.
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        let wrote = file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+        match wrote.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)) {
+            Ok(()) | Err(libc::ENOENT | libc::ENODEV) => Ok(()),
+            Err(number) => Err(CgroupError::Set {
+                limit: "memory before it is slowed down",
+                source: CallError::new("write", format!("{}, {text}", path.display()), number),
+            }),
         }
     }
 }
