@@ -1189,38 +1189,7 @@ static void op_mq(long a, long b, long c, long d)
 		mq_unlink(name);
 }
 
-/* ---- the final wait of a task */
-
-static void op_wait(long a, long b, long c, long d)
-{
-	int p[2];
-	wait_kind = pick(a, 16);
-	switch (wait_kind) {
-	case 2:
-	case 3:
-	case 6:
-		if (pipe(p))
-			wait_kind = 0;
-		else
-			wait_fd = p[0];
-		break;
-	case 7:
-	case 8:
-		wait_fd = epoll_create1(0);
-		break;
-	case 9:
-		wait_id = msgget(IPC_PRIVATE, 0600);
-		break;
-	case 10:
-		wait_id = semget(IPC_PRIVATE, 1, 0600);
-		break;
-	case 11:
-		if (socketpair(AF_UNIX, SOCK_STREAM, 0, p))
-			wait_kind = 0;
-		else
-			wait_fd = p[0];
-	}
-}
+static void op_wait(long a, long b, long c, long d);
 static void op_exit(long a, long b, long c, long d)
 {
 	/* Not the first task of a program. */

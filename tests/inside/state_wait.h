@@ -1,5 +1,46 @@
 /* How a task of state.c waits, before and after its first report. Part of that file, which includes it. */
 
+/* Operations leave this descriptor alone, so that nothing is there to be read. */
+static int aside(int fd)
+{
+	int moved = fcntl(fd, F_DUPFD, FDS + 4);
+	if (moved < 0)
+		return fd;
+	close(fd);
+	return moved;
+}
+
+static void op_wait(long a, long b, long c, long d)
+{
+	int p[2];
+	wait_kind = pick(a, 16);
+	switch (wait_kind) {
+	case 2:
+	case 3:
+	case 6:
+		if (pipe(p))
+			wait_kind = 0;
+		else
+			wait_fd = aside(p[0]), aside(p[1]);
+		break;
+	case 7:
+	case 8:
+		wait_fd = aside(epoll_create1(0));
+		break;
+	case 9:
+		wait_id = msgget(IPC_PRIVATE, 0600);
+		break;
+	case 10:
+		wait_id = semget(IPC_PRIVATE, 1, 0600);
+		break;
+	case 11:
+		if (socketpair(AF_UNIX, SOCK_STREAM, 0, p))
+			wait_kind = 0;
+		else
+			wait_fd = aside(p[0]), aside(p[1]);
+	}
+}
+
 static void wait_for(uint32_t phase)
 {
 	for (;;) {
