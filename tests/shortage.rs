@@ -17,12 +17,12 @@ fn host() -> Host {
     host
 }
 
-/// Runs container `x` with a program that fills so many megabytes: forty at once, and eight in each second then. The
-/// last megabytes below a limit of 64 last half a second.
+/// Runs container `x` with a program that fills so many megabytes: forty at once, and five in each second then. The
+/// last megabytes below a limit of 64 last almost a second.
 #[track_caller]
 fn fill(host: &Host, options: &[&str], mb: u32) {
     let all = format!("MEGABYTES={mb}");
-    let rate = ["--env", &all, "--env", "AT_ONCE=40", "--env", "PER_SECOND=8"];
+    let rate = ["--env", &all, "--env", "AT_ONCE=40", "--env", "PER_SECOND=5"];
     // The host may have swap, which other tests add.
     let run = ["run", "-d", "--name", "x", "--memory", "64m", "--memory-swap", "64m"];
     host.dm(&[&run[..], options, &rate, &["workloads", "/bin/hog"]].concat()).ok();
@@ -45,6 +45,13 @@ fn shortages(host: &Host) -> usize {
 fn wait_for_shortage(host: &Host, count: usize) {
     host.wait_for_state("x", "asleep");
     assert!(wait_until(soon(), || shortages(host) >= count), "{}", events(host));
+}
+
+/// The kernel has ended a process of the stopped container. The cause is on record when the container is settled.
+#[track_caller]
+fn wait_for_oom_kill(host: &Host) {
+    let is_killed = || host.inspect("x")["oom_killed"] == true;
+    assert!(wait_until(soon(), is_killed), "{}", host.inspect("x"));
 }
 
 #[track_caller]
@@ -132,7 +139,7 @@ fn vm_container_without_memory_and_daemon_loses_a_process() {
     let host = host();
     fill(&host, &["--oom", "sleep"], 80);
     host.wait_for_state("x", "stopped");
-    assert_eq!(host.inspect("x")["oom_killed"], true);
+    wait_for_oom_kill(&host);
 }
 
 #[test]
@@ -147,7 +154,7 @@ fn third_shortage_within_a_minute_is_left_to_the_kernel() {
     host.wait_for_state("x", "stopped");
     assert_eq!(shortages(&host), 2);
     assert!(events(&host).contains("third time within a minute"), "{}", events(&host));
-    assert_eq!(host.inspect("x")["oom_killed"], true);
+    wait_for_oom_kill(&host);
 }
 
 /// The keeper that has the sockets is killed while the container sleeps.

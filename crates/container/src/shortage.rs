@@ -1,10 +1,10 @@
 //! Sleep for want of memory (`--oom sleep`): a container that has used its memory is saved before the kernel would end
 //! one of its processes.
 //!
-//! The daemon finds the container at the brink of its limit ([`dormouse_model::Brink`]), and a worker puts it to sleep
-//! as it is, at work. On cgroup v2 the daemon makes the brink `memory.high` as long as it runs, so that the kernel slows
-//! the processes down meanwhile. v1 has no such limit. LIMIT: there a container that grows by more than the margin until
-//! its processes are stopped loses one to the kernel, as without this option.
+//! The daemon finds the container at the brink of its limit ([`dormouse_model::Brink`]), and a worker puts it to
+//! sleep as it is, at work. On cgroup v2 the daemon makes the brink `memory.high` as long as it runs, so that the
+//! kernel slows the processes down meanwhile. v1 has no such limit. LIMIT: there a container that grows by more than
+//! the margin until its processes are stopped loses one to the kernel, as without this option.
 //!
 //! **Events do not wake it.** A server would be called again at once, and be short of memory again. It sleeps for a
 //! time that doubles with each shortage of its life, and its clients wait. The operator wakes it at any time, and a

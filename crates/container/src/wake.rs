@@ -6,8 +6,8 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `shortage`, `unwoken`, `admission`,
-//! `caller`, `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
+//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `shortage`, `unwoken`,
+//! `admission`, `caller`, `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;

@@ -5,12 +5,12 @@
 //! times while it is near its brink; with many of them seldom enough for a twentieth of one processor. Without such a
 //! container the room does not tick. On cgroup v2 the kernel slows a watched container down at its brink.
 //!
-//! **Refused.** A container that cannot sleep continues, and the event `awake` has the reason. It is slowed down no longer,
-//! and tried again after a second, two, four and so on, and not before fifty times as long as a long try took. The
-//! kernel ends one of its processes when it has used all of its memory.
+//! **Refused.** A container that cannot sleep continues, and the event `awake` has the reason. It is slowed down no
+//! longer, and tried again after a second, two, four and so on, and not before fifty times as long as a long try
+//! took. The kernel ends one of its processes when it has used all of its memory.
 //!
-//! **Killed.** Containers of v2 stay slowed down at their brink until a daemon runs again, or they have another `--oom`. A
-//! sleep in progress is finished by its worker.
+//! **Killed.** Containers of v2 stay slowed down at their brink until a daemon runs again, or they have another
+//! `--oom`. A sleep in progress is finished by its worker.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

@@ -141,8 +141,8 @@ impl MemoryCharged {
         Ok(MemoryInUse::below(parent)?.map(Self))
     }
 
-    /// Returns the charge of a container, and `None` without its cgroup. The rest is read only where `is_enough` says of
-    /// the whole charge that it matters, and is zero otherwise.
+    /// Returns the charge of a container, and `None` without its cgroup. The rest is read only where `is_enough` says
+    /// of the whole charge that it matters, and is zero otherwise.
     pub fn of(
         &self,
         name: &str,
