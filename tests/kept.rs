@@ -769,9 +769,9 @@ fn vm_wake_refuses_a_file_of_another_type_by_its_path() {
     assert_eq!(host.state_of("a"), "running");
 }
 
-/// Programs compare the numbers of a file system and of a file: dovecot takes an index for another one, and SQLite
-/// locks a database twice. The kernel gives the lowest free number, and other tests take some, so one of many attempts
-/// is to succeed. Numbers below are free each time, so that none succeeds by itself.
+/// Programs compare the numbers of a file system and of a file: dovecot takes its index for another one. The kernel
+/// gives the lowest free number, and other tests take some, so one of many attempts is to succeed. Numbers below are
+/// free each time, so that none succeeds by itself.
 #[test]
 fn vm_root_file_system_has_its_number_again() {
     let host = host();

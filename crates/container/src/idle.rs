@@ -93,7 +93,7 @@ pub(crate) fn fall_asleep(
     };
     match fell {
         Ok(Some(fell)) => fell,
-        // It lives, and is left alone: see there.
+        // A living container that is left alone, such as a paused one, is tried again after a pause.
         Err(Error::State { state, hint, .. }) if reason == Reason::Shortage && state.is_alive() => {
             Outcome::Awake { why: format!("it is {state}: {hint}") }
         }

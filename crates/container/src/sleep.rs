@@ -101,7 +101,8 @@ pub(crate) fn sleep(
     let mut written = stopped.write(&subject, writer)?;
     saved::write_first(&ground.asleep_dir(id), &init)?;
     // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
-    let mut unproven = Some("none was made".to_owned());
+    // Without a recorded user no trial is made.
+    let mut unproven = Some("it was started by an older program".to_owned());
     if let (Trial::Made, Some(user)) = (trial, &init.user) {
         let waits = stopped.take_waits();
         let process = io::clone_fd(process.as_fd())?;
@@ -115,7 +116,7 @@ pub(crate) fn sleep(
             }
         }
     }
-    // A sleep that nobody has asked for, at work, has to be one that a wake ends.
+    // No request precedes this sleep of a container at work, so a wake has to be possible.
     if let (Some(_), Some(object)) = (pause, unproven) {
         end::forget_sleep(ground, &config)?;
         return Err(Error::Unproven { name: config.name.to_string(), object });

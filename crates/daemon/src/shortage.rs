@@ -146,7 +146,7 @@ impl Shortages {
         slow_down(&self.charged, id, config.and_then(|it| it.spec.limits.memory_high_bytes));
     }
 
-    /// Reads those whose time has come. Returns the jobs for those that are to sleep.
+    /// Reads the containers that are due. Returns a job for each that is to sleep.
     fn look(&mut self, now: Instant) -> Vec<Notice> {
         let began = cpu_time();
         let (mut jobs, charged, running) = (Vec::new(), &self.charged, self.jobs);

@@ -125,7 +125,7 @@ pub fn is_fillable(lowest: u64, device: u64) -> bool {
 #[derive(Debug)]
 enum Filler {
     Made(FsContext),
-    /// Its number is known only from a mount, whose end waits for an RCU grace period.
+    /// Only a mount shows its number. The end of the mount waits for an RCU grace period.
     Mounted(#[expect(dead_code, reason = "held, not read")] OwnedFd, u64),
 }
 

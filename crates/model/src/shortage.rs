@@ -1,6 +1,5 @@
 //! The action for a container that has used its memory.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -43,12 +42,6 @@ impl OutOfMemory {
             (Self::Sleep, Some(max_bytes)) => Some(Brink::of(max_bytes)),
             _ => None,
         }
-    }
-}
-
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
