@@ -705,6 +705,13 @@ fn covered_root_leaves_no_procfs_to_nested_user_namespace() {
         let out = attack(&oci, has_user);
         assert!(out.stderr.contains("mount") && !out.stdout.contains("MOUNTED"), "{out}");
     }
+    // One that root of the container's user namespace cannot reach, as in a private directory of a service.
+    let private = oci.host().dir().join("private").display().to_string();
+    oci.sh(&format!("mkdir -m 700 {private} && mkdir {private}/proc")).ok();
+    oci.sh(&format!("mount -t proc none {private}/proc")).ok();
+    let out = attack(&oci, true);
+    assert!(out.stderr.contains("mount") && !out.stdout.contains("MOUNTED"), "{out}");
+    oci.sh(&format!("umount {private}/proc")).ok();
     // Only the container's own procfs is in the mount table.
     let bundle = Bundle::new(&oci, &["grep", "-c", " - proc ", "/proc/self/mountinfo"]);
     bundle.edit(|c| {

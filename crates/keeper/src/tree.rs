@@ -166,6 +166,10 @@ pub(crate) fn pivot(mount: BorrowedFd<'_>) -> Outcome {
 /// procfs or sysfs where an unmasked one is in the mount namespace, reachable or not
 /// (mount_too_revealing in fs/namespace.c). So the host's are unmounted first, and so is the
 /// container's, of which only the copy gets masks.
+///
+/// Root of a user namespace may not search every directory of the host, and where one of these mounts is
+/// below such a directory it can be neither unmounted nor covered. Then all of the host is detached by
+/// pivot_root(2) after all; on an initramfs that is EINVAL, and the first error is reported.
 pub(crate) fn cover(mount: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Outcome {
     // A mount on the path to a mount point cannot be moved there: a copy can.
     let copy = copy(mount, true)?;
@@ -174,10 +178,15 @@ pub(crate) fn cover(mount: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Outcome {
     rustix::process::fchdir(mount)?;
     kernel::umount_detach(c".")?;
     rustix::process::chdir(c"/")?;
-    if !weakened("host-proc") {
-        leave_host_proc(proc)?;
+    let left = if weakened("host-proc") { Ok(()) } else { leave_host_proc(proc) };
+    match left {
+        Ok(()) => put_root(copy.as_fd()),
+        Err(Errno::ACCESS) => {
+            kernel::move_mount(copy.as_fd(), open_dir(c"/")?.as_fd(), c"")?;
+            pivot(copy.as_fd()).map_err(|_| Errno::ACCESS)
+        }
+        Err(e) => Err(e),
     }
-    put_root(copy.as_fd())
 }
 
 /// Unmounts every procfs and sysfs that the root of this process leads to; covers it where that is not
