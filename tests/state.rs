@@ -555,6 +555,10 @@ const FOUND: &[(&str, &str)] = &[
         "a file mapped to be read, which another process has open for both, with a lease",
         "open 0 1 1 0;mapfile 0 0 2 2;close 0 0 0 0;fork 0 0 0 0;open 0 0 1 0;lease 0 1 0 0;end 0 0 0 0",
     ),
+    (
+        "memory that has been populated and may not be accessed any more",
+        "map 985 826 479 786;protect 313 919 897 740",
+    ),
 ];
 
 /// The same for files on a volume, where a mapping keeps its open file and a lease stays with it.
@@ -580,6 +584,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("memfd 312 815 744 880;lease 351 112 407 825", "with a lease"),
     ("open 909 166 940 953;lease 964 897 422 293;ids 591 98 373 337", "with a lease"),
     ("procfile 341 563 428 60;lease 106 850 101 847", "with a lease"),
+    ("mq 0 0 0 0;lease 0 1 0 0", "the message queue '/q0', with a lease"),
     ("procfile 131 496 457 732;fdflags 959 146 743 154", "opened with O_NOATIME"),
     ("pidfd 1 0 0 0;pair 0 0 0 0;passfd 0 0 0 0", "a pidfd, which is not saved in flight"),
     ("device 736 583 24 222;mapfile 752 174 0 914", "shared memory mapped behind its end"),

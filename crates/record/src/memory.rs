@@ -81,8 +81,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded of files' memory that no longer
-    /// can.
+    /// The flag of private memory that can or could be written (`VM_ACCOUNT`). Recorded of memory that no longer can.
     pub const ACCOUNTED: &str = "ac";
     /// The flag of memory that can be made writable (`VM_MAYWRITE`). Recorded of memory of System V that is not
     /// writable: how it was attached.

@@ -22,6 +22,8 @@ const READ_BYTES_MAX: u64 = 2 << 20;
 /// From this size on, pages are populated in one call before they are read into. The kernel is then
 /// not interrupted by a fault for every page, and the new pages are still in the processor's cache.
 const LARGE_BYTES: u64 = 8 << 10;
+/// KERNEL(5.14): populates pages, as a write to each would. Before, no advice.
+const MADV_POPULATE_WRITE: i32 = 23;
 /// Pieces of one preadv(2) at most.
 const PIECES_MAX: usize = 1024;
 
@@ -411,8 +413,24 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool, h
     let is_moved = matches!(area.backing, Backing::Shared { .. });
     let access = if is_inherited { READ_WRITE } else { first_access(area) };
     if access != area.access || is_moved {
+        // KERNEL(6.18): an anonymous area that has never had a page is not accounted any more when it can no
+        // longer be written (mprotect_fixup in mm/mprotect.c). So it has one for a moment.
+        let is_emptied = area.runs.is_empty()
+            && area.has(Area::ACCOUNTED)
+            && area.access & libc::PROT_WRITE as u32 == 0
+            && matches!(area.backing, Backing::Anonymous);
+        let first_page = |advice: i32| {
+            let args = [area.start.into(), PAGE_BYTES.into(), Arg::from(advice)];
+            Call::new(libc::SYS_madvise, args).lenient()
+        };
+        if is_emptied {
+            sequence.call(what.clone(), first_page(MADV_POPULATE_WRITE));
+        }
         let args = [area.start.into(), area.bytes().into(), area.access.into()];
         sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
+        if is_emptied {
+            sequence.call(what.clone(), first_page(libc::MADV_DONTNEED));
+        }
     }
     if area.has("lo") {
         let on_fault = if area.has("lf") { libc::MLOCK_ONFAULT } else { 0 };
@@ -462,8 +480,7 @@ pub(super) fn read<'a>(
             }
             let now = left.min(READ_BYTES_MAX - bytes).min(room);
             if now >= LARGE_BYTES {
-                // KERNEL(5.14): before, pages are created by the read.
-                const MADV_POPULATE_WRITE: i32 = 23;
+                // Where it is no advice, pages are created by the read.
                 let args = [at.into(), now.into(), Arg::from(MADV_POPULATE_WRITE)];
                 sequence.call(what, Call::new(libc::SYS_madvise, args).lenient());
             }

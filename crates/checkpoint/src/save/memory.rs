@@ -104,9 +104,8 @@ fn area<'t>(
     let mut flags: Vec<String> = KEPT.iter().filter(|f| has(f)).map(|f| (*f).to_owned()).collect();
     let shared = mapping.access.ends_with('s');
     let backing = backing(survey, seen, mapping, shared, last)?;
-    // The kernel takes the flag back from anonymous memory without pages.
-    let is_of_file = matches!(backing, Backing::Private { .. });
-    if is_of_file && has(Area::ACCOUNTED) && access & libc::PROT_WRITE as u32 == 0 {
+    let is_private = matches!(backing, Backing::Private { .. } | Backing::Anonymous);
+    if is_private && has(Area::ACCOUNTED) && access & libc::PROT_WRITE as u32 == 0 {
         flags.push(Area::ACCOUNTED.into());
     }
     let is_attached = shared && mapping.name.starts_with(SYSTEM_V);

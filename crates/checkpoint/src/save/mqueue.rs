@@ -35,6 +35,11 @@ pub(super) fn find(
     let opened = named(tables.queues());
     let opened = opened.map_err(Error::of("open the message queues", seen.pid))?;
     for (name, queue) in opened {
+        let Some(queue) = queue else {
+            let why = format!("the message queue '/{name}', with a lease");
+            survey.found.refusals.push(refusal::of_object(why));
+            continue;
+        };
         if let Err(why) = add(survey, seen, Some(name), (queue, namespace)) {
             survey.found.refusals.push(refusal::of_object(why));
         }
@@ -42,8 +47,8 @@ pub(super) fn find(
     Ok(())
 }
 
-/// Opens every queue of a directory.
-fn named(directory: &OwnedFd) -> Result<Vec<(String, OwnedFd)>, Errno> {
+/// Opens every queue of a directory. None is one with a lease, which the opening breaks.
+fn named(directory: &OwnedFd) -> Result<Vec<(String, Option<OwnedFd>)>, Errno> {
     let mut all = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -53,9 +58,11 @@ fn named(directory: &OwnedFd) -> Result<Vec<(String, OwnedFd)>, Errno> {
         }
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(directory, name, flags, Mode::empty()) {
-            Ok(queue) => all.push((name.to_str().map_err(|_| Errno::ILSEQ)?.to_owned(), queue)),
             Err(Errno::NOENT) => {} // removed meanwhile
-            Err(e) => return Err(e),
+            Err(e) if e != Errno::AGAIN => return Err(e),
+            queue => {
+                all.push((name.to_str().map_err(|_| Errno::ILSEQ)?.to_owned(), queue.ok()));
+            }
         }
     }
     Ok(all)
