@@ -642,6 +642,7 @@ fn vm_checkpoint_refuses_unrestorable_objects_by_name() {
         ("read-only", "at '/tmp/place' of a tmpfs that is read-only as a whole"),
         ("part", "at '/tmp/other' of the directory '/part' of a tmpfs that is mounted nowhere"),
         ("foreign", "at '/tmp/place' of sysfs, a file system that cannot be made anew"),
+        ("changes", "'/tmp/place', a directory with a process to notify (F_NOTIFY, F_SETOWN)"),
         ("secret", "secret memory (memfd_secret)"),
         ("keyring", "the keyring 'ring of mine' (keyrings(7)) of user 0"),
         ("key", "the key 'secret of mine' (keyrings(7), type user) of user 0"),

@@ -61,6 +61,10 @@ int main(void) {
 		must(mkdir("/tmp/place/part", 0700) == 0 && mkdir("/tmp/other", 0700) == 0);
 		must(mount("/tmp/place/part", "/tmp/other", 0, MS_BIND, 0) == 0 && umount("/tmp/place") == 0);
 	}
+	if (!strcmp(what, "changes")) {
+		must(mkdir("/tmp/place", 0700) == 0);
+		must(fcntl(open("/tmp/place", O_RDONLY), F_NOTIFY, DN_CREATE | DN_MULTISHOT) == 0);
+	}
 	if (!strcmp(what, "secret"))
 		must(syscall(SYS_memfd_secret, 0) >= 0);
 	/* Its own procfs is not below its root. */
