@@ -5,9 +5,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use dormouse_testkit::{Host, Output, soon, wait_until};
+use dormouse_testkit::{Host, Output, image, soon, wait_until};
 
-use crate::contracts::{id, start};
+use crate::contracts::{Daemon, id, start};
 
 /// Runs until it is killed.
 const SLEEP: &[&str] = &["busybox", "sleep", "1000000"];
@@ -366,4 +366,108 @@ fn vm_disk_of_a_container_that_removes_itself_is_gone_with_it() {
     let size: u64 = out.split_whitespace().nth(1).expect("df").parse().expect("a number");
     assert!(size < 16 << 10, "{size}");
     expect_attached(&host, 0, "removed");
+}
+
+/// A host whose store is on a file system of this size.
+#[track_caller]
+fn small_store(mb: u64) -> Host {
+    let host = Host::new();
+    let (image, lib) = (host.dir().join("store"), host.root().join("lib"));
+    let (image, lib) = (image.display(), lib.display());
+    host.sh(&format!(
+        "truncate -s {mb}M {image} && /usr/sbin/mkfs.ext4 -q -F -m 0 {image} && mkdir -p {lib} && \
+         mount -o loop {image} {lib}"
+    ))
+    .ok();
+    host.import(&image::busybox(), "busybox");
+    host
+}
+
+/// The free space of the store, in kB.
+#[track_caller]
+fn free_below(host: &Host) -> u64 {
+    let text = host.sh(&format!("df -P -k {} | tail -n 1", host.root().join("lib").display())).ok();
+    text.split_whitespace().nth(3).expect("df").parse().expect("a number")
+}
+
+/// Two disks that are larger than the store are filled at once. Each write is stored or refused; without the daemon
+/// some are lost, and a disk becomes read-only.
+#[test]
+fn disks_without_a_guarantee_accept_no_more_than_there_is_below() {
+    const FILL: &str = "dd if=/dev/urandom of=/fill bs=64k 2>&1; sync";
+    let host = small_store(400);
+    let mut daemon = Daemon::start(&host);
+    for name in ["x", "y"] {
+        start(&host, name, &["--disk", "1g", "--net", "none"]);
+    }
+    let below = free_below(&host);
+    let is_bounded = |name: &str| df(&host, name)[1] < below;
+    assert!(wait_until(soon(), || is_bounded("x") && is_bounded("y")), "{:?}", df(&host, "x"));
+    let events = || host.dm(&["events", "--no-stream", "--json"]).ok().to_owned();
+    assert_eq!(events().matches("\"disk_short\"").count(), 2, "{}", events());
+
+    let lines = std::thread::scope(|scope| {
+        let host = &host;
+        let fill = |name| scope.spawn(move || inside(host, name, FILL));
+        ["x", "y"].map(fill).map(|it| it.join().expect("the thread ends"))
+    });
+    for line in lines {
+        assert!(line.stdout.contains("No space left on device"), "{line}");
+    }
+    assert!(free_below(&host) > 16 << 10, "the host keeps a part: {} kB", free_below(&host));
+    let sums = ["x", "y"].map(|name| inside(&host, name, "md5sum < /fill").ok());
+    let sizes = ["x", "y"].map(|name| inside(&host, name, "stat -c %s /fill").ok());
+    let sizes = sizes.map(|text| text.trim().parse::<u64>().expect("a number"));
+    assert!(sizes.iter().sum::<u64>() > 100 << 20, "{sizes:?}");
+    for (name, sum) in ["x", "y"].into_iter().zip(&sums) {
+        // Read from the store.
+        host.dm(&["restart", "--time", "0", name]).ok();
+        assert_eq!(&inside(&host, name, "md5sum < /fill").ok(), sum, "{name}");
+    }
+
+    // A restart mounts both anew. Then files that are removed make place for the other disk, too.
+    let own = |name: &str| df(&host, name)[1];
+    let are_bounded = || own("x") < 256 << 10 && own("y") < 256 << 10;
+    assert!(wait_until(soon(), are_bounded), "{} kB, {} kB", own("x"), own("y"));
+    let before = own("x");
+    inside(&host, "y", "rm /fill && sync && echo kept > /f").ok();
+    let has_more = wait_until(soon(), || own("x") > before + (16 << 10));
+    assert!(has_more, "{before} kB, now {} kB, {} kB below", own("x"), free_below(&host));
+
+    let bounded = own("y");
+    host.sh(&format!("kill -TERM {}", daemon.child().id())).ok();
+    daemon.child().wait().expect("it ends");
+    assert!(own("y") > bounded + (256 << 10), "{} kB, {bounded} kB before", own("y"));
+    for name in ["x", "y"] {
+        host.dm(&["rm", "-f", name]).ok();
+    }
+    expect_attached(&host, 0, "all are removed");
+    host.dm(&["internal", "reset"]).ok();
+    host.sh(&format!("umount {}", host.root().join("lib").display())).ok();
+}
+
+/// One disk may fill what the host does not keep, and a guaranteed one loses nothing to it.
+#[test]
+fn guaranteed_disk_has_its_place_beside_one_that_is_filled() {
+    let host = small_store(400);
+    let daemon = Daemon::start(&host);
+    start(&host, "sure", &["--disk", "64m", "--disk-guaranteed", "--net", "none"]);
+    start(&host, "x", &["--disk", "2g", "--net", "none"]);
+    let below = free_below(&host);
+    let is_bounded = || df(&host, "x")[1] < below;
+    assert!(wait_until(soon(), is_bounded), "{:?}", df(&host, "x"));
+    let line =
+        inside(&host, "x", "dd if=/dev/zero of=/fill bs=1M 2>&1; sync; echo more > /f; sync");
+    assert!(line.stdout.contains("No space left on device"), "{line}");
+    let write = "dd if=/dev/urandom of=/f bs=1M count=40 2>/dev/null && sync && md5sum < /f";
+    let sum = inside(&host, "sure", write).ok();
+    host.dm(&["restart", "--time", "0", "sure"]).ok();
+    assert_eq!(inside(&host, "sure", "md5sum < /f").ok(), sum);
+    for name in ["x", "sure"] {
+        host.dm(&["rm", "-f", name]).ok();
+    }
+    expect_attached(&host, 0, "all are removed");
+    drop(daemon);
+    host.dm(&["internal", "reset"]).ok();
+    host.sh(&format!("umount {}", host.root().join("lib").display())).ok();
 }

@@ -102,6 +102,10 @@ kinds! {
     TrialSkipped = "trial_skipped",
     /// It is idle and cannot fall asleep.
     Awake = "awake",
+    /// There is less place below its disk than the disk has free: it accepts no more than there is.
+    DiskShort = "disk_short",
+    /// Its disk accepts all that it has free again.
+    DiskEnough = "disk_enough",
     /// A checkpoint of it was made.
     Checkpoint = "checkpoint",
     /// It was restored from a checkpoint.

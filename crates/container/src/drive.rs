@@ -18,9 +18,9 @@
 //! start allocates them again.
 //!
 //! **The host.** A guarantee is refused that does not fit beside [`host_part`], and no container with a drive is made
-//! or started while less than that is free. LIMIT: drives without a guarantee share the place above it with the host,
-//! and running containers may use it up together. A drive without place below it reports lost writes and
-//! becomes read-only.
+//! or started while less than that is free. Drives without a guarantee share the place above it with the host, and the
+//! daemon lets each accept no more than there is. LIMIT: without the daemon running containers may use it up together.
+//! A drive without place below it reports lost writes and becomes read-only.
 //!
 //! **Growth.** Recorded first: where the file is smaller than the limit on record, growth is due. It happens at once
 //! where the drive is not in use. In use, it needs CAP_SYS_RESOURCE, and without that is left to the end of the
@@ -91,13 +91,18 @@ pub(crate) fn file(ground: &Ground, config: &Config) -> Option<PathBuf> {
     Drive::of(&config.spec.limits).map(|_| ground.dir(&config.id).join(DRIVE))
 }
 
+/// The same of a drive that takes place below as files are written.
+pub(crate) fn sparse_file(ground: &Ground, config: &Config) -> Option<PathBuf> {
+    file(ground, config).filter(|_| !config.spec.limits.disk_guaranteed)
+}
+
 /// Refuses a contract that contradicts itself.
 pub(crate) fn check(limits: &Limits) -> Result<()> {
     Ok(Drive::check(limits)?)
 }
 
 /// The free bytes of the file system with the store, and those of them that stay free for the host.
-fn room(ground: &Ground) -> Result<(u64, u64)> {
+pub(crate) fn room(ground: &Ground) -> Result<(u64, u64)> {
     let dir = ground.places.containers();
     let disk =
         rustix::fs::statvfs(&dir).map_err(|e| Error::file("cannot look at", dir)(e.into()))?;

@@ -558,6 +558,16 @@ impl Engine {
         drive::file(&self.ground, config)
     }
 
+    /// The same, of a disk that takes place below as files are written.
+    pub fn sparse_drive_file(&self, config: &Config) -> Option<PathBuf> {
+        drive::sparse_file(&self.ground, config)
+    }
+
+    /// The free bytes of the file system below disks, and those of them that the host keeps.
+    pub fn drive_room(&self) -> Result<(u64, u64)> {
+        drive::room(&self.ground)
+    }
+
     /// Returns the image of a container, if it has one.
     pub fn image_of(&self, config: &Config) -> Result<Option<Image>> {
         usage::image_of(&self.ground, config)

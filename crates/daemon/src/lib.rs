@@ -14,6 +14,7 @@
 //! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
+//! space of disks without a guarantee, once a second ----> what they may accept ([`space`])
 //! the open of a view inside a container ----> its contents ([`view`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
@@ -48,6 +49,7 @@ mod room;
 mod settings;
 mod shortage;
 mod shrink;
+mod space;
 mod swap;
 mod view;
 mod watch;
@@ -76,6 +78,7 @@ use recovery::Recovery;
 use room::Room;
 pub use settings::{Batch, Memory, Reclaim, Settings};
 use shortage::Shortages;
+use space::Disks;
 pub use swap::SwapFile;
 use view::Views;
 use work::Work;
@@ -120,6 +123,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
     if let Some(shortages) = Shortages::begin(Rc::clone(&engine))? {
         rooms.push(Box::new(shortages));
     }
+    rooms.push(Box::new(Disks::begin(Rc::clone(&engine))));
     rooms.push(Box::new(Views::begin(&engine)));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)

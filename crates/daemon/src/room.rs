@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use dormouse_container::{Idle, Outcome, Reason, Request};
 use dormouse_model::ContainerId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result, step};
 use crate::notify::{self, say};
@@ -191,6 +192,12 @@ fn turns(rooms: &[Served], ready: &[Vec<bool>], now: Instant) -> Vec<usize> {
     }
     turns.sort();
     turns.into_iter().map(|(_, at)| at).collect()
+}
+
+/// CPU time of this thread.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]

@@ -21,11 +21,10 @@ use dormouse_api::EventKind;
 use dormouse_container::{Engine, Outcome, Reason, Request, Tier};
 use dormouse_kernel::cgroup::{Charged, MemoryCharged};
 use dormouse_model::{Brink, ContainerId};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::Result;
 use crate::notify::say;
-use crate::room::{Done, Job, Notice, Room};
+use crate::room::{Done, Job, Notice, Room, cpu_time};
 
 /// Time between readings.
 const LOOKS: Duration = Duration::from_millis(100);
@@ -248,12 +247,6 @@ fn slow_down(charged: &MemoryCharged, id: &ContainerId, above_bytes: Option<u64>
     if let Err(e) = charged.slow_down(id.as_str(), above_bytes) {
         say(&format!("{}: {e}", id.short()));
     }
-}
-
-/// CPU time of this thread.
-fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]

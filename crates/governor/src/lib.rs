@@ -7,4 +7,5 @@
 
 pub mod cpu;
 pub mod debt;
+pub mod disk;
 pub mod memory;

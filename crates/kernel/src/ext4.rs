@@ -14,12 +14,13 @@
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags};
 
 use crate::error::{CallError, ErrorKind, Explain};
+use crate::loop_device::LoopDevice;
 use crate::mount::{FsContext, MountAttr};
 
 /// LIMIT: lines of a program's output that an error repeats.
@@ -248,6 +249,71 @@ pub fn trim(mount: BorrowedFd<'_>) -> Result<()> {
     request(mount, "ioctl(FITRIM)", FITRIM, &mut range)
 }
 
+/// The space of a mounted file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Free, without what data that is still in memory will take. A part of it is reserved.
+    pub free_bytes: u64,
+    /// The part that no file may take ([`reserve`]).
+    pub reserved_bytes: u64,
+}
+
+/// `struct ustat` (ustat(2)).
+#[repr(C)]
+#[derive(Default)]
+struct Usage {
+    free_blocks: i32,
+    free_inodes: libc::c_ulong,
+    names: [u8; 12],
+}
+
+/// Reads the space of the file system that is mounted from a device; `None` if none is any more. By the number of the
+/// device, as ustat(2) does: it needs no path, and a container has no influence on it.
+pub fn space(device: &LoopDevice) -> Result<Option<Space>> {
+    let what = || device.path().display().to_string();
+    let mut usage = Usage::default();
+    // The kernel's encoding of a device number is the lower half of that of stat(2).
+    let number = device.number()? as u32;
+    // SAFETY: the kernel writes a `struct ustat`, which `usage` is.
+    let read = unsafe { libc::syscall(libc::SYS_ustat, number, &raw mut usage) };
+    match (read, std::io::Error::last_os_error()) {
+        (0, _) => {}
+        (_, e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        (_, e) => return Ok(Err(e).explain("ustat", what)?),
+    }
+    let path = reserved(device);
+    let text = match fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        text => text.explain("read", || path.display().to_string())?,
+    };
+    let blocks: u64 = text.trim().parse().map_err(|_| Ext4Error::Damaged("its reserved blocks"))?;
+    // The kernel cuts the number to 32 bits, which hold the blocks of the largest drive.
+    let free_blocks = u64::from(usage.free_blocks as u32);
+    let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES);
+    Ok(Some(Space { free_bytes: bytes(free_blocks), reserved_bytes: bytes(blocks) }))
+}
+
+/// Sets the part of the free space that no file may take, in whole blocks: statfs(2) shows less space, and writes
+/// beyond it fail with ENOSPC, as where the file system is full. Data in memory keeps the blocks that it was promised.
+/// The next mount has what [`usual_reserve`] returns.
+///
+/// `reserved_clusters`: `Documentation/ABI/testing/sysfs-fs-ext4` of the kernel.
+pub fn reserve(device: &LoopDevice, bytes: u64) -> Result<()> {
+    let path = reserved(device);
+    let text = (bytes / BLOCK_BYTES).to_string();
+    Ok(fs::write(&path, text).explain("write", || path.display().to_string())?)
+}
+
+/// What the kernel reserves by itself of a file system of this size (`ext4_calculate_resv_clusters`).
+pub fn usual_reserve(bytes: u64) -> u64 {
+    (bytes / BLOCK_BYTES / 50).min(4096) * BLOCK_BYTES
+}
+
+fn reserved(device: &LoopDevice) -> PathBuf {
+    let name = device.path().file_name().unwrap_or_default();
+    Path::new("/sys/fs/ext4").join(name).join("reserved_clusters")
+}
+
 /// Grows a mounted file system to the size of its device. EPERM without CAP_SYS_RESOURCE.
 pub fn grow_mounted(mount: BorrowedFd<'_>, bytes: u64) -> Result<()> {
     let mut blocks = bytes / BLOCK_BYTES;
@@ -299,7 +365,6 @@ pub fn undo(path: &Path, image: &File, saved: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::path::PathBuf;
 
     use super::*;
     use crate::loop_device;
@@ -380,6 +445,31 @@ mod tests {
         trim(mount.as_fd()).unwrap();
         drop(mount);
         assert_eq!(it.check(), 0);
+    }
+
+    #[test]
+    fn root_reserved_space_is_taken_by_no_file() {
+        let it = Scratch::new(64 << 20, None);
+        let (image, mount) = (File::open(it.path()).unwrap(), it.mount());
+        let device = loop_device::find(&image).unwrap().expect("it is mounted");
+        let before = space(&device).unwrap().expect("it is mounted");
+        assert_eq!(before.reserved_bytes, usual_reserve(64 << 20));
+        assert!((50 << 20..64 << 20).contains(&before.free_bytes), "{before:?}");
+        let write = |bytes: usize| {
+            let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
+            let file = rustix::fs::openat(&mount, "a", flags, Mode::RWXU).unwrap();
+            std::io::Write::write_all(&mut File::from(file), &vec![7; bytes])
+        };
+        reserve(&device, before.free_bytes - (2 << 20)).unwrap();
+        let full = write(4 << 20).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        write(1 << 20).unwrap();
+        let after = space(&device).unwrap().expect("it is mounted");
+        assert!(after.free_bytes <= before.free_bytes - (1 << 20), "{before:?} {after:?}");
+        reserve(&device, before.reserved_bytes).unwrap();
+        write(4 << 20).unwrap();
+        drop(mount);
+        assert_eq!(space(&device).unwrap(), None, "its file system is gone");
     }
 
     #[test]

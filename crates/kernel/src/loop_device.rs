@@ -83,6 +83,12 @@ impl LoopDevice {
         &self.path
     }
 
+    /// Its device number, in the encoding of stat(2).
+    pub(crate) fn number(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.device);
+        Ok(stat.explain("fstat", || self.path.display().to_string())?.st_rdev)
+    }
+
     /// Takes over the size of a file that has grown.
     pub fn update_size(&self) -> Result<()> {
         // SAFETY: the request takes no argument.
@@ -153,6 +159,11 @@ pub fn attach(file: &File, name: &str) -> Result<LoopDevice> {
 /// Finds the device that has a file; `None` if there is none, or it is being attached or detached.
 pub fn find(file: &File) -> Result<Option<LoopDevice>> {
     let stat = rustix::fs::fstat(file.as_fd()).explain("fstat", || "a file".into())?;
+    find_of((stat.st_dev, stat.st_ino))
+}
+
+/// The same for a file that is given by the device of its file system and its inode.
+pub fn find_of(file: (u64, u64)) -> Result<Option<LoopDevice>> {
     let all = fs::read_dir("/sys/block").explain("open", || "/sys/block".into())?;
     for entry in all.flatten() {
         let name = entry.file_name();
@@ -160,17 +171,22 @@ pub fn find(file: &File) -> Result<Option<LoopDevice>> {
         if !entry.path().join("loop/backing_file").exists() {
             continue;
         }
-        let path = Path::new("/dev").join(name);
-        // It may be cleared just now.
-        let Ok(device) = File::options().read(true).write(true).open(&path) else { continue };
-        let mut info = NO_INFO;
-        // SAFETY: the request writes a `struct loop_info64`, which `info` is.
-        let read = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
-        if answer(read).is_ok() && (info.device, info.inode) == (stat.st_dev, stat.st_ino) {
-            return Ok(Some(LoopDevice { device, path }));
+        if let Some(found) = open_of(&Path::new("/dev").join(name), file) {
+            return Ok(Some(found));
         }
     }
     Ok(None)
+}
+
+/// Opens a device if it has a file, which is given by the device of its file system and its inode.
+pub fn open_of(path: &Path, file: (u64, u64)) -> Option<LoopDevice> {
+    // It may be cleared just now.
+    let device = File::options().read(true).write(true).open(path).ok()?;
+    let mut info = NO_INFO;
+    // SAFETY: the request writes a `struct loop_info64`, which `info` is.
+    let read = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
+    let has_it = answer(read).is_ok() && (info.device, info.inode) == file;
+    has_it.then(|| LoopDevice { device, path: path.to_owned() })
 }
 
 #[cfg(test)]
