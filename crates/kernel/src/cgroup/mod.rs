@@ -54,6 +54,7 @@ mod quota;
 mod reclaim;
 mod share;
 mod stats;
+mod supply;
 mod tree;
 mod usage;
 mod wait;
@@ -75,6 +76,7 @@ pub use self::parts::{Device, MemoryParts};
 pub use self::quota::CpuQuota;
 pub use self::share::{CpuShare, count_cpus, online_cpus, shares_of_weight};
 pub use self::stats::Stats;
+pub use self::supply::{Held, Supplies, Supply};
 pub use self::tree::{Forest, Tree};
 pub use self::usage::{Charged, CpuTime, InUse, MemoryCharged, MemoryInUse};
 

@@ -76,7 +76,7 @@ impl Cgroup {
     pub fn cpu_wait_ns(&self) -> Result<u64, CgroupError> {
         let Some(v2) = &self.v2 else { return Ok(0) };
         match v2.read("cpu.pressure") {
-            Ok(text) => Ok(stalled_us(&text).saturating_mul(1000)),
+            Ok(text) => Ok(total_us(&text, "some ").unwrap_or(0).saturating_mul(1000)),
             // EOPNOTSUPP where the kernel has it and `psi=0`.
             Err(e) if matches!(e.errno(), libc::ENOENT | libc::EOPNOTSUPP) => Ok(0),
             Err(e) => Err(CgroupError::Read(e)),
@@ -157,11 +157,10 @@ fn memory_of_v1(v1: &Dir) -> CallResult<MemoryParts> {
     })
 }
 
-/// The total of the line `some avg10=0.00 avg60=0.00 avg300=0.00 total=1`.
-fn stalled_us(text: &str) -> u64 {
-    let some = text.lines().find(|line| line.starts_with("some "));
-    let total = some.and_then(|line| line.split(' ').find_map(|word| word.strip_prefix("total=")));
-    total.and_then(|total| total.parse().ok()).unwrap_or(0)
+/// The total of a line such as `some avg10=0.00 avg60=0.00 avg300=0.00 total=1`, which begins with `kind`.
+pub(super) fn total_us(text: &str, kind: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(kind))?;
+    line.split(' ').find_map(|word| word.strip_prefix("total="))?.parse().ok()
 }
 
 fn number_of(device: &str) -> Option<(u32, u32)> {
@@ -238,9 +237,9 @@ mod tests {
     }
 
     #[test]
-    fn waiting_time_is_that_of_some_tasks() {
+    fn waiting_time_is_that_of_some_or_of_all_tasks() {
         let text = "some avg10=0.00 avg60=0.02 avg300=0.00 total=4711\nfull avg10=0.00 total=9\n";
-        assert_eq!(stalled_us(text), 4711);
-        assert_eq!(stalled_us(""), 0);
+        assert_eq!((total_us(text, "some "), total_us(text, "full ")), (Some(4711), Some(9)));
+        assert_eq!(total_us("", "some "), None);
     }
 }

@@ -70,8 +70,8 @@ impl InUse {
 /// Source of the memory usage of the containers below one parent.
 #[derive(Debug, Clone)]
 pub struct MemoryInUse {
-    parent: PathBuf,
-    is_v2: bool,
+    pub(super) parent: PathBuf,
+    pub(super) is_v2: bool,
 }
 
 impl MemoryInUse {
@@ -219,7 +219,7 @@ fn swap_free_bytes() -> Result<u64, CgroupError> {
 }
 
 /// A file of a cgroup, which may also be removed between the open and the read.
-fn read(path: &Path) -> Result<Option<String>, CgroupError> {
+pub(super) fn read(path: &Path) -> Result<Option<String>, CgroupError> {
     match proc::read_text(path, LARGEST_FILE_BYTES) {
         Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => Ok(None),
         text => text.map(Some).map_err(CgroupError::Read),

@@ -90,6 +90,15 @@ pub(super) fn swap(scratch: &Scratch) -> Probed {
     Ok(String::new())
 }
 
+pub(super) fn pressure(_: &Scratch) -> Probed {
+    // A kernel with `psi=0` has the file, and refuses its read.
+    let text = proc::read_text("/proc/pressure/memory", 4096)?;
+    match text.lines().any(|line| line.starts_with("full ")) {
+        true => Ok(String::new()),
+        false => lack("full stalls are not counted"),
+    }
+}
+
 pub(super) fn pids(scratch: &Scratch) -> Probed {
     let limits = dormouse_model::Limits { pids_max: Some(50), ..Default::default() };
     scratch.cgroup()?.1.set(&limits)?;

@@ -335,6 +335,13 @@ static FEATURES: &[Feature] = &[
         ("swap cannot be limited", "a container can fill the host's swap"),
         host::swap,
     ),
+    feature(
+        "pressure stall information",
+        "4.20",
+        "`--evict`: containers give memory while tasks wait for it",
+        ("free memory alone counts", "page cache that is read again and again is found late"),
+        host::pressure,
+    ),
     feature("pids controller", "4.3", "`--pids`", NO_LIMIT, host::pids),
     feature("io controller", "2.6.33", "bytes read and written", NO_COUNT, host::io),
     feature("io weight", "5.4", "`--io-weight`", NO_LIMIT, host::io_weight),
