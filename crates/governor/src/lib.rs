@@ -8,4 +8,5 @@
 pub mod cpu;
 pub mod debt;
 pub mod disk;
+pub mod eviction;
 pub mod memory;
