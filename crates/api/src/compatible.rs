@@ -371,6 +371,8 @@ pub struct Dormouse {
     pub wake_on: String,
     /// The action when it has used its memory: `kill` or `sleep`.
     pub out_of_memory: &'static str,
+    /// How it gives memory while the host is short of it, as `--evict` takes it.
+    pub evict: &'static str,
     /// Its checkpoints, oldest first.
     pub checkpoints: Vec<Checkpoint>,
     /// Its trust domain; empty except in address mode.

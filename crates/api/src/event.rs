@@ -18,7 +18,9 @@ pub struct Event {
     pub name: String,
     /// Further facts, by kind: `exit_code` of `die`, and its `reason` if the checkpoint was found
     /// to be damaged; `signal` of `kill`; `reason` of `sleep`, `drowsy` and `wake` (`operator idle
-    /// called timer memory keeper`) and of `awake` (why an idle container does not fall asleep);
+    /// called timer memory keeper out-of-memory evicted`), of `restart` and `kill` (`evicted`) and of `awake`
+    /// (why a container does not fall asleep); of `evict` the `action`, and in bytes `used`, `guarantee`, `above`,
+    /// and `free`, `wanted`, `all` of what is short (`of`: `host` or `containers`);
     /// `cause` and `reason` of `wake_failed`, ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
@@ -106,6 +108,8 @@ kinds! {
     DiskShort = "disk_short",
     /// Its disk accepts all that it has free again.
     DiskEnough = "disk_enough",
+    /// It gives memory, because the host or all containers together are short of it.
+    Evict = "evict",
     /// A checkpoint of it was made.
     Checkpoint = "checkpoint",
     /// It was restored from a checkpoint.

@@ -332,6 +332,7 @@ fn own(engine: &Engine, details: &Details) -> Result<Dormouse> {
         drowsy_after_ms: ms(config.spec.drowsy),
         wake_on: config.spec.wake_on.to_string(),
         out_of_memory: config.spec.oom.as_str(),
+        evict: config.spec.evict.as_str(),
         checkpoints: checkpoints.collect(),
         domain,
         addresses: config.addresses.iter().map(ToString::to_string).collect(),

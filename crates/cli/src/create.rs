@@ -422,6 +422,7 @@ impl CreateArgs {
             drowsy: self.sleep.read_drowsy()?.unwrap_or_default(),
             wake_on: self.sleep.read_wake_on()?.unwrap_or_default(),
             oom: self.sleep.read_oom().unwrap_or_default(),
+            evict: self.sleep.read_evict().unwrap_or_default(),
             auto_remove: self.rm,
             read_only: self.read_only,
             init: self.init,

@@ -7,6 +7,7 @@ use dormouse_container::{Engine, Listed};
 use dormouse_model::{Config, DiskRate, Publish, RootSource, Sleep, State};
 
 use crate::option::time::{now_ms, span};
+use crate::output;
 
 /// Returns whether a container lives: it has processes, or will have them again after an event.
 pub(crate) fn is_alive(state: State) -> bool {
@@ -43,7 +44,13 @@ pub(crate) fn status(c: &Listed) -> String {
     if let (State::Asleep, Some(since)) = (c.state, c.asleep_unix_ms) {
         let failed =
             c.failed_wake.as_ref().map(|failed| format!(" (wake failed: {})", failed.cause));
-        let short = if c.is_short_of_memory { " (out of memory)" } else { "" };
+        let short = match (c.is_short_of_memory, c.evicted_above_bytes) {
+            (true, _) => " (out of memory)".to_owned(),
+            (false, Some(above)) => {
+                format!(" (evicted: {} above its guarantee)", output::bytes(above))
+            }
+            (false, None) => String::new(),
+        };
         return format!("Asleep {}{short}{}", ago(since), failed.unwrap_or_default());
     }
     if let (State::Drowsy, Some(since)) = (c.state, c.asleep_unix_ms) {

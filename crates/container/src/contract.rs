@@ -37,7 +37,7 @@ use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
 use dormouse_kernel::cgroup::{self, CgroupError, Controllers, LimitSet, MemoryShare};
-use dormouse_model::{Bits, Config, ContainerId, Cpu, Cpus, Limits, Memory};
+use dormouse_model::{Bits, Config, ContainerId, Cpu, Cpus, Evict, Limits, Memory, Spec};
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
@@ -74,6 +74,15 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     let (host, all) = host_milli(ground)?;
     let cpuset = limits.cpuset_cpus.as_deref().and_then(cgroup::count_cpus);
     Ok(cpu.check_on(all.saturating_sub(host), cpuset).map_err(CgroupError::from)?)
+}
+
+/// Refuses a throttle on cgroup v1, which has none: a limit there ends processes.
+pub(crate) fn check_evict(ground: &Ground, spec: &Spec) -> Result<()> {
+    if spec.evict != Evict::Throttle || ground.cgroups()?.keeps_memory() {
+        return Ok(());
+    }
+    let why = "--evict throttle needs memory.high, which cgroup v1 does not have: give sleep, restart, kill or never";
+    Err(Error::Invalid(why.into()))
 }
 
 /// The CPUs that are kept for the host, and all CPUs, in thousandths.

@@ -76,6 +76,7 @@ fn draft_mounted(
     let id = ground::new_id()?;
     spec::validate(&create)?;
     contract::check(ground, &create.spec.limits)?;
+    contract::check_evict(ground, &create.spec)?;
     let account = account::reserve(ground, &create.spec)?;
     let new = New { account, ..pending::begin(ground, &id)? };
     let name = create.name.clone();

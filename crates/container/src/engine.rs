@@ -332,8 +332,7 @@ impl Engine {
         idle::short_waits(&self.ground, id, at_least)
     }
 
-    /// Puts a container to sleep, makes it drowsy or pushes its memory out; if `idle` is given,
-    /// only if it is still idle.
+    /// Carries out a request of the daemon; if `idle` is given, only if the container is still idle.
     pub fn fall_asleep(
         &self,
         id: &ContainerId,

@@ -1,19 +1,26 @@
-//! Suspension of idle containers, as the daemon requests it.
+//! Suspension of idle containers, as the daemon requests it; and restart, end and wake of those that give memory while
+//! the host is short of it.
 //!
-//! Uses `ground`, `policy`, `save`, `proof`, `drowsy` and `sleep`.
+//! Uses `ground`, `state`, `policy`, `save`, `proof`, `drowsy`, `shortage`, `end`, `wake`, `sleep` and `verb`.
 
 use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::save::{Wait, waits};
-use dormouse_model::{ContainerId, WakeOnTimer};
+use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::policy::{Idle, Reason, Request, Tier};
 use crate::proof::Trial;
-use crate::{drowsy, save, sleep};
+use crate::spec::{Stdio, Stream};
+use crate::state::{self, Observed};
+use crate::verb::{start, stop};
+use crate::{drowsy, end, exit, policy, save, shortage, sleep, wake};
+
+/// LIMIT: how long a container that is to give memory by a restart has for its stop signal.
+const STOPS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,8 +41,10 @@ pub enum Outcome {
         /// Number of bytes.
         bytes: u64,
     },
-    /// A task had run again.
+    /// A task had run again, or the container has given memory by itself.
     Ran,
+    /// Its processes run: it was started again, or woken.
+    Began,
     /// The container is not running, or does not exist.
     Gone,
     /// The container cannot sleep now, and was not changed.
@@ -71,8 +80,52 @@ pub(crate) fn short_waits(
     Ok(waits)
 }
 
-/// Puts a container to sleep, makes it drowsy or pushes its memory out; if `idle` is given,
-/// only if it is still idle.
+/// Refuses a container that gives no memory by an end: it is being stopped, or uses no more than its guarantee.
+///
+/// ORDER: under its lock.
+fn check_eviction(ground: &Ground, config: &Config) -> Result<Observed> {
+    let observed = state::observe_locked(ground, config)?;
+    if !observed.is_alive() {
+        return Err(Error::state(config, observed.state, "it has no process"));
+    }
+    if observed.init.as_ref().is_some_and(|init| init.stopping) {
+        return Err(Error::state(config, State::Running, "it is being stopped"));
+    }
+    shortage::above_guarantee(ground, config)?;
+    Ok(observed)
+}
+
+/// Stops a container and starts it again, because the host is short of memory.
+fn restart(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let config = {
+        let _lock = ground.lock(id)?;
+        let config = ground.config(id)?;
+        check_eviction(ground, &config)?;
+        config
+    };
+    let within = Duration::from_secs(config.spec.stop_timeout_s.into()).min(STOPS_WITHIN);
+    stop::stop(ground, id, Some(within))?;
+    let stdin = if config.spec.process.stdin { Stream::Kept } else { Stream::Null };
+    start::start(ground, id, Stdio { stdin, ..Stdio::detached() })?.detach();
+    let reason = policy::reason(Reason::Evicted);
+    ground.record("restart", id.as_str(), config.name.as_str(), &reason);
+    Ok(())
+}
+
+/// Kills a container, because the host is short of memory. It stays stopped.
+fn kill(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let _lock = ground.lock(id)?;
+    let config = ground.config(id)?;
+    let observed = check_eviction(ground, &config)?;
+    end::kill_locked(ground, &config, &observed)?;
+    end::settle_locked(ground, &config, true)?;
+    let [reason] = policy::reason(Reason::Evicted);
+    let signal = ("signal", exit::SIGKILL.to_string());
+    ground.record("kill", id.as_str(), config.name.as_str(), &[signal, reason]);
+    Ok(())
+}
+
+/// Carries out a request of the daemon; if `idle` is given, only if the container is still idle.
 pub(crate) fn fall_asleep(
     ground: &Ground,
     id: &ContainerId,
@@ -90,11 +143,16 @@ pub(crate) fn fall_asleep(
         Request::PagesOut => {
             drowsy::swap_out(ground, id, idle).map(|bytes| Some(Outcome::Swapped { bytes }))
         }
+        Request::Restart => restart(ground, id).map(|()| Some(Outcome::Began)),
+        Request::Kill => kill(ground, id).map(|()| None),
+        Request::Wake => wake::wake(ground, id, reason).map(|()| Some(Outcome::Began)),
     };
     match fell {
         Ok(Some(fell)) => fell,
         // A living container that is left alone, such as a paused one, is tried again after a pause.
-        Err(Error::State { state, hint, .. }) if reason == Reason::Shortage && state.is_alive() => {
+        Err(Error::State { state, hint, .. })
+            if matches!(reason, Reason::Shortage | Reason::Evicted) && state.is_alive() =>
+        {
             Outcome::Awake { why: format!("it is {state}: {hint}") }
         }
         Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Outcome::Gone,

@@ -30,6 +30,8 @@ pub struct Details {
     pub failed_wake: Option<FailedWake>,
     /// It is asleep because it has used its memory.
     pub is_short_of_memory: bool,
+    /// Its memory above its guarantee, in bytes, if it is asleep because the host was short.
+    pub evicted_above_bytes: Option<u64>,
     /// Starts after a failure, without a success in between.
     pub restarts: u32,
 }
@@ -57,7 +59,9 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         State::Asleep => unwoken::of(ground, id),
         _ => None,
     };
-    let is_short_of_memory = slept.is_some_and(|slept| slept.shortages.sleeps_on().is_some());
+    let shortages = slept.map(|slept| slept.shortages);
+    let evicted_above_bytes = shortages.as_ref().and_then(|all| all.evicted_above_bytes());
+    let is_short_of_memory = shortages.is_some_and(|all| all.is_of_its_own());
     Ok(Details {
         config,
         state: observed.state,
@@ -67,6 +71,7 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         exit,
         failed_wake,
         is_short_of_memory,
+        evicted_above_bytes,
         restarts,
     })
 }

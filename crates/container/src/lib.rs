@@ -45,7 +45,7 @@
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
 //! sleep recover                                          ways out, and after a crash
-//! wake idle exec inspect verb list                       verbs
+//! wake exec inspect verb idle list                       verbs
 //! engine                                                 public face
 //! ```
 //!

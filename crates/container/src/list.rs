@@ -36,7 +36,7 @@ use crate::unwoken::{self, FailedWake};
 
 /// First line of the file. The number changes with the definition of [`Listed`], and with the
 /// lines' order.
-const HEAD: &[u8] = b"containers 3\n";
+const HEAD: &[u8] = b"containers 4\n";
 /// A thread handles at least this many containers.
 const PART_MIN: usize = 200;
 /// The file is written again if at least so many containers, and one in so many of all, were not in
@@ -92,6 +92,9 @@ pub struct Listed {
     /// It is asleep because it has used its memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_short_of_memory: bool,
+    /// Its memory above its guarantee, in bytes, if it is asleep because the host was short.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evicted_above_bytes: Option<u64>,
 }
 
 impl From<Details> for Listed {
@@ -105,6 +108,7 @@ impl From<Details> for Listed {
             exit,
             failed_wake,
             is_short_of_memory,
+            evicted_above_bytes,
             ..
         } = details;
         let Config { id, name, created_unix_s, addresses, spec, .. } = config;
@@ -127,6 +131,7 @@ impl From<Details> for Listed {
             exit,
             failed_wake,
             is_short_of_memory,
+            evicted_above_bytes,
         }
     }
 }
@@ -394,6 +399,7 @@ mod tests {
             }),
             failed_wake: None,
             is_short_of_memory: false,
+            evicted_above_bytes: None,
         };
         let json = |listed: &Listed| serde_json::to_string(&listed.summary()).unwrap();
         assert_eq!(

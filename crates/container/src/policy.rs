@@ -40,6 +40,8 @@ pub enum Reason {
     Keeper,
     /// It has used its own memory (`crate::shortage`).
     Shortage,
+    /// The host is short of memory, and it uses more than its guarantee (`crate::shortage`).
+    Evicted,
 }
 
 impl Reason {
@@ -53,6 +55,7 @@ impl Reason {
             Self::Memory => "memory",
             Self::Keeper => "keeper",
             Self::Shortage => "out-of-memory",
+            Self::Evicted => "evicted",
         }
     }
 
@@ -69,6 +72,7 @@ impl Reason {
         match word {
             "memory" => Self::Memory,
             "out-of-memory" => Self::Shortage,
+            "evicted" => Self::Evicted,
             _ => Self::Idle,
         }
     }
@@ -83,13 +87,19 @@ pub enum Tier {
     Asleep,
 }
 
-/// Request for an idle container.
+/// Request of the daemon for a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Push its pages out to swap while it is idle; its state does not change.
     PagesOut,
     /// Suspend it to this tier.
     Suspend(Tier),
+    /// Stop it and start it again, because the host is short of memory.
+    Restart,
+    /// Kill it for the same reason.
+    Kill,
+    /// Wake it: there is memory again.
+    Wake,
 }
 
 impl Request {
@@ -99,6 +109,9 @@ impl Request {
             Self::PagesOut => "pages-out",
             Self::Suspend(Tier::Drowsy) => "drowsy",
             Self::Suspend(Tier::Asleep) => "asleep",
+            Self::Restart => "restart",
+            Self::Kill => "kill",
+            Self::Wake => "wake",
         }
     }
 }
@@ -107,10 +120,11 @@ impl std::str::FromStr for Request {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Self> {
-        let all = [Self::PagesOut, Self::Suspend(Tier::Drowsy), Self::Suspend(Tier::Asleep)];
-        let found = all.into_iter().find(|request| request.as_str() == word);
-        found
-            .ok_or_else(|| Error::Invalid(format!("'{word}' is none of pages-out, drowsy, asleep")))
+        let tiers = [Tier::Drowsy, Tier::Asleep].map(Self::Suspend);
+        let others = [Self::PagesOut, Self::Restart, Self::Kill, Self::Wake];
+        let words = "pages-out, drowsy, asleep, restart, kill, wake";
+        let found = others.into_iter().chain(tiers).find(|request| request.as_str() == word);
+        found.ok_or_else(|| Error::Invalid(format!("'{word}' is none of {words}")))
     }
 }
 

@@ -1,5 +1,8 @@
-//! Sleep for want of memory (`--oom sleep`): a container that has used its memory is saved before the kernel would end
-//! one of its processes.
+//! Sleep for want of memory: of the container's own (`--oom sleep`), and of the host's (`--evict sleep`).
+//!
+//! # Of its own
+//!
+//! A container that has used its memory is saved before the kernel would end one of its processes.
 //!
 //! The daemon finds the container at the brink of its limit ([`dormouse_model::Brink`]), and a worker puts it to
 //! sleep as it is, at work. On cgroup v2 the daemon makes the brink `memory.high` as long as it runs, so that the
@@ -13,12 +16,20 @@
 //! **A container that is short again and again** is left to the kernel: the third time within a minute it does not
 //! sleep. A larger limit begins anew.
 //!
+//! # Of the host's
+//!
+//! The daemon chooses a container that uses more than its guarantee while the host, or all containers together, are
+//! short of memory ([`dormouse_governor::eviction`]). One that is idle sleeps as any idle one does. One at work would
+//! be called again at once, or goes on by itself: events do not wake it for a pause, which doubles with each eviction
+//! up to ten minutes, and begins anew after an hour without one. The daemon wakes it before, when there is memory
+//! again.
+//!
 //! Uses `ground`.
 
 use std::time::Duration;
 
-use dormouse_kernel::cgroup::MemoryCharged;
-use dormouse_model::{Config, WakeOn};
+use dormouse_kernel::cgroup::{MemoryCharged, Supplies};
+use dormouse_model::{Config, Memory, WakeOn};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -35,6 +46,11 @@ const AGAIN_WITHIN: Duration = Duration::from_secs(60);
 /// LIMIT: shortages on record; more of them change nothing.
 const KEPT: usize = 16;
 
+/// The longest pause after an eviction; the first is [`PAUSE_LEAST`].
+const EVICTED_MOST: Duration = Duration::from_secs(600);
+/// The time without evictions after which the next pause is the first again.
+const EVICTED_FADES: Duration = Duration::from_secs(3600);
+
 /// The sleeps of a container for want of memory, since its start or a larger limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shortages {
@@ -45,18 +61,36 @@ pub(crate) struct Shortages {
     /// When it is woken, if it sleeps for want of memory now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wakes_unix_ms: Option<i64>,
+    /// Its last eviction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    evicted: Option<Evicted>,
+}
+
+/// The evictions of a container by sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Evicted {
+    /// Pauses in a row.
+    count: u32,
+    /// When the last one began, in milliseconds since the epoch.
+    unix_ms: i64,
+    /// The memory that it had above its guarantee, if it sleeps by an eviction now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    above_bytes: Option<u64>,
+    /// When it is woken, if it was at work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    wakes_unix_ms: Option<i64>,
 }
 
 impl Shortages {
     /// Returns whether there was none.
     pub(crate) fn is_none(&self) -> bool {
-        self.slept_unix_ms.is_empty()
+        self.slept_unix_ms.is_empty() && self.evicted.is_none()
     }
 
     /// Enters one more, with this limit. Returns how long the container is to sleep; `None` if it is short too often.
     fn enter(&mut self, max_bytes: u64, now_unix_ms: i64) -> Option<Duration> {
         if max_bytes > self.max_bytes {
-            *self = Self::default();
+            *self = Self { evicted: self.evicted, ..Self::default() };
         }
         self.max_bytes = max_bytes;
         // A clock that was set back makes none of them recent.
@@ -75,15 +109,50 @@ impl Shortages {
         Some(pause)
     }
 
-    /// Returns how long a container that sleeps for want of memory sleeps on; `None` if it sleeps for another reason.
+    /// Enters an eviction of a container that has so much above its guarantee. Returns how long it is to sleep if it is
+    /// at work.
+    fn evict(&mut self, above_bytes: u64, is_idle: bool, now_unix_ms: i64) -> Option<Duration> {
+        let is_recent = |last: &Evicted| {
+            let ago = u64::try_from(now_unix_ms.saturating_sub(last.unix_ms));
+            ago.is_ok_and(|ms| ms < EVICTED_FADES.as_millis() as u64)
+        };
+        let before = self.evicted.filter(is_recent);
+        let count = before.map_or(0, |last| last.count);
+        let pause = PAUSE_LEAST.saturating_mul(1 << count.min(16)).min(EVICTED_MOST);
+        let pause = (!is_idle).then_some(pause);
+        let ends = |pause: Duration| now_unix_ms.saturating_add(pause.as_millis() as i64);
+        self.evicted = Some(Evicted {
+            count: count.saturating_add(u32::from(!is_idle)),
+            unix_ms: now_unix_ms,
+            above_bytes: Some(above_bytes),
+            wakes_unix_ms: pause.map(ends),
+        });
+        pause
+    }
+
+    /// Returns how long a container that sleeps for want of memory sleeps on whatever happens; `None` if events wake
+    /// it.
     pub(crate) fn sleeps_on(&self) -> Option<Duration> {
-        let left = self.wakes_unix_ms?.saturating_sub(event::now_unix_ms());
+        let evicted = self.evicted.and_then(|last| last.wakes_unix_ms);
+        let left = self.wakes_unix_ms.or(evicted)?.saturating_sub(event::now_unix_ms());
         Some(Duration::from_millis(left.max(0).unsigned_abs()).min(PAUSE_MOST))
     }
 
-    /// Those of a container that wakes now.
+    /// Whether a container sleeps because it has used its own memory.
+    pub(crate) fn is_of_its_own(&self) -> bool {
+        self.wakes_unix_ms.is_some()
+    }
+
+    /// The memory above its guarantee of a container that sleeps by an eviction.
+    pub(crate) fn evicted_above_bytes(&self) -> Option<u64> {
+        self.evicted?.above_bytes
+    }
+
+    /// Those of a container that wakes now, or falls asleep for another reason.
     pub(crate) fn awake(&self) -> Self {
-        Self { wakes_unix_ms: None, ..self.clone() }
+        let evicted =
+            self.evicted.map(|last| Evicted { above_bytes: None, wakes_unix_ms: None, ..last });
+        Self { wakes_unix_ms: None, evicted, ..self.clone() }
     }
 }
 
@@ -116,6 +185,34 @@ pub(crate) fn enter(
     let max_bytes = config.spec.limits.memory_max_bytes.unwrap_or(u64::MAX);
     let pause = shortages.enter(max_bytes, event::now_unix_ms());
     pause.ok_or_else(|| Error::ShortAgain(config.name.to_string()))
+}
+
+/// Returns how much a running container uses above its guarantee, in bytes.
+///
+/// ORDER: under the container's lock. The daemon has decided by an older reading, and perhaps for another guarantee.
+///
+/// Errors: [`Error::NotIdle`] if it uses no more than that.
+pub(crate) fn above_guarantee(ground: &Ground, config: &Config) -> Result<u64> {
+    let supplies = Supplies::below(&ground.places.cgroup)?;
+    let held = supplies.map_or(Ok(None), |supplies| supplies.of(config.id.as_str()))?;
+    let used_bytes = held.map_or(0, |held| held.bytes.saturating_sub(held.inactive_file_bytes));
+    match used_bytes.saturating_sub(Memory::of(&config.spec.limits).min_bytes) {
+        0 => Err(Error::NotIdle(config.name.to_string())),
+        above => Ok(above),
+    }
+}
+
+/// Enters an eviction of a running container that no operator stops. Returns how long it is to sleep whatever happens,
+/// if it is at work.
+pub(crate) fn evict(
+    ground: &Ground,
+    config: &Config,
+    shortages: &mut Shortages,
+    is_idle: bool,
+) -> Result<Option<Duration>> {
+    let above_bytes = above_guarantee(ground, config)?;
+    *shortages = shortages.awake();
+    Ok(shortages.evict(above_bytes, is_idle, event::now_unix_ms()))
 }
 
 /// Returns the configuration of a container as its sleep follows it: no event wakes one that is short of memory.
@@ -167,6 +264,40 @@ mod tests {
         }
         assert!(shortages.enter(MB, 1_000).is_some(), "the second");
         assert_eq!(shortages.enter(MB, 1_000), None, "a smaller limit does not");
+    }
+
+    #[test]
+    fn pauses_of_evictions_double_up_to_ten_minutes_and_fade() {
+        let (mut shortages, mut now, mut pauses) = (Shortages::default(), 1_000_000, Vec::new());
+        for _ in 0..8 {
+            let pause = shortages.evict(5, false, now).expect("it is at work");
+            assert_eq!(shortages.evicted_above_bytes(), Some(5));
+            assert!(!shortages.is_of_its_own() && !shortages.is_none());
+            assert!(shortages.sleeps_on().is_some());
+            pauses.push(pause.as_secs());
+            now += pause.as_millis() as i64 + 1;
+            shortages = shortages.awake();
+            assert_eq!((shortages.evicted_above_bytes(), shortages.sleeps_on()), (None, None));
+        }
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 600, 600, 600]);
+        assert_eq!(shortages.evict(5, true, now), None, "an idle one is woken by its clients");
+        assert_eq!(shortages.evicted_above_bytes(), Some(5));
+        assert_eq!(shortages.evict(5, false, now), Some(EVICTED_MOST), "and counts for nothing");
+        now += EVICTED_FADES.as_millis() as i64;
+        assert_eq!(shortages.evict(5, false, now), Some(PAUSE_LEAST));
+    }
+
+    #[test]
+    fn evictions_and_shortages_of_its_own_do_not_count_for_each_other() {
+        let mut shortages = Shortages::default();
+        for _ in 0..5 {
+            shortages.evict(5, false, 1_000);
+        }
+        shortages = shortages.awake();
+        assert!(shortages.enter(MB, 1_000).is_some() && shortages.is_of_its_own());
+        assert_eq!(shortages.evicted_above_bytes(), None);
+        shortages = shortages.awake();
+        assert_eq!(shortages.evict(5, false, 1_000), Some(Duration::from_secs(600)));
     }
 
     #[test]

@@ -83,10 +83,11 @@ pub(crate) fn sleep(
     }
     let (mut init, process) = save::can_be_saved(ground, &config)?;
     let pause = match reason {
-        Reason::Shortage if init.stopping => {
+        Reason::Shortage | Reason::Evicted if init.stopping => {
             return Err(Error::state(&config, State::Running, "it is being stopped"));
         }
         Reason::Shortage => Some(shortage::enter(ground, &config, &mut init.shortages)?),
+        Reason::Evicted => shortage::evict(ground, &config, &mut init.shortages, idle.is_some())?,
         _ => {
             // The mark of a sleep that was killed.
             init.shortages = init.shortages.awake();

@@ -8,8 +8,8 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Bandwidth, Limits, MountKind, Name, NetMode, OutOfMemory, Process, Restart, RootSource, Sleep,
-    Spec, WakeOn,
+    Bandwidth, Evict, Limits, MountKind, Name, NetMode, OutOfMemory, Process, Restart, RootSource,
+    Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -93,6 +93,8 @@ pub struct Update {
     pub wake_on: Option<WakeOn>,
     /// The action when it has used its memory.
     pub oom: Option<OutOfMemory>,
+    /// How it gives memory while the host is short of it.
+    pub evict: Option<Evict>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
     /// Addresses to be released.
@@ -142,6 +144,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     sleep_allowed(spec.sleep, spec.auto_remove)?;
     long_enough(spec.drowsy)?;
     oom_allowed(spec)?;
+    evict_allowed(spec)?;
     for key in spec.sysctls.keys() {
         sysctl_allowed(key, &spec.net)?;
     }
@@ -192,6 +195,23 @@ pub(crate) fn oom_allowed(spec: &Spec) -> Result<()> {
         "--oom sleep slows the container down itself, somewhat below --memory: make it without --memory-high"
     } else {
         return Ok(());
+    };
+    Err(Error::Invalid(why.into()))
+}
+
+/// Refuses a container that could never give memory as it is to.
+pub(crate) fn evict_allowed(spec: &Spec) -> Result<()> {
+    let why = match spec.evict {
+        Evict::Sleep if spec.auto_remove => {
+            "a container of --rm does not sleep, also not with --evict sleep: its files end with its processes"
+        }
+        Evict::Restart if spec.auto_remove => {
+            "a container of --rm is removed when it ends: give --evict kill instead of --evict restart"
+        }
+        Evict::Throttle if spec.oom == OutOfMemory::Sleep => {
+            "--oom sleep slows the container down itself, somewhat below --memory: leave out --evict throttle"
+        }
+        _ => return Ok(()),
     };
     Err(Error::Invalid(why.into()))
 }

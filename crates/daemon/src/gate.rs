@@ -290,7 +290,9 @@ impl Room for Gate {
             Notice::Ended(Done { id, fell, .. }) => match fell {
                 Outcome::Asleep { .. } | Outcome::Gone => self.budget.left(now, id.clone()),
                 Outcome::Swapped { bytes } => self.budget.pushed_out(now, id, *bytes),
-                Outcome::Ran | Outcome::Drowsy { .. } => self.budget.stays(now, id, false),
+                Outcome::Ran | Outcome::Began | Outcome::Drowsy { .. } => {
+                    self.budget.stays(now, id, false);
+                }
                 Outcome::Awake { .. } => self.budget.stays(now, id, true),
             },
         }

@@ -186,7 +186,7 @@ impl IdleRoom {
                 watch.drowsed(now, Duration::from_micros(*took_us), used_ns.unwrap_or(0));
             }
             Outcome::Gone => return self.consider(id.clone()),
-            Outcome::Ran => watch.ran(now),
+            Outcome::Ran | Outcome::Began => watch.ran(now),
             Outcome::Swapped { .. } => {} // still as idle as before
             Outcome::Awake { why } => {
                 // Admission control tries before the idle time is over; the idle timer may still

@@ -15,7 +15,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ContainerId, IdMap, Invalid, Limits, LogDriver, Name, OutOfMemory, Reference, Views, WakeOn,
+    ContainerId, Evict, Eviction, IdMap, Invalid, Limits, LogDriver, Name, OutOfMemory, Reference,
+    Views, WakeOn,
 };
 
 /// The configuration of one container.
@@ -90,6 +91,9 @@ pub struct Spec {
     /// The action when it has used its memory.
     #[serde(default, skip_serializing_if = "OutOfMemory::is_default")]
     pub oom: OutOfMemory,
+    /// How it gives memory while the host is short of it.
+    #[serde(default, skip_serializing_if = "Evict::is_default")]
+    pub evict: Evict,
     /// Removed as soon as it stops.
     #[serde(default)]
     pub auto_remove: bool,
@@ -135,6 +139,14 @@ pub struct Spec {
     /// The number of CPUs in a set that was chosen for it (`limits.cpuset_cpus`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nproc: Option<u32>,
+}
+
+impl Spec {
+    /// Returns what is done with it while the host is short of memory; `None` if nothing is.
+    pub fn eviction(&self) -> Option<Eviction> {
+        let sleeps = self.sleep.after().is_some() || self.oom == OutOfMemory::Sleep;
+        self.evict.eviction(sleeps && !self.auto_remove)
+    }
 }
 
 fn yes() -> bool {

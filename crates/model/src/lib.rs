@@ -10,6 +10,7 @@ mod bandwidth;
 mod config;
 mod contract;
 mod drive;
+mod eviction;
 mod id;
 mod limit;
 mod log;
@@ -31,6 +32,7 @@ pub use contract::{
     parse_cpu_reserve,
 };
 pub use drive::Drive;
+pub use eviction::{Evict, Eviction};
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::{CpuBurst, Limits};
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};

@@ -1,6 +1,6 @@
 //! Options for falling asleep by itself.
 
-use dormouse_model::{OutOfMemory, Sleep, WakeOn, WakeOnTimer, parse_span_ms};
+use dormouse_model::{Evict, OutOfMemory, Sleep, WakeOn, WakeOnTimer, parse_span_ms};
 
 use super::Invalid;
 
@@ -28,6 +28,11 @@ pub(crate) struct SleepArgs {
     /// with all its state, until it has more memory or some time has passed); needs 'dormouse daemon'
     #[arg(long, value_name = "ACTION")]
     oom: Option<OutOfMemory>,
+    /// When the host is short of memory and it uses more than its guarantee (--memory-min): sleep, throttle (it is
+    /// slowed down; cgroup v2), restart, kill, never, or auto: sleep with --sleep-after or --oom sleep, else never
+    /// (default); needs 'dormouse daemon'
+    #[arg(long, value_name = "ACTION")]
+    evict: Option<Evict>,
 }
 
 impl SleepArgs {
@@ -49,6 +54,11 @@ impl SleepArgs {
     /// Returns the given action for a container without memory, if any.
     pub(crate) fn read_oom(&self) -> Option<OutOfMemory> {
         self.oom
+    }
+
+    /// Returns the given way in which it gives memory, if any.
+    pub(crate) fn read_evict(&self) -> Option<Evict> {
+        self.evict
     }
 
     fn given(&self, after: Option<&str>) -> Result<Option<Sleep>, Invalid> {

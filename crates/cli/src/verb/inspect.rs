@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dormouse_api::{Inspect, compatible as objects};
 use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
-use dormouse_model::{Bandwidth, Cpu, Drive};
+use dormouse_model::{Bandwidth, Cpu, Drive, Spec};
 use serde::Serialize;
 
 use crate::command::Global;
@@ -205,6 +205,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("sleep", view::sleep(c)),
         ("wakes on", c.spec.wake_on.to_string()),
         ("out of memory", if c.spec.oom.is_default() { String::new() } else { "sleeps".into() }),
+        ("evicted by", evicted_by(&c.spec)),
         ("not proven", engine.unproven(&c.id).unwrap_or_default()),
         ("restart", policy),
         ("restarts", number(object.restart_count.into())),
@@ -252,6 +253,11 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
 }
 
 /// `1.5` for 1,500 thousandths.
+/// What is done with it while the host is short of memory; empty if nothing is.
+fn evicted_by(spec: &Spec) -> String {
+    spec.eviction().map_or_else(String::new, |it| it.as_str().to_owned())
+}
+
 fn milli(milli: u32) -> String {
     (f64::from(milli) / 1000.0).to_string()
 }

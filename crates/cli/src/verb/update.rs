@@ -40,6 +40,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         drowsy: args.sleep.read_drowsy()?,
         wake_on: args.sleep.read_wake_on()?,
         oom: args.sleep.read_oom(),
+        evict: args.sleep.read_evict(),
         ip_add: args.ip_add,
         ip_rm: args.ip_rm,
     };
@@ -49,6 +50,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         && update.drowsy.is_none()
         && update.wake_on.is_none()
         && update.oom.is_none()
+        && update.evict.is_none()
         && update.ip_add.is_empty()
         && update.ip_rm.is_empty();
     ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");

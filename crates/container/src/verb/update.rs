@@ -1,18 +1,18 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending`,
-//! `shortage` and `policy`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending` and
+//! `shortage`.
 
 use std::os::fd::AsFd;
 
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::{CPU_WEIGHT, ContainerId, Limits, OutOfMemory, State};
+use dormouse_model::{CPU_WEIGHT, ContainerId, Evict, Limits, OutOfMemory, State};
 
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{bandwidth, contract, drive, freeze, net, policy, rate, shortage, state, usage, view};
+use crate::{bandwidth, contract, drive, freeze, net, rate, shortage, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
 /// memory, and is to wake now.
@@ -46,6 +46,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     config.spec.oom = update.oom.unwrap_or(config.spec.oom);
     spec::oom_allowed(&config.spec)?;
+    config.spec.evict = update.evict.unwrap_or(config.spec.evict);
+    spec::evict_allowed(&config.spec)?;
+    contract::check_evict(ground, &config.spec)?;
     if observed.state == State::Asleep && bandwidth::is_in(&update.limits) {
         // ORDER: before the record changes, by which the end of a container knows whether it has a class. A wake
         // makes one.
@@ -100,6 +103,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         (config.spec.limits, config.spec.restart) = (before.spec.limits, before.spec.restart);
         (config.spec.sleep, config.spec.drowsy) = (before.spec.sleep, before.spec.drowsy);
         (config.spec.wake_on, config.spec.oom) = (before.spec.wake_on, before.spec.oom);
+        config.spec.evict = before.spec.evict;
         ground.write_config(&ground.dir(id), &config)?;
         // The first error is returned.
         if freeze::finish_limits(ground, &config).is_err() && is_bandwidth {
@@ -114,7 +118,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     let is_left_to_kernel = config.spec.oom != OutOfMemory::Sleep;
     let is_other_brink = is_left_to_kernel || update.limits.memory_max_bytes.is_some();
-    if alive && is_other_brink && before.spec.oom == OutOfMemory::Sleep {
+    let is_throttled =
+        before.spec.evict == Evict::Throttle && before.spec.evict != config.spec.evict;
+    if alive && (is_throttled || is_other_brink && before.spec.oom == OutOfMemory::Sleep) {
         // ORDER: before the event, by which a daemon sets its own. One that was killed has left the old one.
         shortage::run_free(ground, &config)?;
     }
@@ -122,7 +128,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let is_larger = config.spec.limits.memory_max_bytes > before.spec.limits.memory_max_bytes;
     Ok((is_larger || is_left_to_kernel)
         && observed.state == State::Asleep
-        && policy::sleeps_on(ground, id).is_some())
+        && state::slept(ground, id)?.is_some_and(|slept| slept.shortages.is_of_its_own()))
 }
 
 /// Returns the limits to be set in the kernel: those that change, and those that depend on them.
