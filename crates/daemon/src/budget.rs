@@ -3,9 +3,7 @@
 //!
 //! Pure computation: this module reads no file and starts no process.
 //!
-//! **Popularity** is the rate at which a container is used, in uses per second. At each reading the
-//! old value is multiplied by `e^(-t/20 s)`, and one use is added if the container has run since
-//! the last reading. The expected time until the next use is therefore one over the popularity.
+//! **Popularity** is the rate at which a container is used ([`crate::popularity`]).
 //!
 //! LIMIT: if every container that may sleep already does, or cannot sleep now, one more is admitted
 //! although it does not fit; the next one waits until that one sleeps.
@@ -16,12 +14,12 @@ use std::time::{Duration, Instant};
 use dormouse_kernel::cgroup::InUse;
 use dormouse_model::ContainerId;
 
+use crate::popularity::{faded, use_once};
+
 mod choice;
 
 pub(crate) use choice::{Choice, Need};
 
-/// Time after which a use counts 1/e.
-const FADES: Duration = Duration::from_secs(20);
 /// Popularity below which a record is dropped: one use in some hours.
 const POPULARITY_MIN: f64 = 1e-4;
 /// Time for which an active container stays awake at least.
@@ -89,16 +87,6 @@ pub(crate) struct Budget {
     swap_bytes: u64,
     awake: HashMap<ContainerId, Awake>,
     past: HashMap<ContainerId, Past>,
-}
-
-/// Returns the popularity after a time without use.
-fn faded(popularity: f64, time: Duration) -> f64 {
-    popularity * (-time.as_secs_f64() / FADES.as_secs_f64()).exp()
-}
-
-/// Popularity that one use adds.
-fn use_once() -> f64 {
-    1.0 / FADES.as_secs_f64()
 }
 
 impl Awake {

@@ -15,6 +15,7 @@
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
 //! space of disks without a guarantee, once a second ----> what they may accept ([`space`])
+//! free memory of the host and of all containers ----> a worker has one above its guarantee give memory ([`evict`])
 //! the open of a view inside a container ----> its contents ([`view`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
@@ -23,13 +24,13 @@
 //! of two of them. Modules depend on each other downwards: rooms, then their pure parts, then
 //! `room`.
 //!
-//! **Cost.** A container without `--sleep-after` costs nothing. One with it that is active is read
-//! twice in its idle time, one file of some 300 bytes; an idle one twice in all; a sleeping one
-//! costs nothing. Active containers pay nothing, because the kernel counts their CPU time anyway.
-//! While a container with a CPU reservation runs, each of these is read ten times a second, and each other
-//! container once. While a container with a guarantee of memory runs on cgroup v1, the memory of each container
-//! is read ten times a second.
-//! For why no program at every task switch is used see docs/decisions/0010.
+//! **Cost.** A container without `--sleep-after` costs nothing. One with it that is active is read twice in its idle
+//! time, one file of some 300 bytes; an idle one twice in all; a sleeping one costs nothing. Active containers pay
+//! nothing, because the kernel counts their CPU time anyway. While a container with a CPU reservation runs, each of
+//! these is read ten times a second, and each other container once. While a container with a guarantee of memory runs
+//! on cgroup v1, the memory of each container is read ten times a second. While a container that may give memory
+//! runs, the memory of the host is read once a second, and ten times a second while little of it is free. For why no
+//! program at every task switch is used see docs/decisions/0010.
 //!
 //! **Shutdown.** On SIGTERM or SIGINT the daemon starts no new job, waits for the running ones, and
 //! exits. After SIGKILL those jobs finish by themselves: each is a separate command that holds the
@@ -40,10 +41,12 @@ mod account;
 mod budget;
 mod debts;
 mod error;
+mod evict;
 mod gate;
 mod govern;
 mod idle;
 mod notify;
+mod popularity;
 mod recovery;
 mod room;
 mod settings;
@@ -70,6 +73,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use account::Accounts;
 use error::step;
 pub use error::{Error, Result};
+use evict::Evictions;
 use gate::Gate;
 use govern::Governor;
 use idle::IdleRoom;
@@ -124,6 +128,9 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
         rooms.push(Box::new(shortages));
     }
     rooms.push(Box::new(Disks::begin(Rc::clone(&engine))));
+    if let Some(evictions) = evictions(&engine, &cpu, settings)? {
+        rooms.push(Box::new(evictions));
+    }
     rooms.push(Box::new(Views::begin(&engine)));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)
@@ -139,6 +146,20 @@ fn gate(engine: &Rc<Engine>, cpu: &Rc<CpuTime>, settings: &Settings) -> Result<O
     let (engine, cpu) = (Rc::clone(engine), Rc::clone(cpu));
     let how = (settings.batch(), settings.reclaim());
     Gate::open(engine, cpu, in_use, bytes, how).map(Some)
+}
+
+/// Starts evictions, unless they are switched off or there is no memory controller.
+fn evictions(
+    engine: &Rc<Engine>,
+    cpu: &Rc<CpuTime>,
+    settings: &Settings,
+) -> Result<Option<Evictions>> {
+    let keep_bytes = match settings.evict_below {
+        Some(Memory::Off) => return Ok(None),
+        Some(Memory::Bytes(bytes)) => Some(bytes),
+        None => None,
+    };
+    Evictions::begin(Rc::clone(engine), Rc::clone(cpu), keep_bytes)
 }
 
 /// Takes the lock that makes this process the only daemon for these directories. A daemon that was

@@ -30,7 +30,7 @@ use crate::notify::{self, say};
 /// Time for which a room is left alone after a failed turn.
 const RESTS: Duration = Duration::from_secs(1);
 
-/// A job for a worker process: suspend a container, or push its pages out.
+/// A job for a worker process, such as to suspend a container, or to push its pages out.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) id: ContainerId,
@@ -83,6 +83,12 @@ pub(crate) trait Room {
 
     /// Finishes at the end of the daemon.
     fn end(self: Box<Self>) {}
+}
+
+/// CPU time of this thread, for the cost of readings.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 /// A room and its failures.
@@ -192,12 +198,6 @@ fn turns(rooms: &[Served], ready: &[Vec<bool>], now: Instant) -> Vec<usize> {
     }
     turns.sort();
     turns.into_iter().map(|(_, at)| at).collect()
-}
-
-/// CPU time of this thread.
-pub(crate) fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]

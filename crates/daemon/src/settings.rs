@@ -5,6 +5,8 @@
 //! memory = "6g"   # for all awake containers; "off": wakes do not wait for memory
 //! batch = 4       # number of waiting wakes that memory is freed for at once
 //! reclaim = "swap" # push pages of idle containers to swap first; "sleep": suspend at once
+//! evict-below = "768m"   # memory of the host that stays free: below it containers above their guarantee give
+//!                        # memory; "off". Default: a 32nd of all, from 256m to 2g
 //! swap = ["/var/swap=8g", "/disk2/swap=8g"]   # swap files, created if missing
 //! ```
 
@@ -95,11 +97,12 @@ struct File {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Section {
     memory: Option<String>,
     batch: Option<i64>,
     reclaim: Option<String>,
+    evict_below: Option<String>,
     #[serde(default)]
     swap: Vec<String>,
 }
@@ -113,6 +116,8 @@ pub struct Settings {
     pub batch: Option<Batch>,
     /// Default: swap first.
     pub reclaim: Option<Reclaim>,
+    /// Free memory of the host below which containers give memory; default: a 32nd, within bounds.
+    pub evict_below: Option<Memory>,
     /// Swap files; default: none.
     pub swap: Vec<SwapFile>,
 }
@@ -127,12 +132,13 @@ impl Settings {
         let bad = |what: String| Error::Settings { path: path.into(), what };
         let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
         let invalid = |e: Invalid| bad(e.to_string());
-        let Section { memory, batch, reclaim, swap } = file.daemon;
+        let Section { memory, batch, reclaim, evict_below, swap } = file.daemon;
         let batch = batch.map(|count| count.to_string().parse().map_err(invalid));
         Ok(Self {
             memory: memory.map(|memory| memory.parse().map_err(invalid)).transpose()?,
             batch: batch.transpose()?,
             reclaim: reclaim.map(|how| how.parse().map_err(invalid)).transpose()?,
+            evict_below: evict_below.map(|size| size.parse().map_err(invalid)).transpose()?,
             swap: swap.iter().map(|file| file.parse().map_err(invalid)).collect::<Result<_>>()?,
         })
     }
@@ -144,6 +150,7 @@ impl Settings {
             memory: self.memory.or(other.memory),
             batch: self.batch.or(other.batch),
             reclaim: self.reclaim.or(other.reclaim),
+            evict_below: self.evict_below.or(other.evict_below),
             swap,
         }
     }
@@ -198,6 +205,10 @@ mod tests {
         assert_eq!(Settings::read(file.path()).unwrap().reclaim(), Reclaim::Sleep);
         std::fs::write(file.path(), "[daemon]\nreclaim = \"kill\"\n").unwrap();
         assert!(Settings::read(file.path()).unwrap_err().to_string().contains("'swap' or"));
+        std::fs::write(file.path(), "[daemon]\nevict-below = \"1g\"\n").unwrap();
+        assert_eq!(Settings::read(file.path()).unwrap().evict_below, Some(Memory::Bytes(1 << 30)));
+        std::fs::write(file.path(), "[daemon]\nevict-below = \"little\"\n").unwrap();
+        assert!(Settings::read(file.path()).unwrap_err().to_string().contains("little"));
         std::fs::write(file.path(), "[daemon]\nbatch = 0\n").unwrap();
         assert!(Settings::read(file.path()).unwrap_err().to_string().contains("batch"));
     }

@@ -23,6 +23,10 @@ pub(crate) struct Args {
     /// 'swap'
     #[arg(long, value_name = "HOW")]
     reclaim: Option<dormouse_daemon::Reclaim>,
+    /// Free memory of the host below which containers that use more than their guarantee (--memory-min) give memory
+    /// (--evict), or 'off'; by default the setting of config.toml, or a 32nd of all, from 256m to 2g
+    #[arg(long, value_name = "SIZE")]
+    evict_below: Option<dormouse_daemon::Memory>,
     /// A swap file for the memory of idle and drowsy containers, created if missing; several on
     /// several disks share the work. By default those of config.toml, or none
     #[arg(long, value_name = "FILE=SIZE")]
@@ -30,8 +34,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let Args { memory, batch, reclaim, swap } = args;
-    let settings = dormouse_daemon::Settings { memory, batch, reclaim, swap };
+    let Args { memory, batch, reclaim, evict_below, swap } = args;
+    let settings = dormouse_daemon::Settings { memory, batch, reclaim, evict_below, swap };
     dormouse_daemon::run(global.places(), settings)?;
     Ok(0)
 }
