@@ -16,7 +16,7 @@ const CEILING_MB: u64 = ROOM_MB - 150;
 const SLEEP: &[&str] = &["busybox", "sleep", "100000"];
 
 /// The memory of this machine, in bytes.
-fn all_bytes() -> u64 {
+pub(crate) fn all_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").expect("proc_meminfo(5)");
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("all memory");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024

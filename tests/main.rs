@@ -21,6 +21,7 @@ mod disk;
 mod disk_rates;
 mod drowsy;
 mod errors;
+mod evict;
 mod fault;
 mod gatekeeper;
 mod gates;
