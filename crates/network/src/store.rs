@@ -26,6 +26,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -132,6 +133,17 @@ struct Chunk {
     cursor: u32,
 }
 
+impl Chunk {
+    fn parse(bytes: &[u8; CHUNK_BYTES as usize]) -> Self {
+        let [d0, d1, d2, d3, d4, d5, d6, d7, u0, u1, u2, u3, c0, c1, c2, c3] = *bytes;
+        Self {
+            domain: u64::from_le_bytes([d0, d1, d2, d3, d4, d5, d6, d7]),
+            used: u32::from_le_bytes([u0, u1, u2, u3]),
+            cursor: u32::from_le_bytes([c0, c1, c2, c3]),
+        }
+    }
+}
+
 fn domain_key(domain: &Name) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in domain.as_str().bytes() {
@@ -218,13 +230,14 @@ impl Store {
         let count = (self.plan.pool.count() / CHUNK) as usize;
         let mut bytes = vec![0; count * CHUNK_BYTES as usize];
         self.read(&mut bytes, CHUNKS_AT)?;
-        let parse = |b: &[u8]| {
-            let mut wide = [0; 8];
-            wide.copy_from_slice(&b[..8]);
-            let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
-            Chunk { domain: u64::from_le_bytes(wide), used: word(8), cursor: word(12) }
-        };
-        Ok(bytes.chunks_exact(CHUNK_BYTES as usize).map(parse).collect())
+        Ok(bytes.as_chunks().0.iter().map(Chunk::parse).collect())
+    }
+
+    /// One of them.
+    fn chunk(&self, index: u32) -> Result<Chunk> {
+        let mut bytes = [0; CHUNK_BYTES as usize];
+        self.read(&mut bytes, CHUNKS_AT + u64::from(index) * CHUNK_BYTES)?;
+        Ok(Chunk::parse(&bytes))
     }
 
     fn set_chunk(&self, index: u32, chunk: Chunk) -> Result<()> {
@@ -335,7 +348,7 @@ impl Store {
             let owner = format!("container {}", &ContainerId::from_bytes(owner).short());
             return Err(Error::AddressTaken { address, owner });
         }
-        let chunk = self.chunks()?[(number / CHUNK) as usize];
+        let chunk = self.chunk(number / CHUNK)?;
         if chunk.domain != 0 && chunk.domain != domain_key(domain) {
             return Err(Error::AddressTaken { address, owner: "another domain".into() });
         }
@@ -348,7 +361,7 @@ impl Store {
             return Ok(());
         }
         let index = number / CHUNK;
-        let mut chunk = self.chunks()?[index as usize];
+        let mut chunk = self.chunk(index)?;
         if chunk.domain == 0 {
             chunk = Chunk { domain: domain_key(domain), used: 0, cursor: RESERVED };
             self.set_chunk(index, chunk)?;
@@ -365,15 +378,32 @@ impl Store {
             if chunk.domain != key || chunk.used >= CHUNK - RESERVED {
                 continue;
             }
-            let records = self.records_in(index)?;
             let from = chunk.cursor.clamp(RESERVED, CHUNK);
-            let free = |n: &u32| records[*n as usize].container == [0; 16];
-            if let Some(number) = (from..CHUNK).chain(RESERVED..from).find(free) {
-                return Ok(index * CHUNK + number);
+            for part in [from..CHUNK, RESERVED..from] {
+                if let Some(number) = self.free_in(index, part)? {
+                    return Ok(index * CHUNK + number);
+                }
             }
             self.set_chunk(index, Chunk { used: CHUNK - RESERVED, ..chunk })?;
         }
         Ok(self.claim_chunk(domain)? * CHUNK + RESERVED)
+    }
+
+    /// Finds the first free number in a part of a chunk, counted from the chunk's start. The next one is free nearly
+    /// always, so a few records are read at a time.
+    fn free_in(&self, chunk: u32, part: Range<u32>) -> Result<Option<u32>> {
+        const PIECE: u32 = 32;
+        let mut bytes = [0; PIECE as usize * RECORD_BYTES as usize];
+        for first in part.clone().step_by(PIECE as usize) {
+            let count = (part.end - first).min(PIECE);
+            let bytes = &mut bytes[..(count as usize) * RECORD_BYTES as usize];
+            self.read(bytes, RECORDS_AT + u64::from(chunk * CHUNK + first) * RECORD_BYTES)?;
+            let mut records = bytes.chunks_exact(RECORD_BYTES as usize);
+            if let Some(at) = records.position(|record| record[..16] == [0; 16]) {
+                return Ok(Some(first + at as u32));
+            }
+        }
+        Ok(None)
     }
 
     /// Frees a number, if it is this container's.
@@ -382,7 +412,7 @@ impl Store {
             return Ok(false);
         }
         let index = number / CHUNK;
-        let chunk = self.chunks()?[index as usize];
+        let chunk = self.chunk(index)?;
         // ORDER: the count first: too low a count costs a search, too high a count hides a number.
         self.set_chunk(index, Chunk { used: chunk.used.saturating_sub(1), ..chunk })?;
         self.set_record(number, Record::default())?;
