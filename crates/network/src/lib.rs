@@ -52,7 +52,7 @@ pub use ground::{Domain, Network};
 use names::Hosts;
 use ready::read_ready;
 pub use settings::{Pool, Settings};
-use store::{CHUNK, Holding, Plan};
+use store::{CHUNK, Holding, Plan, Store};
 
 /// Effects between containers of one domain in address mode, shown by `check` and `run`.
 pub const VISIBLE_IN_DOMAIN: &str = "\
@@ -256,9 +256,8 @@ impl Network {
         cgroup_v2_id: u64,
         addresses: &[IpAddr],
     ) -> Result<()> {
-        let led = self.route(domain, id, addresses)?;
+        let (led, store) = self.route(domain, id, addresses)?;
         let first = led.first;
-        let store = self.store()?;
         let mut record = store.record(first)?;
         let old = std::mem::replace(&mut record.cgroup, cgroup_v2_id);
         store.set_record(first, record)?;
@@ -296,7 +295,8 @@ impl Network {
 
     /// Routes addresses to the domain of a container that has no processes.
     pub fn announce(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<()> {
-        let led = self.route(domain, id, addresses)?;
+        // ORDER: the lock of the domains comes before that of the table.
+        let (led, _) = self.route(domain, id, addresses)?;
         self.add_further(&led)
     }
 
@@ -329,8 +329,13 @@ impl Network {
         Ok(())
     }
 
-    /// Makes sure that the addresses are the container's and lead to its domain.
-    fn route(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<Led> {
+    /// Makes sure that the addresses are the container's and lead to its domain. Returns the table as well, locked.
+    fn route(
+        &self,
+        domain: &Domain,
+        id: &ContainerId,
+        addresses: &[IpAddr],
+    ) -> Result<(Led, Store)> {
         let store = self.store()?;
         let plan = store.plan;
         let numbers = numbers(&plan, addresses)?;
@@ -342,14 +347,17 @@ impl Network {
         if store.holding(id)?.as_ref() != Some(&holding) {
             store.set_holding(id, &holding)?; // forgotten in a power cut
         }
-        drop(store); // ORDER: the lock of the domains comes before that of the table
-        for number in &numbers {
-            let chunk = number / CHUNK;
-            if !domain.ready.chunks.contains(&chunk) {
-                self.add_chunk_routes(domain, &plan, chunk)?;
-            }
+        let mut chunks: Vec<u32> = numbers.iter().map(|number| number / CHUNK).collect();
+        chunks.retain(|chunk| !domain.ready.chunks.contains(chunk));
+        let led = Led { plan, numbers, first };
+        if chunks.is_empty() {
+            return Ok((led, store)); // most starts
         }
-        Ok(Led { plan, numbers, first })
+        drop(store); // ORDER: the lock of the domains comes before that of the table
+        for chunk in chunks {
+            self.add_chunk_routes(domain, &plan, chunk)?;
+        }
+        Ok((led, self.store()?))
     }
 
     /// Maps all addresses but the first to the first.

@@ -207,7 +207,10 @@ impl Hosts {
 
     /// Returns whether a record exists and has this name.
     pub fn is_of(&self, number: u32, name: &str) -> Result<bool> {
-        match self.open()?.filter(|_| number != 0) {
+        if number == 0 {
+            return Ok(false); // the first start
+        }
+        match self.open()? {
             None => Ok(false),
             Some(open) => Ok(open.extent(number, name)?.is_some()),
         }
