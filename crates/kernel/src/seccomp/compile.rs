@@ -88,7 +88,7 @@ fn ranges(policy: &Policy) -> Vec<(u32, &Decision)> {
         }
     };
     let mut next = 0;
-    for (&number, decision) in &policy.decisions {
+    for (number, decision) in policy.decisions.iter() {
         if number > next {
             add(next, &policy.otherwise);
         }

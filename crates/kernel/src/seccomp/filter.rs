@@ -16,14 +16,14 @@ impl Filter {
     /// The program as an array of the kernel's `struct sock_filter`, eight bytes each, for
     /// [`call::load_filter_bytes`].
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.0
-            .iter()
-            .flat_map(|instruction| {
-                let [a, b] = instruction.code.to_ne_bytes();
-                let [c, d, e, f] = instruction.k.to_ne_bytes();
-                [a, b, instruction.jump_true, instruction.jump_false, c, d, e, f]
-            })
-            .collect()
+        let mut bytes = Vec::with_capacity(self.0.len() * 8);
+        for instruction in &self.0 {
+            let [a, b] = instruction.code.to_ne_bytes();
+            let [c, d, e, f] = instruction.k.to_ne_bytes();
+            let (jump_true, jump_false) = (instruction.jump_true, instruction.jump_false);
+            bytes.extend_from_slice(&[a, b, jump_true, jump_false, c, d, e, f]);
+        }
+        bytes
     }
 
     /// Loads it for the calling thread and what it becomes or makes from now on.

@@ -103,11 +103,57 @@ impl From<Action> for Decision {
 pub struct Policy {
     pub(super) otherwise: Decision,
     pub(super) x32: Decision,
-    pub(super) decisions: BTreeMap<u32, Decision>,
+    pub(super) decisions: Table,
     /// The decision for numbers from this one on, in place of `otherwise`.
     pub(super) beyond: Option<(u32, Decision)>,
     /// The policy for calls of 32-bit programs; without it they end the process.
     pub(super) i386: Option<Box<Policy>>,
+}
+
+/// The decisions by number. Every start makes some 400 of them, so they are an array where the numbers of the kernel
+/// are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Table {
+    /// By number, up to the last one below [`Self::DENSE`] that was decided about.
+    low: Vec<Option<Decision>>,
+    /// The numbers from [`Self::DENSE`] on.
+    high: BTreeMap<u32, Decision>,
+}
+
+impl Table {
+    /// More than the kernel has calls.
+    const DENSE: usize = 1024;
+
+    fn insert(&mut self, number: u32, decision: Decision) {
+        let at = number as usize;
+        if at >= Self::DENSE {
+            self.high.insert(number, decision);
+            return;
+        }
+        if at >= self.low.len() {
+            self.low.resize_with(at + 1, || None);
+        }
+        self.low[at] = Some(decision);
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<&Decision> {
+        match number as usize {
+            at if at < Self::DENSE => self.low.get(at)?.as_ref(),
+            _ => self.high.get(&number),
+        }
+    }
+
+    fn last(&self) -> Option<u32> {
+        // The last one of `low` is always one that was decided about.
+        let low = self.low.len().checked_sub(1).map(|last| last as u32);
+        self.high.last_key_value().map(|(last, _)| *last).or(low)
+    }
+
+    /// In the order of the numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Decision)> {
+        let low = (0u32..).zip(&self.low).filter_map(|(n, d)| d.as_ref().map(|d| (n, d)));
+        low.chain(self.high.iter().map(|(n, d)| (*n, d)))
+    }
 }
 
 /// The first number of x32, a bit on top of the numbers of x86_64.
@@ -120,7 +166,7 @@ impl Policy {
         Self {
             otherwise: otherwise.into(),
             x32,
-            decisions: BTreeMap::new(),
+            decisions: Table::default(),
             beyond: None,
             i386: None,
         }
@@ -136,7 +182,7 @@ impl Policy {
 
     /// Decides about every number beyond the last one that was decided about.
     pub fn set_rest(&mut self, decision: impl Into<Decision>) {
-        let next = self.decisions.last_key_value().map_or(0, |(last, _)| last + 1);
+        let next = self.decisions.last().map_or(0, |last| last + 1);
         self.beyond = Some((next, decision.into()));
     }
 
@@ -151,7 +197,7 @@ impl Policy {
             return &self.x32;
         }
         let beyond = self.beyond.as_ref().filter(|(from, _)| number >= *from);
-        self.decisions.get(&number).unwrap_or(beyond.map_or(&self.otherwise, |(_, d)| d))
+        self.decisions.get(number).unwrap_or(beyond.map_or(&self.otherwise, |(_, d)| d))
     }
 
     /// Evaluates the policy for one call of x86_64, without the compiler.

@@ -144,8 +144,8 @@ fn policy() -> impl Strategy<Value = Policy> {
 fn calls(policy: &Policy, arguments: &[[u64; 6]]) -> Vec<Call> {
     let mut numbers: Vec<u32> = policy
         .decisions
-        .keys()
-        .flat_map(|&number| [number.saturating_sub(1), number, number + 1])
+        .iter()
+        .flat_map(|(number, _)| [number.saturating_sub(1), number, number + 1])
         .chain([0, X32 - 1, X32, X32 + 1, u32::MAX])
         .collect();
     numbers.sort_unstable();
