@@ -259,14 +259,17 @@ pub fn capset(masks: CapabilityMasks) -> Result<(), Errno> {
 ///
 /// Needs CAP_SETPCAP in the thread's own user namespace.
 pub fn capability_bound(keep: u64) -> Result<(), Errno> {
-    for number in 0..64u64 {
-        match prctl(libc::PR_CAPBSET_READ, number, 0, 0) {
+    for number in (0..64u64).filter(|number| keep & (1 << number) == 0) {
+        match prctl(libc::PR_CAPBSET_DROP, number, 0, 0) {
+            Ok(_) => {}
             // The kernel has no capability of this number, nor any above it.
             Err(Errno::INVAL) => break,
-            Ok(1) if keep & (1 << number) == 0 => {
-                prctl(libc::PR_CAPBSET_DROP, number, 0, 0)?;
-            }
-            other => drop(other?),
+            // Without CAP_SETPCAP, what is not in the set needs no removal.
+            Err(e) => match prctl(libc::PR_CAPBSET_READ, number, 0, 0) {
+                Ok(0) => {}
+                Err(Errno::INVAL) => break,
+                _ => return Err(e),
+            },
         }
     }
     Ok(())
