@@ -345,10 +345,20 @@ impl Hierarchy {
             cgroup.v2 = v2.parent.child(name).map_err(CgroupError::Open)?;
         }
         for v1 in &self.0.v1 {
-            let Some(parent) = self.existing(v1)? else { continue };
-            if let Some(dir) = parent.child(name).map_err(CgroupError::Open)? {
-                cgroup.v1.push((v1.controllers, dir));
-            }
+            let dir = match v1.parent.get() {
+                Some(parent) => parent.child(name).map_err(CgroupError::Open)?,
+                // Most containers have no group in `cpuset`, `cpuacct`, `devices` and `freezer`.
+                None => match Dir::open(&v1.mount.join(&self.0.parent).join(name)) {
+                    Err(e) if e.errno() == libc::ENOENT => None,
+                    dir => {
+                        let dir = dir.map_err(CgroupError::Open)?;
+                        // ORDER: open in every hierarchy with a group of it, for its removal.
+                        v1.parent(&self.0.parent).map_err(CgroupError::Parent)?;
+                        Some(dir)
+                    }
+                },
+            };
+            cgroup.v1.extend(dir.map(|dir| (v1.controllers, dir)));
         }
         Ok((cgroup.v2.is_some() || !cgroup.v1.is_empty()).then_some(cgroup))
     }
