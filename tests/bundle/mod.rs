@@ -145,7 +145,7 @@ impl Oci {
         for dir in [root.clone(), root.join(".creating")] {
             let names = fs::read_dir(dir).into_iter().flatten().flatten();
             let names = names.map(|e| e.file_name().into_string().expect("UTF-8"));
-            left.extend(names.filter(|name| name != ".creating"));
+            left.extend(names.filter(|name| ![".creating", ".mounts"].contains(&name.as_str())));
         }
         let own = self.cgroup_name();
         let below = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();

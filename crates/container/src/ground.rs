@@ -75,7 +75,11 @@ impl Ground {
 
     /// The control groups of this instance.
     pub(crate) fn cgroups(&self) -> Result<&Hierarchy> {
-        get_or_open(&self.cgroups, || Ok(Hierarchy::open(&self.places.cgroup)?))
+        let open = || {
+            let kept = self.places.run.join("mounts");
+            Ok(Hierarchy::open_kept(&self.places.cgroup, Some(&kept))?)
+        };
+        get_or_open(&self.cgroups, open)
     }
 
     /// The file with the operator's settings.

@@ -82,6 +82,7 @@
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
 //! RUN/c/ID/restored                 the memory with which a command restored it (`contract`)
+//! RUN/mounts                        places of the cgroup hierarchies of v1, kept for the next command
 //! RUN/contract.json                 reservations of the running containers (`contract`)
 //! RUN/governed                      a daemon changes CPU weights of containers; those with a debt (`debt`)
 //! RUN/governed-memory               a daemon changes limits of memory of running containers

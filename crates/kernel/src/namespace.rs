@@ -243,6 +243,34 @@ pub fn mounts_below(namespace: BorrowedFd<'_>, mount: u64) -> Result<Vec<u64>> {
     Ok(found)
 }
 
+/// Returns the unique ids (statx(2), STATX_MNT_ID_UNIQUE) of all mounts of the calling process's namespace but its
+/// root, in order (listmount(2)). KERNEL(6.8).
+pub fn mounts() -> Result<Vec<u64>> {
+    const SYS_LISTMOUNT: libc::c_long = 458;
+    const LSMT_ROOT: u64 = u64::MAX;
+    /// `struct mnt_id_req`, version 0: size, spare, mount, the last id of the part before.
+    #[repr(C)]
+    struct Wanted(u32, u32, u64, u64);
+    let mut found: Vec<u64> = Vec::new();
+    let mut part = [0u64; 256];
+    loop {
+        let after = found.last().copied().unwrap_or(0);
+        let wanted = Wanted(size_of::<Wanted>() as u32, 0, LSMT_ROOT, after);
+        // SAFETY: the request is a local of its own size; the kernel writes at most as many numbers as `part` has.
+        let count = unsafe {
+            libc::syscall(SYS_LISTMOUNT, &raw const wanted, part.as_mut_ptr(), part.len(), 0)
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            return Err(CallError::new("listmount", "LSMT_ROOT".into(), errno));
+        };
+        found.extend_from_slice(&part[..count]);
+        if count < part.len() {
+            return Ok(found);
+        }
+    }
+}
+
 /// A request of ioctl_nsfs(2), which writes one number or nothing.
 fn ask<N>(
     namespace: BorrowedFd<'_>,

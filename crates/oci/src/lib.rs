@@ -23,6 +23,7 @@
 //! ROOT/.creating/ID      held (flock) by the `create` of ID until it is done
 //! ROOT/.creating/.*      short-lived entries: removed directories, containers that are frozen
 //!                        while they are signalled
+//! ROOT/.mounts           the places of the cgroup hierarchies, kept for the next command on a host with v1
 //! ROOT/ID/state.json     the record; replaced by rename
 //! ROOT/ID/config.json    the bundle's configuration as it was
 //! ROOT/ID/start          the socket at which the newborn waits; removed by start
@@ -114,7 +115,7 @@ impl Runtime {
         if let Some(forest) = self.forest.get() {
             return Ok(forest);
         }
-        let found = Forest::find()?;
+        let found = Forest::find_kept(Some(&self.store.mounts()))?;
         Ok(self.forest.get_or_init(|| found))
     }
 }

@@ -391,6 +391,14 @@ impl Store {
         Ok(Lock(Some(file)))
     }
 
+    /// The places of the cgroup hierarchies, kept for the next command ([`Forest::find_kept`]). No id begins with a
+    /// dot.
+    ///
+    /// [`Forest::find_kept`]: dormouse_kernel::cgroup::Forest::find_kept
+    pub(crate) fn mounts(&self) -> PathBuf {
+        self.root.join(".mounts")
+    }
+
     /// Returns the ids of all containers, sorted.
     pub fn ids(&self) -> Result<Vec<String>> {
         let mut ids = Vec::new();
@@ -487,7 +495,9 @@ mod tests {
         for id in ["a", "web-1", "a_b+c.d", &"x".repeat(255)] {
             assert!(check_id(id).is_ok(), "{id}");
         }
-        for id in ["", ".", "..", ".creating", "a/b", "a b", "ä", "a\0", &"x".repeat(256)] {
+        for id in
+            ["", ".", "..", ".creating", ".mounts", "a/b", "a b", "ä", "a\0", &"x".repeat(256)]
+        {
             assert!(check_id(id).is_err(), "{id}");
         }
     }

@@ -127,7 +127,7 @@ fn unless_removed<T>(result: CallResult<Option<T>>) -> CallResult<Option<T>> {
 /// Returns whether there is a cgroup of all containers in some hierarchy. Nothing is made.
 pub fn exists(parent: &str) -> Result<bool, CgroupError> {
     check_name(parent)?;
-    let Mounts { v1, v2 } = Mounts::find()?;
+    let Mounts { v1, v2 } = Mounts::find(None)?;
     let mut mounts = v1.into_iter().map(|(_, mount)| mount).chain(v2);
     Ok(mounts.any(|mount| mount.join(parent).exists()))
 }

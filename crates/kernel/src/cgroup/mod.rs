@@ -212,8 +212,14 @@ impl Hierarchy {
     /// kernel refuses. A controller that cannot be handed down is no error here but where a limit
     /// needs it.
     pub fn open(parent: &str) -> Result<Self, CgroupError> {
+        Self::open_kept(parent, None)
+    }
+
+    /// The same. On a host with v1 the places of the hierarchies are kept in a file, which belongs to root alone, while
+    /// the mounts stay the same. A damaged file is replaced.
+    pub fn open_kept(parent: &str, kept: Option<&Path>) -> Result<Self, CgroupError> {
         let parent: Name = parent.parse()?;
-        Self::open_in(parent.as_str(), Mounts::find()?)
+        Self::open_in(parent.as_str(), Mounts::find(kept)?)
     }
 
     fn open_in(parent: &str, mounts: Mounts) -> Result<Self, CgroupError> {

@@ -1,10 +1,18 @@
 //! Mount points of cgroup file systems, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//!
+//! The kernel writes that table anew for each reader: some 4 us a mount, and every start would read it. On a host with
+//! v1 its lines about cgroups can therefore be kept in a file of the caller's ([`table`]), with the ids of all mounts
+//! of the namespace. The kernel lists these ids in a few microseconds (listmount(2), KERNEL(6.8)) and uses none of
+//! them twice, so the lines are valid as long as the ids are the same.
 
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::controller::Controllers;
 use super::error::CgroupError;
-use crate::proc;
+use crate::{namespace, proc};
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// `statfs.f_type` of cgroup v2 (linux/magic.h).
@@ -22,8 +30,8 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    /// Reads the mounts of this host.
-    pub(super) fn find() -> Result<Self, CgroupError> {
+    /// Reads the mounts of this host, or what was kept of them in a file.
+    pub(super) fn find(kept: Option<&Path>) -> Result<Self, CgroupError> {
         // The table need not be read on a host with v2 alone, which is nearly every host: one call
         // against one line for each mount of the machine.
         if let Ok(fs) = rustix::fs::statfs(ROOT)
@@ -31,9 +39,7 @@ impl Mounts {
         {
             return Ok(Self { v1: Vec::new(), v2: Some(ROOT.into()) });
         }
-        let table =
-            proc::read("/proc/self/mountinfo", LARGEST_TABLE_BYTES).map_err(CgroupError::Mounts)?;
-        let found = Self::parse(&String::from_utf8_lossy(&table));
+        let found = Self::parse(&table(kept)?);
         if found.v1.is_empty() && found.v2.is_none() {
             return Err(CgroupError::NotMounted);
         }
@@ -73,15 +79,13 @@ pub(super) type Named = Vec<(String, PathBuf)>;
 
 /// Every v1 hierarchy below `/sys/fs/cgroup` with its options that name it (`cpu,cpuacct`,
 /// `name=systemd`), and the v2 hierarchy.
-pub(super) fn find_all() -> Result<(Named, Option<PathBuf>), CgroupError> {
+pub(super) fn find_all(kept: Option<&Path>) -> Result<(Named, Option<PathBuf>), CgroupError> {
     if let Ok(fs) = rustix::fs::statfs(ROOT)
         && fs.f_type == CGROUP2_SUPER_MAGIC
     {
         return Ok((Vec::new(), Some(ROOT.into())));
     }
-    let table =
-        proc::read("/proc/self/mountinfo", LARGEST_TABLE_BYTES).map_err(CgroupError::Mounts)?;
-    let table = String::from_utf8_lossy(&table);
+    let table = table(kept)?;
     let mut v1: Vec<(String, PathBuf)> = Vec::new();
     for line in table.lines() {
         let Some((mount, fs)) = line.split_once(" - ") else { continue };
@@ -102,6 +106,58 @@ pub(super) fn find_all() -> Result<(Named, Option<PathBuf>), CgroupError> {
     Ok((v1, Mounts::parse(&table).v2))
 }
 
+/// The lines of the table of mounts that are about cgroup file systems.
+fn table(kept: Option<&Path>) -> Result<String, CgroupError> {
+    let stamp = kept.and_then(|_| stamp());
+    if let (Some(path), Some(stamp)) = (kept, &stamp)
+        && let Ok(text) = fs::read_to_string(path)
+        && let Some(lines) = lines_of(&text, stamp)
+    {
+        return Ok(lines.to_owned());
+    }
+    let table =
+        proc::read("/proc/self/mountinfo", LARGEST_TABLE_BYTES).map_err(CgroupError::Mounts)?;
+    let table = String::from_utf8_lossy(&table);
+    let is_ours = |line: &&str| line.contains(" - cgroup ") || line.contains(" - cgroup2 ");
+    let lines: String = table.lines().filter(is_ours).flat_map(|line| [line, "\n"]).collect();
+    // The mounts may have changed while they were read.
+    if let (Some(path), Some(before)) = (kept, stamp)
+        && self::stamp().is_some_and(|after| after == before)
+    {
+        let _ = keep(path, &format!("{before}\n{lines}{END}")); // the next reader reads the table
+    }
+    Ok(lines)
+}
+
+/// The last line of a kept table, which is missing where its writer was killed.
+const END: &str = "end\n";
+
+/// Returns the kept lines, if they have this stamp and are complete.
+fn lines_of<'t>(text: &'t str, stamp: &str) -> Option<&'t str> {
+    text.strip_prefix(stamp)?.strip_prefix('\n')?.strip_suffix(END)
+}
+
+/// Identifies the mounts that this process sees; `None` on an older kernel.
+fn stamp() -> Option<String> {
+    let boot = proc::boot_id().ok()?;
+    let root = namespace::unique_mount_id("/").ok()??;
+    let mounts = namespace::mounts().ok()?;
+    // FNV-1a: two lists by chance, not by an attacker, who would have to be root.
+    let step = |sum: u64, id: &u64| (sum ^ id).wrapping_mul(0x100_0000_01b3);
+    let sum = mounts.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    Some(format!("mounts 1 {boot} {root} {} {sum:x}", mounts.len()))
+}
+
+/// Replaces a kept table in one step. Two writers at once leave one that is right, or one without its
+/// last line.
+fn keep(path: &Path, text: &str) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    let mut options = fs::File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(&new)?.write_all(text.as_bytes())?;
+    fs::rename(&new, path)
+}
+
 /// Returns whether `new` is preferred to the place found so far.
 fn better(old: Option<&Path>, new: &Path) -> bool {
     old.is_none_or(|old| !old.starts_with(ROOT) && new.starts_with(ROOT))
@@ -109,6 +165,9 @@ fn better(old: Option<&Path>, new: &Path) -> bool {
 
 /// Space, tab, newline and backslash are written as three octal digits.
 fn unescape(field: &str) -> PathBuf {
+    if !field.contains('\\') {
+        return field.into();
+    }
     let mut text = field.to_owned();
     for (written, meant) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
         text = text.replace(written, meant);
@@ -145,6 +204,56 @@ mod tests {
                 (Controllers::IO, "/sys/fs/cgroup/blkio".into()),
             ]
         );
+    }
+
+    #[test]
+    fn table_is_kept_until_a_mount_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mounts");
+        let read = table(None).unwrap();
+        assert!(read.lines().all(|line| line.contains(" - cgroup")), "{read}");
+        assert_eq!(table(Some(&path)).unwrap(), read);
+        let Some(stamp) = stamp() else { return assert!(!path.exists()) };
+        // Whether it is read shows by another content.
+        let keep_as = |text: &str| fs::write(&path, text).unwrap();
+        let other = "36 31 0:33 / /x rw - cgroup cgroup rw,pids\n";
+        keep_as(&format!("{stamp}\n{other}{END}"));
+        assert_eq!(table(Some(&path)).unwrap(), other);
+        for bad in [
+            format!("{stamp}1\n{other}{END}"),
+            format!("{stamp}\n{other}"),
+            format!("{stamp}\n"),
+            stamp.clone(),
+            String::new(),
+        ] {
+            keep_as(&bad);
+            assert_eq!(table(Some(&path)).unwrap(), read, "{bad:?}");
+            assert_eq!(lines_of(&fs::read_to_string(&path).unwrap(), &stamp), Some(&*read));
+        }
+    }
+
+    #[test]
+    fn root_stamp_changes_with_every_mount() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = || {
+            // A mount namespace of this thread's own.
+            crate::process::unshare(crate::call::CloneFlags::NEWNS).unwrap();
+            let root = fs::File::open("/").unwrap();
+            crate::mount::set_propagation(std::os::fd::AsFd::as_fd(&root), false).unwrap();
+            let Some(before) = stamp() else { return };
+            let run = |program: &str, words: &[&str]| {
+                let mut command = std::process::Command::new(program);
+                assert!(command.args(words).arg(dir.path()).status().unwrap().success());
+            };
+            run("mount", &["-t", "tmpfs", "none"]);
+            let mounted = stamp().unwrap();
+            run("umount", &[]);
+            assert_ne!(mounted, before);
+            assert_eq!(stamp().unwrap(), before);
+            run("mount", &["-t", "tmpfs", "none"]);
+            assert_ne!(stamp().unwrap(), mounted, "the number of a mount is not used again");
+        };
+        std::thread::scope(|scope| scope.spawn(own).join()).unwrap();
     }
 
     #[test]

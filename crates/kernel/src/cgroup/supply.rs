@@ -60,7 +60,7 @@ impl Supplies {
         let Some(MemoryInUse { parent: dir, is_v2 }) = MemoryInUse::below(parent)? else {
             return Ok(None);
         };
-        let pressure = Mounts::find()?.v2.map(|v2| v2.join(parent).join("memory.pressure"));
+        let pressure = Mounts::find(None)?.v2.map(|v2| v2.join(parent).join("memory.pressure"));
         Ok(Some(Self { parent: dir, is_v2, pressure }))
     }
 

@@ -47,7 +47,12 @@ pub struct Forest {
 impl Forest {
     /// Reads the mounts of this host.
     pub fn find() -> Result<Self, CgroupError> {
-        let (v1, v2) = find_all()?;
+        Self::find_kept(None)
+    }
+
+    /// The same, with a file as that of [`super::Hierarchy::open_kept`].
+    pub fn find_kept(kept: Option<&Path>) -> Result<Self, CgroupError> {
+        let (v1, v2) = find_all(kept)?;
         if v1.is_empty() && v2.is_none() {
             return Err(CgroupError::NotMounted);
         }

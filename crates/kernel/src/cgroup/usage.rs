@@ -31,7 +31,7 @@ impl CpuTime {
     /// Looks where cgroups are mounted; `parent` need not be there.
     pub fn below(parent: &str) -> Result<Self, CgroupError> {
         check_name(parent)?;
-        let mounts = Mounts::find()?;
+        let mounts = Mounts::find(None)?;
         if let Some(v2) = mounts.v2 {
             return Ok(Self { parent: v2.join(parent), is_v2: true });
         }
@@ -78,7 +78,7 @@ impl MemoryInUse {
     /// Finds the mounts of cgroups; `parent` need not exist. `None` without a memory controller.
     pub fn below(parent: &str) -> Result<Option<Self>, CgroupError> {
         check_name(parent)?;
-        let mounts = Mounts::find()?;
+        let mounts = Mounts::find(None)?;
         let v1 = mounts.v1.into_iter().find(|(c, _)| c.contains(Controllers::MEMORY));
         if let Some((_, v1)) = v1 {
             return Ok(Some(Self { parent: v1.join(parent), is_v2: false }));

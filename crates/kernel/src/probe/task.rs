@@ -219,6 +219,11 @@ pub(super) fn mounts(_: &Scratch) -> Probed {
     }
 }
 
+pub(super) fn own_mounts(_: &Scratch) -> Probed {
+    let count = namespace::mounts()?.len();
+    Ok(format!("{count} mounts"))
+}
+
 pub(super) fn pidfd_exit(_: &Scratch) -> Probed {
     let child = child(&CloneArgs::default(), || 7)?;
     pidfd::wait(&child.pidfd, None)?;
