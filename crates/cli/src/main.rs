@@ -30,6 +30,7 @@
 //! Fields are only ever added. `inspect` without options, and lists with `--format json`, print arrays
 //! with podman's names instead; `--format` also takes the templates of [`template`].
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), no_main)]
 
 mod bulk;
 mod command;
@@ -60,10 +61,12 @@ mod umask;
 mod verb;
 mod view;
 
-use std::process::ExitCode;
+#[cfg(not(test))]
+dormouse_kernel::main!(begin);
 
-fn main() -> ExitCode {
+#[cfg_attr(test, expect(dead_code, reason = "tests have a start of their own"))]
+fn begin() -> u8 {
     // ORDER: first, before any file is created.
     umask::set();
-    ExitCode::from(quick::main(std::env::args_os().collect()))
+    quick::main(std::env::args_os().collect())
 }

@@ -44,6 +44,7 @@ pub mod resolve;
 pub mod rlimit;
 pub mod scale;
 pub mod seccomp;
+pub mod start;
 pub mod swap;
 pub mod sysctl;
 pub mod system_v;
