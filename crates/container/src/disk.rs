@@ -98,9 +98,12 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
 
 /// Writes a record as JSON, see [`write`].
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable) -> Result<()> {
-    let text = serde_json::to_vec(value)
-        .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })?;
-    write(path, &text, durable)
+    write(path, &to_json(value, path)?, durable)
+}
+
+/// The text of a record.
+pub(crate) fn to_json<T: Serialize>(value: &T, path: &Path) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
 }
 
 /// The field of a record that holds the checksum of all its other fields.
@@ -186,6 +189,21 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 }
 
 fn read_json_within<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> Result<Option<T>> {
+    read_within(path, bytes_max)?.map(|text| parse_json(&text, path)).transpose()
+}
+
+/// Reads a record from its text.
+pub(crate) fn parse_json<T: DeserializeOwned>(text: &[u8], path: &Path) -> Result<T> {
+    serde_json::from_slice(text)
+        .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
+}
+
+/// Reads the text of a record; `None` where there is no such file.
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    read_within(path, RECORD_BYTES_MAX)
+}
+
+fn read_within(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -194,22 +212,15 @@ fn read_json_within<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> Result<
     // Nearly all are small and never written in place: a short read is the end of the file.
     let mut some = [0; 4096];
     let read = file.read(&mut some).map_err(Error::file("cannot read", path))?;
-    let mut text = Vec::new();
-    let text = match some.get(..read) {
-        Some(all) if read < some.len() => all,
-        _ => {
-            text.extend_from_slice(&some);
-            let more = (&mut file).take(bytes_max).read_to_end(&mut text);
-            more.map_err(Error::file("cannot read", path))?;
-            &text[..]
-        }
-    };
+    let mut text = some.get(..read).unwrap_or(&some).to_vec();
+    if read == some.len() {
+        let more = (&mut file).take(bytes_max).read_to_end(&mut text);
+        more.map_err(Error::file("cannot read", path))?;
+    }
     if text.len() as u64 > bytes_max {
         return Err(Error::Corrupt { path: path.into(), what: "it is too large".into() });
     }
-    serde_json::from_slice(text)
-        .map(Some)
-        .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
+    Ok(Some(text))
 }
 
 /// Makes a directory and its parents; an existing one is no error.

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use dormouse_api::{Event, EventKind};
 use dormouse_image::Store;
@@ -43,6 +43,8 @@ pub(crate) struct Ground {
     store: OnceLock<Store>,
     network: OnceLock<Network>,
     cgroups: OnceLock<Hierarchy>,
+    /// The configuration that was read or written last, and its text. A verb reads it again after every wait.
+    last: Mutex<Option<(Vec<u8>, Config)>>,
 }
 
 impl Ground {
@@ -54,6 +56,7 @@ impl Ground {
             store: OnceLock::new(),
             network: OnceLock::new(),
             cgroups: OnceLock::new(),
+            last: Mutex::new(None),
             places,
         }
     }
@@ -167,14 +170,33 @@ impl Ground {
     /// Returns the configuration of a container.
     pub(crate) fn config(&self, id: &ContainerId) -> Result<Config> {
         let path = self.dir(id).join(CONFIG);
-        disk::read_json(&path)?.ok_or_else(|| Error::NoContainer(id.short().to_owned()))
+        let text = disk::read(&path)?.ok_or_else(|| Error::NoContainer(id.short().to_owned()))?;
+        if let Ok(last) = self.last.lock()
+            && let Some((known, config)) = &*last
+            && *known == text
+        {
+            return Ok(config.clone());
+        }
+        let config: Config = disk::parse_json(&text, &path)?;
+        self.remember(text, &config);
+        Ok(config)
     }
 
     /// Writes the configuration of a container into its directory.
     pub(crate) fn write_config(&self, dir: &Path, config: &Config) -> Result<()> {
         // A container that is removed when it stops does not outlive a boot either way.
         let durable = if config.spec.auto_remove { Durable::No } else { Durable::Yes };
-        write_config_as(dir, config, durable)
+        let path = dir.join(CONFIG);
+        let text = disk::to_json(config, &path)?;
+        disk::write(&path, &text, durable)?;
+        self.remember(text, config);
+        Ok(())
+    }
+
+    fn remember(&self, text: Vec<u8>, config: &Config) {
+        if let Ok(mut last) = self.last.lock() {
+            *last = Some((text, config.clone()));
+        }
     }
 
     /// Finds a container by its name, its id, or the start of its id.
