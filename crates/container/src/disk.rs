@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use rustix::fs::{Dir, FileType, FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RawDir, flock};
 use rustix::io::Errno;
+use rustix::path::Arg;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -82,7 +84,10 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };
-    let mut removed = remove();
+    let mut removed = match remove_small(rustix::fs::CWD, path, SMALL_DEPTH) {
+        Ok(()) => Ok(()),
+        Err(_) => remove(), // a file, a deep tree, or one that changes
+    };
     for _ in 0..REMOVALS_MAX {
         // The keeper writes the exit of a process whose start was abandoned.
         if removed.as_ref().err().map(std::io::Error::kind) != Some(ErrorKind::DirectoryNotEmpty) {
@@ -94,6 +99,38 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::file("cannot remove", path)(e)),
         _ => Ok(()),
     }
+}
+
+/// Levels of a tree below which [`remove_small`] does not go.
+const SMALL_DEPTH: usize = 8;
+
+/// Removes a directory tree of few levels with few calls: one for an empty directory, where `remove_dir_all` has nine.
+/// Links are not followed; a missing tree is no error.
+fn remove_small(
+    parent: BorrowedFd<'_>,
+    name: impl Arg + Copy,
+    depth: usize,
+) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) if depth > 0 => {}
+        Err(Errno::NOENT) => return Ok(()),
+        other => return other,
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let mut entries = RawDir::new(&dir, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        match entry.file_type() {
+            _ if matches!(name.to_bytes(), b"." | b"..") => {}
+            FileType::Directory => remove_small(dir.as_fd(), name, depth - 1)?,
+            // A directory of unknown type is EISDIR.
+            _ => rustix::fs::unlinkat(&dir, name, AtFlags::empty())?,
+        }
+    }
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
 /// Writes a record as JSON, see [`write`].
@@ -440,6 +477,36 @@ mod tests {
             fs::write(&path, &whole[..at]).unwrap();
             assert!(matches!(read_text(&path), Err(Error::Corrupt { .. })), "{at}");
         }
+    }
+
+    #[test]
+    fn trees_of_any_depth_are_removed_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = dir.path().join("kept");
+        fs::create_dir(&kept).unwrap();
+        fs::write(kept.join("file"), b"kept").unwrap();
+        let tree = dir.path().join("tree");
+        for depth in [0, 1, 3, SMALL_DEPTH - 1, SMALL_DEPTH, SMALL_DEPTH + 1, 3 * SMALL_DEPTH] {
+            let mut at = tree.clone();
+            fs::create_dir(&at).unwrap();
+            for level in 0..depth {
+                std::os::unix::fs::symlink(&kept, at.join("link")).unwrap();
+                (0..100).for_each(|n| fs::write(at.join(format!("{n}")), b"").unwrap());
+                fs::create_dir(at.join("empty")).unwrap();
+                at = at.join(format!("a{level}"));
+                fs::create_dir(&at).unwrap();
+            }
+            remove_tree(&tree).unwrap();
+            assert!(!tree.exists(), "{depth}");
+        }
+        remove_tree(&tree).unwrap();
+        // A file, and a link to a directory.
+        fs::write(&tree, b"").unwrap();
+        remove_tree(&tree).unwrap();
+        std::os::unix::fs::symlink(&kept, &tree).unwrap();
+        remove_tree(&tree).unwrap();
+        assert!(fs::symlink_metadata(&tree).is_err());
+        assert_eq!(fs::read(kept.join("file")).unwrap(), b"kept");
     }
 
     #[test]
