@@ -28,12 +28,11 @@ use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::io::{self, Io, TERMINALS, TTY_GROUP};
-use crate::layer::{self, Root};
 use crate::policy::Reason;
 use crate::spec::Exec;
 use crate::start::Running;
 use crate::user::Users;
-use crate::{drowsy, hold, process, state, wake};
+use crate::{drowsy, hold, layer, process, state, wake};
 
 /// Every namespace of the first process but the pid namespace, which the keeper has entered.
 const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
@@ -48,12 +47,20 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
 /// side, and the keeper has no copy.
 pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Running> {
     let Admitted { lock, config, observed, grant } = admission::lock_to_wake(ground, id)?;
-    match (observed.state, observed.init) {
-        (State::Asleep, _) => wake::wake_locked(ground, &config, Reason::Operator)?.detach(),
-        (State::Drowsy, Some(init)) => drowsy::resume(ground, &config, init, Reason::Operator)?,
-        _ => {}
-    }
-    let (init, init_fd) = state::alive(ground, &config)?;
+    let known = match (observed.state, observed.init) {
+        (State::Asleep, _) => {
+            wake::wake_locked(ground, &config, Reason::Operator)?.detach();
+            None
+        }
+        (State::Drowsy, Some(init)) => {
+            drowsy::resume(ground, &config, init, Reason::Operator)?;
+            None
+        }
+        // No other command changes the record while the lock is held.
+        (State::Running, Some(init)) => state::handle(&init).map(|process| (init, process)),
+        _ => None,
+    };
+    let (init, init_fd) = known.map_or_else(|| state::alive(ground, &config), Ok)?;
     if init.paused {
         return Err(Error::state(&config, State::Paused, "unpause it first"));
     }
@@ -70,7 +77,7 @@ pub(crate) fn exec(ground: &Ground, id: &ContainerId, exec: Exec) -> Result<Runn
         process.user = config.spec.process.user.clone();
     }
     process.umask = process.umask.or(config.spec.process.umask);
-    let Root { fd: root, .. } = layer::root(ground, id)?;
+    let root = layer::root_of(&config, &init, init_fd.as_fd())?;
     let user = Users::read(root.as_fd()).find(&process.user)?;
     let ptmx = resolve::in_root(root.as_fd(), "dev/pts/ptmx", OFlags::PATH, Mode::empty());
     let has_devpts = ptmx.is_ok();

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::drive::{self, Purpose};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::state;
+use crate::state::{self, InitRecord};
 
 /// The root directory of a container, seen from the host.
 #[derive(Debug)]
@@ -65,22 +65,31 @@ pub(crate) fn root(ground: &Ground, id: &ContainerId) -> Result<Root> {
     let observed = state::observe(ground, &config)?;
     let fd = match observed.init.as_ref().filter(|_| observed.is_alive()) {
         Some(init) => {
-            let (path, handle) = (format!("/proc/{}/root", init.pid), state::handle(init));
-            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
-            let flags = flags | rustix::fs::OFlags::CLOEXEC;
-            let fd = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())
-                .map_err(|e| Error::file("cannot open", &path)(e.into()))?;
-            // ORDER: the handle was taken first and the process still lives after the open, so
-            // the directory is its own and not that of a later process with its pid.
-            let alive = handle.is_some_and(pidfd::is_alive);
-            if !alive {
-                return Err(Error::state(&config, State::Stopped, "it ended just now; try again"));
-            }
-            fd
+            let handle = state::handle(init);
+            let ended = || Error::state(&config, State::Stopped, "it ended just now; try again");
+            root_of(&config, init, handle.ok_or_else(ended)?.as_fd())?
         }
         None => assemble_stopped(ground, &config)?,
     };
     Ok(Root { fd, ids: config.ids })
+}
+
+/// Returns the root directory of a container's first process, given its handle.
+pub(crate) fn root_of(
+    config: &Config,
+    init: &InitRecord,
+    handle: BorrowedFd<'_>,
+) -> Result<OwnedFd> {
+    let path = format!("/proc/{}/root", init.pid);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(&path, flags, Mode::empty())
+        .map_err(|e| Error::file("cannot open", &path)(e.into()))?;
+    // ORDER: the handle was taken first and the process still lives after the open, so
+    // the directory is its own and not that of a later process with its pid.
+    if !pidfd::is_alive(handle) {
+        return Err(Error::state(config, State::Stopped, "it ended just now; try again"));
+    }
+    Ok(fd)
 }
 
 /// Makes a user namespace with a container's ids and no process in it.
