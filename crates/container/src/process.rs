@@ -6,7 +6,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use dormouse_kernel::call::CloneFlags;
@@ -14,6 +14,7 @@ use dormouse_kernel::capability::Set;
 use dormouse_kernel::{capability, pidfd, rlimit, seccomp, sysctl, weakened};
 use dormouse_launch::{CapabilityMasks, Exec as Program, Ids, LaunchError, Newborn, Plan};
 use dormouse_model::{Config, NetMode, Process, SeccompChoice, Security};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::error::{Error, Result};
 use crate::io::{self, Io};
@@ -88,8 +89,16 @@ pub(crate) fn namespace_limits() -> &'static [(&'static str, &'static str)] {
     ];
     // KERNEL(5.13) for fanotify. A kernel may be built without inotify.
     static PRESENT: OnceLock<Vec<(&str, &str)>> = OnceLock::new();
-    let exists = |name: &str| Path::new("/proc/sys").join(name.replace('.', "/")).exists();
-    PRESENT.get_or_init(|| LIMITS.into_iter().filter(|(name, _)| exists(name)).collect())
+    PRESENT.get_or_init(|| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::open("/proc/sys/user", flags, Mode::empty());
+        let Ok(dir) = dir else { return Vec::new() };
+        let exists = |name: &str| {
+            let file = name.strip_prefix("user.").unwrap_or(name);
+            rustix::fs::accessat(&dir, file, Access::EXISTS, AtFlags::empty()).is_ok()
+        };
+        LIMITS.into_iter().filter(|(name, _)| exists(name)).collect()
+    })
 }
 
 /// Plans these limits, except those that `--sysctl` sets.
