@@ -1,8 +1,8 @@
-//! Unique names, by link(2).
+//! Unique names, by renameat2(2).
 //!
 //! `LIB/names/NAME` holds the id of the container that has the name. The file is written under
-//! another name and linked into place, which fails if the name exists. Two creates with one name
-//! therefore cannot both succeed, and a reader never finds half an id.
+//! another name and renamed, which fails if the name exists (RENAME_NOREPLACE; link(2) where the file system lacks it).
+//! Two creates with one name therefore cannot both succeed, and a reader never finds half an id.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind as Io, Write};
@@ -10,6 +10,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use dormouse_model::{ContainerId, Name};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::disk::FILE_MODE;
 use crate::error::{Error, Result};
@@ -56,18 +58,29 @@ impl Names {
             options.open(&new)?.write_all(id.as_str().as_bytes())
         };
         write().map_err(Error::file("cannot write", &new))?;
-        let linked = fs::hard_link(&new, self.path(name));
-        let _ = fs::remove_file(&new); // on failure `release` removes it
-        match linked {
+        let path = self.path(name);
+        let placed = match renameat_with(CWD, &new, CWD, &path, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL) => {
+                let linked = fs::hard_link(&new, &path);
+                let _ = fs::remove_file(&new); // on failure `release` removes it
+                linked
+            }
+            placed => placed.map_err(Into::into),
+        };
+        match placed {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == Io::AlreadyExists => {
+                let _ = fs::remove_file(&new); // likewise
                 let holder = self.holder(name)?.map(|h| h.short().to_owned());
                 Err(Error::NameTaken {
                     name: name.to_string(),
                     holder: holder.unwrap_or_else(|| "that is being removed".into()),
                 })
             }
-            Err(e) => Err(Error::file("cannot take the name", self.path(name))(e)),
+            Err(e) => {
+                let _ = fs::remove_file(&new); // likewise
+                Err(Error::file("cannot take the name", path)(e))
+            }
         }
     }
 
