@@ -18,7 +18,13 @@
 //!
 //! **http**: requests that nginx serves for each second of its CPU time, over kept connections and over new ones,
 //! without gates and with them. The arms take turns.
+//!
+//! **bill**: a day of a small hoster, compressed: 200 sites with one front and one database, and the bill of each site
+//! beside the cost of its requests (accounts/bill.rs).
 #![forbid(unsafe_code)]
+
+#[path = "accounts/bill.rs"]
+mod bill;
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -41,6 +47,15 @@ struct Options {
     /// Only these services.
     #[arg(long, value_delimiter = ',')]
     service: Vec<String>,
+    /// Sites of the hoster, for bills.
+    #[arg(long, default_value_t = 200)]
+    sites: usize,
+    /// Duration of the hoster's day, in seconds.
+    #[arg(long, default_value_t = 180)]
+    seconds: u64,
+    /// Mean requests a second of that day, to all sites.
+    #[arg(long, default_value_t = 150.0)]
+    rate: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -48,6 +63,7 @@ enum Part {
     Services,
     Gates,
     Http,
+    Bill,
 }
 
 /// LIMIT: the time until a server answers.
@@ -94,7 +110,8 @@ const SERVICES: [Service; 5] = [
         what: "a process for each connection",
         server: "chown postgres /tmp; exec su postgres -s /bin/bash -c 'PATH=$PATH:/usr/lib/postgresql/15/bin; \
                  cd /tmp && initdb -D /tmp/db --auth=trust >/dev/null && \
-                 echo host all all all trust >> /tmp/db/pg_hba.conf && exec postgres -D /tmp/db -h 0.0.0.0 -k /tmp'",
+                 echo host all all all trust >> /tmp/db/pg_hba.conf && \
+                 exec postgres -D /tmp/db -h 0.0.0.0 -k /tmp -N 400'",
         ready: "psql -h svc -U postgres -Atc 'select 1' | grep -q 1",
         load: "echo 'select sum(i * i) from generate_series(1, 2000) i' > /tmp/q; \
                /usr/lib/postgresql/15/bin/pgbench -n -h svc -U postgres -f /tmp/q -c $N -j 1 -T $SECONDS postgres",
@@ -134,7 +151,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let wants = |part| options.part.is_empty() || options.part.contains(&part);
     let bench = Bench::new()?;
-    if wants(Part::Services) || wants(Part::Http) {
+    if [Part::Services, Part::Http, Part::Bill].into_iter().any(wants) {
         ok(bench.dormouse().args(["import", "--name", "services"]).arg(image::services()))?;
     }
     if wants(Part::Services) {
@@ -150,6 +167,12 @@ fn main() -> Result<()> {
     }
     if wants(Part::Http) {
         http(&bench, options.rounds)?;
+    }
+    if wants(Part::Bill) {
+        let database = SERVICES.iter().find(|one| one.name == "postgresql").context("no server")?;
+        let time = Duration::from_secs(options.seconds);
+        let day = bill::Day { sites: options.sites, time, rate: options.rate };
+        bill::bill(&bench, database.server, day)?;
     }
     Ok(())
 }

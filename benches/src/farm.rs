@@ -163,7 +163,7 @@ impl Callers {
                 Ranks::new(0x9e37_79b9_7f4a_7c15 ^ (number << 20), all.len(), self.alpha);
             let mut times = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
-                times.push(query(all[ranks.next()], self.touched)?);
+                times.push(query(all[ranks.draw()], self.touched)?);
             }
             Ok(times)
         };
@@ -203,13 +203,15 @@ pub fn request(address: SocketAddr, word: &str) -> Result<String> {
 }
 
 /// Pseudo-random numbers (xorshift64), and ranks by their probability.
-struct Ranks {
+pub struct Ranks {
     state: u64,
     sums: Vec<f64>,
 }
 
 impl Ranks {
-    fn new(seed: u64, count: usize, alpha: f64) -> Self {
+    /// Ranks from 0 to `count - 1`, of which rank n has a probability of 1/(n + 1)^alpha. The same seed gives the same
+    /// ranks.
+    pub fn new(seed: u64, count: usize, alpha: f64) -> Self {
         let mut sum = 0.0;
         let sums = (1..=count).map(|n| {
             sum += (n as f64).powf(-alpha);
@@ -218,12 +220,17 @@ impl Ranks {
         Self { state: seed | 1, sums: sums.collect() }
     }
 
-    fn next(&mut self) -> usize {
+    /// A number of at least 0 and below 1.
+    pub fn part(&mut self) -> f64 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
-        let part = (self.state >> 11) as f64 / (1u64 << 53) as f64;
-        let at = part * self.sums.last().copied().unwrap_or(0.0);
+        (self.state >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A rank.
+    pub fn draw(&mut self) -> usize {
+        let at = self.part() * self.sums.last().copied().unwrap_or(0.0);
         self.sums.partition_point(|sum| *sum <= at).min(self.sums.len() - 1)
     }
 }
@@ -237,7 +244,7 @@ mod tests {
         for alpha in [0.0, 1.0, 1.5] {
             let mut ranks = Ranks::new(7, 10, alpha);
             let mut counts = [0.0; 10];
-            (0..100_000).for_each(|_| counts[ranks.next()] += 1.0);
+            (0..100_000).for_each(|_| counts[ranks.draw()] += 1.0);
             let sum: f64 = (1..=10).map(|n| f64::from(n).powf(-alpha)).sum();
             for (n, count) in (1..=10).zip(counts) {
                 let expected = 100_000.0 * f64::from(n).powf(-alpha) / sum;

@@ -369,12 +369,12 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls", "serve", "tick", "hog", "passage"] {
+        for program in ["floor", "calls", "serve", "tick", "hog", "passage", "site"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        for program in ["calls", "serve", "tick", "hog", "passage"] {
+        for program in ["calls", "serve", "tick", "hog", "passage", "site"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
         }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
@@ -591,10 +591,7 @@ const COLORS: [(u8, u8, u8); 9] = [
 /// Draws lines over a common x axis into `target/bench/NAME.svg`, and prints the path.
 pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Result<()> {
     use plotters::prelude::*;
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
-    let dir = top.join("target/bench");
-    fs::create_dir_all(&dir)?;
-    let path = dir.join(format!("{name}.svg"));
+    let path = drawing(name)?;
     let points = || lines.iter().flat_map(|line| &line.points);
     let end = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(0.0, f64::max);
     let (right, high) = (end(|p| p.0), end(|p| p.1) * 1.05);
@@ -631,6 +628,62 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
     Ok(())
 }
 
+/// Draws points over two logarithmic axes, with the line on which both are equal, into `target/bench/NAME.svg`, and
+/// prints the path. The points of the first set are drawn above those of the others. A number that is not positive is
+/// drawn at the end of its axis.
+pub fn scatter(name: &str, title: &str, axes: [&str; 2], sets: &[Line<'_>]) -> Result<()> {
+    use plotters::prelude::*;
+    const MARGIN: f64 = 1.3;
+    let path = drawing(name)?;
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        let all = sets.iter().flat_map(|set| &set.points).map(of).filter(|number| *number > 0.0);
+        let ends = all.fold((f64::MAX, 0.0), |(low, high), at| (at.min(low), at.max(high)));
+        (ends.0 / MARGIN, ends.1 * MARGIN)
+    };
+    let ((left, right), (low, high)) = (range(|point| point.0), range(|point| point.1));
+    ensure!(left < right && low < high, "no points to draw for {}", path.display());
+    let canvas = SVGBackend::new(&path, (900, 540)).into_drawing_area();
+    let draw = || -> Result<(), Box<dyn std::error::Error>> {
+        canvas.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&canvas)
+            .caption(title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(56)
+            .build_cartesian_2d((left..right).log_scale(), (low..high).log_scale())?;
+        let number = |number: &f64| (*number as f32).to_string();
+        let mut mesh = chart.configure_mesh();
+        mesh.x_label_formatter(&number).y_label_formatter(&number);
+        mesh.x_desc(axes[0]).y_desc(axes[1]).light_line_style(WHITE).draw()?;
+        let equal = [left.max(low), right.min(high)].map(|end| (end, end));
+        if equal[0].0 < equal[1].0 {
+            chart.draw_series(LineSeries::new(equal, BLACK.mix(0.6)))?;
+        }
+        for (n, set) in sets.iter().enumerate().rev() {
+            let (red, green, blue) = COLORS[n % COLORS.len()];
+            let style = RGBColor(red, green, blue).mix(0.7).filled();
+            let points = set.points.iter().map(|(x, y)| (x.max(left), y.max(low)));
+            let drawn = chart.draw_series(points.map(|point| Circle::new(point, 3, style)))?;
+            drawn.label(set.name).legend(move |(x, y)| Circle::new((x + 8, y), 4, style));
+        }
+        let mut legend = chart.configure_series_labels();
+        legend.position(SeriesLabelPosition::UpperLeft).border_style(BLACK.mix(0.3));
+        legend.background_style(WHITE.mix(0.7)).draw()?;
+        Ok(canvas.present()?)
+    };
+    draw().map_err(|e| anyhow::anyhow!("cannot draw {}: {e}", path.display()))?;
+    eprintln!("  drawn: {}", path.display());
+    Ok(())
+}
+
+/// The path of a drawing, whose directory exists.
+fn drawing(name: &str) -> Result<PathBuf> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
+    let dir = top.join("target/bench");
+    fs::create_dir_all(&dir)?;
+    Ok(dir.join(format!("{name}.svg")))
+}
+
 /// Returns the corner of a plot with the fewest line points.
 fn emptiest_corner(
     lines: &[Line<'_>],
@@ -664,7 +717,7 @@ fn emptiest_corner(
     emptiest.map_or(UpperRight, |(side, _)| side)
 }
 
-/// One line of a [`plot`].
+/// One line of a [`plot`], or one set of points of a [`scatter`].
 pub struct Line<'a> {
     /// The name in the legend.
     pub name: &'a str,
