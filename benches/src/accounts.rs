@@ -288,7 +288,8 @@ fn serve(bench: &Bench, service: &Service, rounds: usize) -> Result<()> {
             let [a, b] = charged.taken.map(|ns| ns as f64);
             let [count_a, count_b] = counts.map(|count| count as f64);
             ratios.push(a / count_a / (b / count_b));
-            own.push((charged.used - charged.given) as f64 / charged.used as f64 * 100.0);
+            // The cgroup has whole microseconds, so this can be a little below 0.
+            own.push((charged.used as f64 - charged.given as f64) / charged.used as f64 * 100.0);
         }
         for (customer, times) in alone.iter_mut().enumerate() {
             let (charged, counts) = load(bench, service, UNEQUAL, &[customer])?;
