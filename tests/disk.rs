@@ -404,7 +404,8 @@ fn disks_without_a_guarantee_accept_no_more_than_there_is_below() {
     let is_bounded = |name: &str| df(&host, name)[1] < below;
     assert!(wait_until(soon(), || is_bounded("x") && is_bounded("y")), "{:?}", df(&host, "x"));
     let events = || host.dm(&["events", "--no-stream", "--json"]).ok().to_owned();
-    assert_eq!(events().matches("\"disk_short\"").count(), 2, "{}", events());
+    let are_reported = || events().matches("\"disk_short\"").count() == 2;
+    assert!(wait_until(soon(), are_reported), "{}", events());
 
     let lines = std::thread::scope(|scope| {
         let host = &host;

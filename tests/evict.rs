@@ -32,7 +32,8 @@ fn host(settings: &str) -> Host {
 #[track_caller]
 fn small_host() -> Host {
     let kept = all_bytes().checked_sub(ROOM_MB << 20).expect("a machine with more memory");
-    host(&format!("[contract]\nhost-memory-reserve = \"{kept}\"\n"))
+    // The memory of this machine does not count.
+    host(&format!("[daemon]\nevict-below = \"1m\"\n[contract]\nhost-memory-reserve = \"{kept}\"\n"))
 }
 
 /// A host that is short of memory as long as the daemon runs.
@@ -80,12 +81,20 @@ fn events(host: &Host, kind: &str) -> Vec<Value> {
     all.filter(|event| event["kind"] == kind).collect()
 }
 
-/// The containers that have given memory, with the action, in their order.
+/// The containers that have given memory, with the action, in the order of the first times.
 #[track_caller]
 fn given(host: &Host) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let one = |event: &Value| (text(&event["name"]), text(&event["attributes"]["action"]));
-    events(host, "evict").iter().map(one).collect()
+    let mut all: Vec<(String, String)> = Vec::new();
+    for event in events(host, "evict") {
+        let found = one(&event);
+        // A pause may have ended on a slow machine.
+        if !all.contains(&found) {
+            all.push(found);
+        }
+    }
+    all
 }
 
 /// Waits until these containers have given memory, and no other one.
@@ -108,7 +117,9 @@ fn assert_numbers(host: &Host, of: &str) {
             text.parse().expect("a number")
         };
         assert_eq!(number("above"), number("used") - number("guarantee"), "{event}");
-        assert!(number("above") > 0 && number("free") < number("wanted"), "{event}");
+        let is_stalled = event["attributes"].get("stalled_permille").is_some();
+        assert!(number("above") > 0, "{event}");
+        assert!(is_stalled || number("free") < number("wanted"), "{event}");
         assert!(number("wanted") < number("all") || of == "host", "{event}");
         assert_eq!(event["attributes"]["of"], of, "{event}");
     }

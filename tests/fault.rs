@@ -268,9 +268,15 @@ impl Verb {
     fn survives(&self) {
         let scene = Scene::new();
         let (host, what) = (&scene.host, self.command[0]);
-        scene.all(self.before);
-        let steps = count_steps(host, self.command);
-        self.assert_usable(&scene, &format!("{what} without a kill"));
+        // The first time makes new objects, and on a busy machine a command waits in more steps.
+        let counts = [(); 2].map(|()| {
+            scene.all(self.before);
+            let steps = count_steps(host, self.command);
+            self.assert_usable(&scene, &format!("{what} without a kill"));
+            steps
+        });
+        let steps = counts[0].min(counts[1]);
+        assert!(steps * 2 >= counts[0].max(counts[1]), "{what}: steps of two runs: {counts:?}");
         let keeper = host.keeper().expect("a keeper");
         let (mut killed, mut played) = (0, 0);
         for number in 0..steps {

@@ -145,7 +145,9 @@ impl Oci {
         for dir in [root.clone(), root.join(".creating")] {
             let names = fs::read_dir(dir).into_iter().flatten().flatten();
             let names = names.map(|e| e.file_name().into_string().expect("UTF-8"));
-            left.extend(names.filter(|name| ![".creating", ".mounts"].contains(&name.as_str())));
+            // What is kept for the next command, and what a killed one has written of it.
+            let kept = [".creating", ".mounts", ".mounts.new"];
+            left.extend(names.filter(|name| !kept.contains(&name.as_str())));
         }
         let own = self.cgroup_name();
         let below = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();

@@ -283,7 +283,10 @@ fn hold(image: &File, at_most: Duration) -> Result<Held> {
         if device(loop_device::lock(image))? {
             return Ok(Held::Free);
         }
-        if let Some(found) = device(loop_device::find(image))? {
+        // A device without a file system ends as soon as another process that looks at it has closed it.
+        if let Some(found) = device(loop_device::find(image))?
+            && ext4::space(&found)?.is_some()
+        {
             return Ok(Held::By(found));
         }
         if Instant::now() > until {
@@ -292,6 +295,11 @@ fn hold(image: &File, at_most: Duration) -> Result<Held> {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
+}
+
+/// Whether a growth of the drive with this file has begun and not ended: the file may be larger than its file system.
+pub(crate) fn is_growing(file: &Path) -> bool {
+    file.with_file_name(GROWING).exists()
 }
 
 /// Whether a drive is smaller than it is to be, or its growth was interrupted.

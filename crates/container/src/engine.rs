@@ -562,6 +562,11 @@ impl Engine {
         drive::sparse_file(&self.ground, config)
     }
 
+    /// Whether the file of a disk may be larger than its file system at present.
+    pub fn drive_is_growing(&self, file: &Path) -> bool {
+        drive::is_growing(file)
+    }
+
     /// The free bytes of the file system below disks, and those of them that the host keeps.
     pub fn drive_room(&self) -> Result<(u64, u64)> {
         drive::room(&self.ground)

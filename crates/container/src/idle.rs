@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::save::{Wait, waits};
-use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
+use dormouse_model::{Config, ContainerId, Eviction, State, WakeOnTimer};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -80,16 +80,23 @@ pub(crate) fn short_waits(
     Ok(waits)
 }
 
-/// Refuses a container that gives no memory by an end: it is being stopped, or uses no more than its guarantee.
+/// Refuses a container that gives no memory in this way: it is paused or being stopped, has another policy by now, or
+/// uses no more than its guarantee.
 ///
 /// ORDER: under its lock.
-fn check_eviction(ground: &Ground, config: &Config) -> Result<Observed> {
+fn check_eviction(ground: &Ground, config: &Config, action: Eviction) -> Result<Observed> {
     let observed = state::observe_locked(ground, config)?;
     if !observed.is_alive() {
         return Err(Error::state(config, observed.state, "it has no process"));
     }
     if observed.init.as_ref().is_some_and(|init| init.stopping) {
         return Err(Error::state(config, State::Running, "it is being stopped"));
+    }
+    if observed.state == State::Paused {
+        return Err(Error::state(config, State::Paused, "unpause it first"));
+    }
+    if config.spec.eviction() != Some(action) {
+        return Err(Error::NotIdle(config.name.to_string()));
     }
     shortage::above_guarantee(ground, config)?;
     Ok(observed)
@@ -100,7 +107,7 @@ fn restart(ground: &Ground, id: &ContainerId) -> Result<()> {
     let config = {
         let _lock = ground.lock(id)?;
         let config = ground.config(id)?;
-        check_eviction(ground, &config)?;
+        check_eviction(ground, &config, Eviction::Restart)?;
         config
     };
     let within = Duration::from_secs(config.spec.stop_timeout_s.into()).min(STOPS_WITHIN);
@@ -116,7 +123,7 @@ fn restart(ground: &Ground, id: &ContainerId) -> Result<()> {
 fn kill(ground: &Ground, id: &ContainerId) -> Result<()> {
     let _lock = ground.lock(id)?;
     let config = ground.config(id)?;
-    let observed = check_eviction(ground, &config)?;
+    let observed = check_eviction(ground, &config, Eviction::Kill)?;
     end::kill_locked(ground, &config, &observed)?;
     end::settle_locked(ground, &config, true)?;
     let [reason] = policy::reason(Reason::Evicted);

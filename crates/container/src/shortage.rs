@@ -29,7 +29,7 @@
 use std::time::Duration;
 
 use dormouse_kernel::cgroup::{MemoryCharged, Supplies};
-use dormouse_model::{Config, Memory, WakeOn};
+use dormouse_model::{Config, Eviction, Memory, WakeOn};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -210,6 +210,10 @@ pub(crate) fn evict(
     shortages: &mut Shortages,
     is_idle: bool,
 ) -> Result<Option<Duration>> {
+    // The operator may have changed what is done with it.
+    if config.spec.eviction() != Some(Eviction::Sleep) {
+        return Err(Error::NotIdle(config.name.to_string()));
+    }
     let above_bytes = above_guarantee(ground, config)?;
     *shortages = shortages.awake();
     Ok(shortages.evict(above_bytes, is_idle, event::now_unix_ms()))

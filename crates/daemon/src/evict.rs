@@ -32,7 +32,7 @@ use dormouse_api::EventKind;
 use dormouse_container::{Engine, Idle, Outcome, Reason, Request, Tier};
 use dormouse_governor::eviction::{Gauge, Level, Reading, Shortage, Supply, Turns, decide};
 use dormouse_kernel::cgroup::{self, CpuTime, Held, MemoryCharged, Supplies};
-use dormouse_model::{ContainerId, Eviction, Memory, Size};
+use dormouse_model::{ContainerId, Eviction, Memory, Size, State};
 
 use crate::error::Result;
 use crate::notify::say;
@@ -53,6 +53,8 @@ const SAMPLES_SHARE: u32 = 1000;
 const IDLE: Duration = Duration::from_secs(1);
 /// The first and the longest pause after a refusal.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
+/// A container that has not given memory for so long holds up no other one.
+const GIVES_WITHIN: Duration = Duration::from_secs(60);
 /// The first pause after a restart.
 const RESTART_PAUSE: Duration = Duration::from_secs(30);
 
@@ -152,6 +154,7 @@ struct Giving {
     short: Short,
     /// It sleeps for a pause.
     is_at_work: bool,
+    since: Instant,
 }
 
 /// A container that was put to sleep at work, and what it needs.
@@ -179,6 +182,8 @@ pub(crate) struct Evictions {
     giving: Option<Giving>,
     /// The container that is being woken.
     waking: Option<ContainerId>,
+    /// How many jobs of any room are under way for a container.
+    jobs: BTreeMap<ContainerId, usize>,
     /// Containers that sleep for a pause, the longest first.
     sleepers: Vec<Sleeper>,
     throttled: BTreeSet<ContainerId>,
@@ -217,6 +222,7 @@ impl Evictions {
             new: Vec::new(),
             giving: None,
             waking: None,
+            jobs: BTreeMap::new(),
             sleepers: Vec::new(),
             throttled: BTreeSet::new(),
             next_look: now,
@@ -332,7 +338,7 @@ impl Evictions {
     fn readings(&self, now: Instant) -> Result<Vec<Reading<ContainerId>>> {
         let mut readings = Vec::new();
         for (id, member) in self.members.iter().filter(|(_, member)| member.is_due(now)) {
-            if self.throttled.contains(id) {
+            if self.throttled.contains(id) || self.jobs.contains_key(id) {
                 continue;
             }
             let Some(held) = self.supplies.of(id.as_str())? else { continue };
@@ -350,6 +356,7 @@ impl Evictions {
     fn look(&mut self, now: Instant) -> Result<Vec<Notice>> {
         let began = cpu_time();
         let levels = self.read(now)?;
+        self.give_up(now);
         let is_ample = levels.iter().all(|level| *level == Level::Ample);
         self.next_look = now + if is_ample { LOOKS } else { LOOKS_NEAR };
         let short = self.gauges.iter().zip(&levels).find_map(|((of, _), level)| match level {
@@ -359,7 +366,7 @@ impl Evictions {
         let notices = match short {
             Some(short) => self.take(now, &levels, short)?,
             None => {
-                self.is_reported = false;
+                self.is_reported &= !is_ample;
                 self.give_back(now)
             }
         };
@@ -401,6 +408,7 @@ impl Evictions {
             reading,
             short,
             is_at_work: idle.is_none(),
+            since: now,
         };
         giving.report();
         self.turns.begin();
@@ -409,7 +417,8 @@ impl Evictions {
             Eviction::Restart => Request::Restart,
             Eviction::Kill => Request::Kill,
             Eviction::Throttle => {
-                self.slow_down(&giving.id, Some(giving.reading.used_bytes));
+                let own = config.spec.limits.memory_high_bytes.unwrap_or(u64::MAX);
+                self.slow_down(&giving.id, Some(giving.reading.used_bytes.min(own)));
                 self.throttled.insert(giving.id.clone());
                 self.gave(now, &giving);
                 return Ok(Vec::new());
@@ -422,7 +431,7 @@ impl Evictions {
 
     /// Gives containers their memory back, if there is enough.
     fn give_back(&mut self, now: Instant) -> Vec<Notice> {
-        if self.waking.is_some() || !self.turns.is_due(self.now_ms(now)) {
+        if !self.turns.is_due(self.now_ms(now)) {
             return Vec::new();
         }
         let limits_all = self.supplies.of_containers().is_ok_and(|all| all.is_some());
@@ -438,7 +447,8 @@ impl Evictions {
             throttled.iter().for_each(|id| self.run_free(id));
             return Vec::new();
         }
-        let Some(at) = self.sleepers.iter().position(|it| has_room(it.bytes)) else {
+        let is_next = |it: &Sleeper| self.waking.is_none() && has_room(it.bytes);
+        let Some(at) = self.sleepers.iter().position(is_next) else {
             return Vec::new();
         };
         let Sleeper { id, name, bytes } = self.sleepers.remove(at);
@@ -458,15 +468,32 @@ impl Evictions {
         self.next_look = now;
     }
 
-    /// Takes the outcome of a job of this room.
-    fn ended(&mut self, now: Instant, Done { id, fell, .. }: &Done) {
-        if self.waking.as_ref() == Some(id) {
+    /// Lets the next container give memory, while the job of the last one takes long.
+    fn give_up(&mut self, now: Instant) {
+        let is_late =
+            |giving: &mut Giving| now.saturating_duration_since(giving.since) > GIVES_WITHIN;
+        if let Some(giving) = self.giving.take_if(is_late) {
+            self.refused(now, &giving, "it has not given memory within a minute");
+            self.turns.end(self.now_ms(now), false);
+        }
+    }
+
+    /// Takes the outcome of a job. Only those of this room change what it does.
+    fn ended(&mut self, now: Instant, Done { id, asked, why, fell }: &Done) {
+        if let Some(count) = self.jobs.get_mut(id) {
+            *count -= 1;
+            if *count == 0 {
+                self.jobs.remove(id);
+            }
+        }
+        if self.waking.as_ref() == Some(id) && matches!(asked, Request::Wake) {
             // A failed wake has an event of its own, and the keeper repeats it.
             self.waking = None;
             let now_ms = self.now_ms(now);
             return self.turns.pause(now_ms);
         }
-        let Some(giving) = self.giving.take_if(|giving| giving.id == *id) else { return };
+        let is_own = |giving: &mut Giving| giving.id == *id && *why == Reason::Evicted;
+        let Some(giving) = self.giving.take_if(is_own) else { return };
         let is_done = match (giving.action, fell) {
             (Eviction::Sleep, Outcome::Asleep { .. })
             | (Eviction::Restart, Outcome::Began)
@@ -475,7 +502,13 @@ impl Evictions {
                 self.refused(now, &giving, why);
                 false
             }
-            _ => false,
+            // It runs again, or has ended: it is looked at again, and not at once.
+            _ => {
+                if let Some(member) = self.members.get_mut(id) {
+                    member.later = Some((now + PAUSES.0, PAUSES.0));
+                }
+                false
+            }
         };
         if !is_done {
             return self.turns.end(self.now_ms(now), false);
@@ -571,10 +604,13 @@ impl Room for Evictions {
         match notice {
             Notice::MaySleep(id, _) => {
                 self.new.push(id.clone());
-                self.sleepers.retain(|it| it.id != *id);
+                // One with an idle time is considered again while it sleeps.
+                let sleeps = || matches!(self.engine.state(id), Ok(State::Asleep));
+                self.sleepers.retain(|it| it.id != *id || sleeps());
             }
+            Notice::Wanted(job) => *self.jobs.entry(job.id.clone()).or_default() += 1,
             Notice::Ended(done) => self.ended(now, done),
-            Notice::Wanted(_) | Notice::Events => {}
+            Notice::Events => {}
         }
     }
 

@@ -82,7 +82,7 @@ use recovery::Recovery;
 use room::Room;
 pub use settings::{Batch, Memory, Reclaim, Settings};
 use shortage::Shortages;
-use space::Disks;
+use space::Space;
 pub use swap::SwapFile;
 use view::Views;
 use work::Work;
@@ -127,7 +127,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
     if let Some(shortages) = Shortages::begin(Rc::clone(&engine))? {
         rooms.push(Box::new(shortages));
     }
-    rooms.push(Box::new(Disks::begin(Rc::clone(&engine))));
+    rooms.push(Box::new(Space::begin(engine.places())?));
     if let Some(evictions) = evictions(&engine, &cpu, settings)? {
         rooms.push(Box::new(evictions));
     }

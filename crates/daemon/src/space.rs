@@ -3,21 +3,25 @@
 //! [`dormouse_governor::disk`] decides what each disk may accept, and the kernel reserves the rest of its free space
 //! ([`ext4::reserve`]). Inside, `df` shows what is left, and a write beyond it fails like one to a full disk: nothing
 //! is lost that was accepted. Each disk in use is read once a second, with many of them seldom enough for a twentieth
-//! of one processor. Without such a disk the room does not tick.
+//! of one processor. Without such a disk nothing is read.
+//!
+//! **A thread of its own** reads and writes: the kernel has a reader wait while a file system is unmounted, and that
+//! may take long. LIMIT: meanwhile the other disks keep what they were given last.
 //!
 //! **Killed.** Disks keep what they were given last, until a daemon runs again or they are mounted again. LIMIT: then a
 //! disk may accept more than there is place for, as without a daemon, or less.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use dormouse_api::EventKind;
-use dormouse_container::Engine;
+use dormouse_container::{Engine, Places};
 use dormouse_governor::disk::{self, Reading};
 use dormouse_kernel::ext4;
 use dormouse_kernel::loop_device::{self, LoopDevice};
@@ -35,6 +39,12 @@ const LOOKS_SHARE: u32 = 20;
 const STEP_BYTES: u64 = 1 << 20;
 /// A disk is short of place if it may not accept more than this part of it.
 const REPORTED: u64 = 16;
+/// How long the end of the daemon waits for the thread.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const LOOKS_AGAIN: Duration = Duration::from_millis(2);
+
+/// The devices of all files.
+type Devices = HashMap<(u64, u64), PathBuf>;
 
 /// A disk of a running container.
 #[derive(Debug)]
@@ -43,31 +53,49 @@ struct Watched {
     file: PathBuf,
     /// Its loop device at the last look.
     device: Option<PathBuf>,
-    /// Whether it was reported to be short of place.
-    is_short: bool,
+    /// The size of its file system at the last look.
+    bytes: Option<u64>,
+    /// Whether it is short of place; `None` before the first look.
+    is_short: Option<bool>,
 }
 
 impl Watched {
-    /// Reads the disk; `None` if it is not in use.
-    fn read(&mut self) -> Result<Option<(LoopDevice, Found)>> {
+    /// Reads the disk; `None` if it is not in use. `devices` is filled when a device has to be found.
+    fn read(
+        &mut self,
+        engine: &Engine,
+        devices: &mut Option<Devices>,
+    ) -> std::result::Result<Option<(LoopDevice, Found)>, String> {
         let Ok(meta) = fs::metadata(&self.file) else { return Ok(None) };
         let file = (meta.dev(), meta.ino());
         let again = self.device.take().and_then(|path| loop_device::open_of(&path, file));
-        let failed =
-            |e: &dyn std::error::Error| step("read a disk")(io::Error::other(e.to_string()));
-        let device = match again {
-            Some(device) => device,
-            None => match loop_device::find_of(file).map_err(|e| failed(&e))? {
-                Some(device) => device,
-                None => return Ok(None),
-            },
+        let device = match (again, &devices) {
+            (Some(device), _) => Some(device),
+            (None, Some(known)) => {
+                known.get(&file).and_then(|path| loop_device::open_of(path, file))
+            }
+            (None, None) => {
+                let known = devices.insert(loop_device::all().map_err(|e| e.to_string())?);
+                known.get(&file).and_then(|path| loop_device::open_of(path, file))
+            }
         };
-        let Some(space) = ext4::space(&device).map_err(|e| failed(&e))? else {
+        let Some(device) = device else { return Ok(None) };
+        let Some(space) = ext4::space(&device).map_err(|e| e.to_string())? else {
             return Ok(None); // the device is about to end
         };
         self.device = Some(device.path().to_owned());
-        let (bytes, stored_bytes) = (meta.len(), meta.blocks().saturating_mul(512));
-        let reading = Reading { bytes, free_bytes: space.free_bytes, stored_bytes };
+        let bytes = match self.bytes {
+            Some(bytes) if engine.drive_is_growing(&self.file) => bytes,
+            _ => meta.len(),
+        };
+        self.bytes = Some(bytes);
+        let reading = Reading {
+            bytes,
+            free_bytes: space.free_bytes,
+            stored_bytes: meta.blocks().saturating_mul(512),
+            delayed_bytes: space.delayed_bytes,
+            free_inode_bytes: space.free_inode_bytes,
+        };
         Ok(Some((device, Found { reading, reserved_bytes: space.reserved_bytes })))
     }
 }
@@ -104,85 +132,158 @@ impl Found {
     }
 }
 
-/// The room of disks without a guarantee.
-#[derive(Debug)]
-pub(crate) struct Disks {
-    engine: Rc<Engine>,
+/// The disks that are looked at.
+struct Disks {
+    engine: Engine,
     watched: BTreeMap<ContainerId, Watched>,
-    /// Containers that have begun to run.
-    new: Vec<ContainerId>,
-    next: Instant,
+    /// Errors of the last look, which are reported once.
+    errors: Vec<String>,
 }
 
 impl Disks {
-    /// Begins with no disk: containers that run are found by the room of idle containers.
-    pub(crate) fn begin(engine: Rc<Engine>) -> Self {
-        Self { engine, watched: BTreeMap::new(), new: Vec::new(), next: Instant::now() }
-    }
-
-    /// Finds the disks of containers that have begun to run.
-    fn consider(&mut self) {
-        for id in std::mem::take(&mut self.new) {
-            let config = self.engine.config(&id).ok();
-            let Some(file) = config.and_then(|config| self.engine.sparse_drive_file(&config))
-            else {
-                self.watched.remove(&id);
-                continue;
-            };
-            self.watched.entry(id).or_insert(Watched { file, device: None, is_short: false });
+    /// Finds the disk of a container that has begun to run.
+    fn consider(&mut self, id: ContainerId) {
+        let config = self.engine.config(&id).ok();
+        match config.and_then(|config| self.engine.sparse_drive_file(&config)) {
+            Some(file) => {
+                let new = Watched { file, device: None, bytes: None, is_short: None };
+                self.watched.entry(id).or_insert(new);
+            }
+            None => drop(self.watched.remove(&id)),
         }
     }
 
     /// Reads all disks, and sets what they may accept.
-    fn look(&mut self) -> Result<()> {
-        let mut all = Vec::new();
-        let mut failed = Ok(());
-        self.watched.retain(|id, watched| match watched.read() {
+    fn look(&mut self) {
+        let (mut all, mut errors, mut devices) = (Vec::new(), Vec::new(), None);
+        let engine = &self.engine;
+        self.watched.retain(|id, watched| match watched.read(engine, &mut devices) {
             Ok(None) => false, // its next start is an event
             Ok(Some((device, found))) => {
                 all.push((id.clone(), device, found));
                 true
             }
             Err(e) => {
-                failed = Err(e);
+                errors.push(format!("{}: {e}", id.short()));
                 true
             }
         });
-        let (free_bytes, host_bytes) = self.engine.drive_room()?;
-        let readings: Vec<Reading> = all.iter().map(|(_, _, found)| found.reading).collect();
-        let credit_bytes = disk::credit(free_bytes, host_bytes, &readings);
-        for (id, device, found) in &all {
-            let Some(reserve_bytes) = found.reserve(credit_bytes) else { continue };
-            match ext4::reserve(device, reserve_bytes) {
-                Err(e) => say(&format!("{}: {e}", id.short())),
-                Ok(()) => self.report(id, found, reserve_bytes, free_bytes),
+        match self.engine.drive_room() {
+            Ok((free_bytes, host_bytes)) => {
+                let readings: Vec<_> = all.iter().map(|(_, _, found)| found.reading).collect();
+                let credit_bytes = disk::credit(free_bytes, host_bytes, &readings);
+                for (id, device, found) in &all {
+                    let reserve_bytes = found.reserve(credit_bytes);
+                    let done = reserve_bytes.map_or(Ok(()), |bytes| ext4::reserve(device, bytes));
+                    match done {
+                        Err(e) => errors.push(format!("{}: {e}", id.short())),
+                        Ok(()) => self.report(id, found, reserve_bytes, free_bytes),
+                    }
+                }
             }
+            Err(e) => errors.push(e.to_string()),
         }
-        failed
+        if self.errors != errors {
+            errors.iter().for_each(|line| say(&format!("disks: {line}")));
+            self.errors = errors;
+        }
     }
 
     /// Records that there is less place below a disk than it has free, or enough again.
-    fn report(&mut self, id: &ContainerId, found: &Found, reserve_bytes: u64, below_bytes: u64) {
+    fn report(&mut self, id: &ContainerId, found: &Found, reserved: Option<u64>, below_bytes: u64) {
         let Some(watched) = self.watched.get_mut(id) else { return };
-        let is_short = found.is_short(reserve_bytes).unwrap_or(watched.is_short);
-        if is_short == std::mem::replace(&mut watched.is_short, is_short) {
+        // A daemon before may have left it short, and has reported that.
+        let before = watched.is_short.or_else(|| found.is_short(found.reserved_bytes));
+        let reserved = reserved.unwrap_or(found.reserved_bytes);
+        let is_short = found.is_short(reserved).or(before).unwrap_or(false);
+        watched.is_short = Some(is_short);
+        if is_short == before.unwrap_or(false) {
             return;
         }
         let Ok(config) = self.engine.config(id) else { return };
         let kind = if is_short { EventKind::DiskShort } else { EventKind::DiskEnough };
-        let accepts = found.reading.free_bytes.saturating_sub(reserve_bytes);
         let about = [
             ("size", found.reading.bytes),
             ("free", found.reading.free_bytes),
-            ("accepts", accepts),
+            ("accepts", found.reading.free_bytes.saturating_sub(reserved)),
             ("free_below", below_bytes),
         ];
         let about = about.map(|(name, bytes)| (name, Size(bytes).to_string()));
         self.engine.record(kind, id.as_str(), config.name.as_str(), &about);
     }
+
+    /// Each disk may accept all that it has free again, as without a daemon.
+    fn give_back(&mut self) {
+        let mut devices = None;
+        for (id, watched) in &mut self.watched {
+            let Ok(Some((device, found))) = watched.read(&self.engine, &mut devices) else {
+                continue;
+            };
+            if let Some(usual) = found.reserve(u64::MAX)
+                && let Err(e) = ext4::reserve(&device, usual)
+            {
+                say(&format!("disks: {}: {e}", id.short()));
+            }
+        }
+    }
+
+    /// Looks at the disks until the notices end.
+    fn run(&mut self, notices: &Receiver<ContainerId>) {
+        let mut not_before = Instant::now();
+        let mut next = None;
+        loop {
+            let came = match next {
+                None => notices.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => {
+                    notices.recv_timeout(Instant::saturating_duration_since(&at, Instant::now()))
+                }
+            };
+            match came {
+                Ok(id) => {
+                    self.consider(id);
+                    notices
+                        .try_iter()
+                        .collect::<Vec<_>>()
+                        .into_iter()
+                        .for_each(|id| self.consider(id));
+                    // A new disk is looked at soon.
+                    next = Some(next.map_or(not_before, |at: Instant| at.min(not_before)));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let began = cpu_time();
+                    self.look();
+                    let took = cpu_time().saturating_sub(began);
+                    not_before = Instant::now() + took * LOOKS_SHARE;
+                    next = (!self.watched.is_empty())
+                        .then(|| Instant::now() + LOOKS.max(took * LOOKS_SHARE));
+                }
+                Err(RecvTimeoutError::Disconnected) => return self.give_back(),
+            }
+        }
+    }
 }
 
-impl Room for Disks {
+/// The room of disks without a guarantee: it passes containers on to the thread.
+#[derive(Debug)]
+pub(crate) struct Space {
+    notices: Sender<ContainerId>,
+    thread: JoinHandle<()>,
+}
+
+impl Space {
+    /// Begins with no disk: containers that run are found by the room of idle containers.
+    pub(crate) fn begin(places: &Places) -> Result<Self> {
+        let engine = Engine::open(places.clone())?;
+        let (notices, received) = mpsc::channel();
+        let mut disks = Disks { engine, watched: BTreeMap::new(), errors: Vec::new() };
+        let body = move || disks.run(&received);
+        let thread =
+            Builder::new().name("disks".into()).spawn(body).map_err(step("make a thread"))?;
+        Ok(Self { notices, thread })
+    }
+}
+
+impl Room for Space {
     fn name(&self) -> &'static str {
         "disks without a guarantee"
     }
@@ -192,36 +293,27 @@ impl Room for Disks {
     }
 
     fn due(&self) -> Option<Instant> {
-        (!self.watched.is_empty() || !self.new.is_empty()).then_some(self.next)
+        None
     }
 
     fn turn(&mut self, _now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
-        let began = cpu_time();
-        self.consider();
-        let looked = self.look();
-        let took = cpu_time().saturating_sub(began);
-        self.next = Instant::now() + LOOKS.max(took * LOOKS_SHARE);
-        looked.map(|()| Vec::new())
+        Ok(Vec::new())
     }
 
-    fn notice(&mut self, now: Instant, notice: &Notice) {
-        if let Notice::MaySleep(id, _) = notice {
-            self.new.push(id.clone());
-            if !self.watched.contains_key(id) {
-                self.next = self.next.min(now);
-            }
+    fn notice(&mut self, _now: Instant, notice: &Notice) {
+        if let Notice::MaySleep(id, _) = notice
+            && self.notices.send(id.clone()).is_err()
+        {
+            say("disks are not looked at any more: the thread has ended");
         }
     }
 
-    /// Each disk may accept all that it has free again, as without a daemon.
-    fn end(mut self: Box<Self>) {
-        for (id, watched) in &mut self.watched {
-            let Ok(Some((device, found))) = watched.read() else { continue };
-            if let Some(usual) = found.reserve(u64::MAX)
-                && let Err(e) = ext4::reserve(&device, usual)
-            {
-                say(&format!("{}: {e}", id.short()));
-            }
+    fn end(self: Box<Self>) {
+        let Self { notices, thread } = *self;
+        drop(notices);
+        let until = Instant::now() + ENDS_WITHIN;
+        while !thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOKS_AGAIN);
         }
     }
 }
@@ -233,7 +325,9 @@ mod tests {
     const MB: u64 = 1 << 20;
 
     fn found(free_bytes: u64, reserved_bytes: u64) -> Found {
-        let reading = Reading { bytes: 1600 * MB, free_bytes, stored_bytes: 0 };
+        let (stored_bytes, delayed_bytes, free_inode_bytes) = (0, 0, 0);
+        let bytes = 1600 * MB;
+        let reading = Reading { bytes, free_bytes, stored_bytes, delayed_bytes, free_inode_bytes };
         Found { reading, reserved_bytes }
     }
 

@@ -7,15 +7,11 @@
 //! ```text
 //! need   = what the disk has accepted and not stored below      of each disk: it is taken in any case
 //! room   = free below - the host's part - all needs
-//! credit = the larger of   room / disks   and   room - (disks - 1) x growth
+//! credit = room / disks
 //! ```
 //!
-//! With much room each disk may take nearly all of it, because the others take at most [`GROWTH_BYTES`] until the next
-//! decision. With little room they divide it. LIMIT: disks that grow faster, and the host itself, use up the host's
-//! part.
-
-/// LIMIT: what a disk is expected to grow at most from one decision to the next.
-pub const GROWTH_BYTES: u64 = 1 << 30;
+//! All credits together are no more than the room, whatever is done with them at once. A disk that writes gets the
+//! next part of the room at the next decision. LIMIT: what the host writes until then comes out of its own part.
 
 /// A disk in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,12 +22,19 @@ pub struct Reading {
     pub free_bytes: u64,
     /// What its file has on the file system below.
     pub stored_bytes: u64,
+    /// Data in memory whose place is not chosen yet.
+    pub delayed_bytes: u64,
+    /// Inodes of no file: their part of the tables may never be written.
+    pub free_inode_bytes: u64,
 }
 
 impl Reading {
-    /// What it has accepted and not stored below: data in memory, tables, and space that was allocated ahead.
+    /// What it has accepted and not stored below: data in memory, the journal, and space that was allocated ahead. The
+    /// data in memory needs its place even where as much was removed: that is given back later.
     fn need(&self) -> u64 {
-        self.bytes.saturating_sub(self.free_bytes).saturating_sub(self.stored_bytes)
+        let taken = self.bytes.saturating_sub(self.free_bytes);
+        let stored = self.stored_bytes.saturating_add(self.free_inode_bytes);
+        taken.saturating_sub(stored).max(self.delayed_bytes)
     }
 }
 
@@ -39,9 +42,7 @@ impl Reading {
 pub fn credit(free_below_bytes: u64, host_bytes: u64, disks: &[Reading]) -> u64 {
     let needs: u64 = disks.iter().map(Reading::need).fold(0, u64::saturating_add);
     let room = free_below_bytes.saturating_sub(host_bytes).saturating_sub(needs);
-    let count = (disks.len() as u64).max(1);
-    let others = (count - 1).saturating_mul(GROWTH_BYTES);
-    (room / count).max(room.saturating_sub(others))
+    room / (disks.len() as u64).max(1)
 }
 
 #[cfg(test)]
@@ -52,7 +53,7 @@ mod tests {
     const GB: u64 = 1 << 30;
 
     fn empty(bytes: u64) -> Reading {
-        Reading { bytes, free_bytes: bytes, stored_bytes: 0 }
+        Reading { bytes, free_bytes: bytes, stored_bytes: 0, delayed_bytes: 0, free_inode_bytes: 0 }
     }
 
     #[test]
@@ -64,18 +65,22 @@ mod tests {
 
     #[test]
     fn accepted_data_has_its_place() {
-        let used = Reading { bytes: 10 * GB, free_bytes: 6 * GB, stored_bytes: 3 * GB };
+        let used = Reading { free_bytes: 6 * GB, stored_bytes: 3 * GB, ..empty(10 * GB) };
         assert_eq!(credit(10 * GB, GB, &[used]), 8 * GB);
         // Removed files that are not given back yet.
         let removed = Reading { stored_bytes: 9 * GB, ..used };
         assert_eq!(credit(10 * GB, GB, &[removed]), 9 * GB);
+        let again = Reading { delayed_bytes: 2 * GB, ..removed };
+        assert_eq!(credit(10 * GB, GB, &[again]), 7 * GB, "data in memory comes before they are");
+        let tables = Reading { free_inode_bytes: GB, ..used };
+        assert_eq!(credit(10 * GB, GB, &[tables]), 9 * GB, "unused tables need no place");
     }
 
     #[test]
-    fn disks_divide_little_room_and_share_much() {
+    fn disks_divide_the_room() {
         let two = [empty(100 * GB); 2];
         assert_eq!(credit(GB + 400 * MB, GB, &two), 200 * MB);
-        assert_eq!(credit(11 * GB, GB, &two), 9 * GB);
+        assert_eq!(credit(11 * GB, GB, &two), 5 * GB);
         let thousand = [empty(100 * GB); 1000];
         assert_eq!(credit(11 * GB, GB, &thousand), 10 * GB / 1000);
     }
@@ -94,7 +99,7 @@ mod tests {
             for _ in 0..200 {
                 let credit = credit(free, host, &disks);
                 for disk in &mut disks {
-                    let wanted = next(2 * GROWTH_BYTES).min(GROWTH_BYTES);
+                    let wanted = next(12 * GB);
                     let taken = wanted.min(credit).min(disk.free_bytes);
                     disk.free_bytes -= taken;
                     // Some of it is stored below at once.

@@ -29,6 +29,8 @@ const LINES: usize = 3;
 const JOURNAL_MB: std::ops::RangeInclusive<u64> = 4..=64;
 /// The size of a block.
 const BLOCK_BYTES: u64 = 4096;
+/// The size of an inode.
+const INODE_BYTES: u64 = 256;
 /// Bytes that are copied at once.
 const COPIED_BYTES: usize = 256 << 10;
 const MAGIC: u16 = 0xef53;
@@ -256,6 +258,10 @@ pub struct Space {
     pub free_bytes: u64,
     /// The part that no file may take ([`reserve`]).
     pub reserved_bytes: u64,
+    /// What data that is still in memory will take (delayed allocation).
+    pub delayed_bytes: u64,
+    /// The inodes of no file, in the tables.
+    pub free_inode_bytes: u64,
 }
 
 /// `struct ustat` (ustat(2)).
@@ -268,29 +274,34 @@ struct Usage {
 }
 
 /// Reads the space of the file system that is mounted from a device; `None` if none is any more. By the number of the
-/// device, as ustat(2) does: it needs no path, and a container has no influence on it.
+/// device, as ustat(2) does: it needs no path, and a container has no influence on it. Waits while the file system is
+/// being mounted or unmounted.
 pub fn space(device: &LoopDevice) -> Result<Option<Space>> {
     let what = || device.path().display().to_string();
     let mut usage = Usage::default();
     // The kernel's encoding of a device number is the lower half of that of stat(2).
-    let number = device.number()? as u32;
+    let of_device = device.number()? as u32;
     // SAFETY: the kernel writes a `struct ustat`, which `usage` is.
-    let read = unsafe { libc::syscall(libc::SYS_ustat, number, &raw mut usage) };
+    let read = unsafe { libc::syscall(libc::SYS_ustat, of_device, &raw mut usage) };
     match (read, std::io::Error::last_os_error()) {
         (0, _) => {}
         (_, e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
         (_, e) => return Ok(Err(e).explain("ustat", what)?),
     }
-    let path = reserved(device);
-    let text = match fs::read_to_string(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        text => text.explain("read", || path.display().to_string())?,
-    };
-    let blocks: u64 = text.trim().parse().map_err(|_| Ext4Error::Damaged("its reserved blocks"))?;
     // The kernel cuts the number to 32 bits, which hold the blocks of the largest drive.
     let free_blocks = u64::from(usage.free_blocks as u32);
+    let (Some(reserved), Some(delayed)) =
+        (number(device, RESERVED)?, number(device, "delayed_allocation_blocks")?)
+    else {
+        return Ok(None);
+    };
     let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES);
-    Ok(Some(Space { free_bytes: bytes(free_blocks), reserved_bytes: bytes(blocks) }))
+    Ok(Some(Space {
+        free_bytes: bytes(free_blocks),
+        reserved_bytes: bytes(reserved),
+        delayed_bytes: bytes(delayed),
+        free_inode_bytes: usage.free_inodes.saturating_mul(INODE_BYTES),
+    }))
 }
 
 /// Sets the part of the free space that no file may take, in whole blocks: statfs(2) shows less space, and writes
@@ -299,7 +310,7 @@ pub fn space(device: &LoopDevice) -> Result<Option<Space>> {
 ///
 /// `reserved_clusters`: `Documentation/ABI/testing/sysfs-fs-ext4` of the kernel.
 pub fn reserve(device: &LoopDevice, bytes: u64) -> Result<()> {
-    let path = reserved(device);
+    let path = attribute(device, RESERVED);
     let text = (bytes / BLOCK_BYTES).to_string();
     Ok(fs::write(&path, text).explain("write", || path.display().to_string())?)
 }
@@ -309,9 +320,22 @@ pub fn usual_reserve(bytes: u64) -> u64 {
     (bytes / BLOCK_BYTES / 50).min(4096) * BLOCK_BYTES
 }
 
-fn reserved(device: &LoopDevice) -> PathBuf {
-    let name = device.path().file_name().unwrap_or_default();
-    Path::new("/sys/fs/ext4").join(name).join("reserved_clusters")
+/// Blocks that no file may take.
+const RESERVED: &str = "reserved_clusters";
+
+fn attribute(device: &LoopDevice, name: &str) -> PathBuf {
+    Path::new("/sys/fs/ext4").join(device.path().file_name().unwrap_or_default()).join(name)
+}
+
+/// Reads an attribute of a mounted file system; `None` if it is not mounted any more.
+fn number(device: &LoopDevice, name: &str) -> Result<Option<u64>> {
+    let path = attribute(device, name);
+    let text = match fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        text => text.explain("read", || path.display().to_string())?,
+    };
+    let number = text.trim().parse().map_err(|_| Ext4Error::Damaged("its blocks"))?;
+    Ok(Some(number))
 }
 
 /// Grows a mounted file system to the size of its device. EPERM without CAP_SYS_RESOURCE.

@@ -8,6 +8,7 @@
 //! **Nothing to sweep.** Devices are made with LO_FLAGS_AUTOCLEAR: a device detaches its file when its last user has
 //! closed it, and a mounted file system is a user.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -159,34 +160,49 @@ pub fn attach(file: &File, name: &str) -> Result<LoopDevice> {
 /// Finds the device that has a file; `None` if there is none, or it is being attached or detached.
 pub fn find(file: &File) -> Result<Option<LoopDevice>> {
     let stat = rustix::fs::fstat(file.as_fd()).explain("fstat", || "a file".into())?;
-    find_of((stat.st_dev, stat.st_ino))
-}
-
-/// The same for a file that is given by the device of its file system and its inode.
-pub fn find_of(file: (u64, u64)) -> Result<Option<LoopDevice>> {
-    let all = fs::read_dir("/sys/block").explain("open", || "/sys/block".into())?;
-    for entry in all.flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| name.starts_with("loop")) else { continue };
-        if !entry.path().join("loop/backing_file").exists() {
-            continue;
-        }
-        if let Some(found) = open_of(&Path::new("/dev").join(name), file) {
-            return Ok(Some(found));
+    for path in attached()? {
+        if let Some((device, its)) = open(&path)
+            && its == (stat.st_dev, stat.st_ino)
+        {
+            return Ok(Some(device));
         }
     }
     Ok(None)
 }
 
-/// Opens a device if it has a file, which is given by the device of its file system and its inode.
+/// The devices that have a file.
+fn attached() -> Result<Vec<PathBuf>> {
+    let all = fs::read_dir("/sys/block").explain("open", || "/sys/block".into())?;
+    let path = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_str().filter(|name| name.starts_with("loop"))?;
+        let has_file = entry.path().join("loop/backing_file").exists();
+        has_file.then(|| Path::new("/dev").join(name))
+    };
+    Ok(all.flatten().filter_map(path).collect())
+}
+
+/// The path of each device with its file, which is given by the device of its file system and its inode.
+pub fn all() -> Result<HashMap<(u64, u64), PathBuf>> {
+    let file = |path: PathBuf| open(&path).map(|(_, file)| (file, path));
+    Ok(attached()?.into_iter().filter_map(file).collect())
+}
+
+/// Opens a device if it has this file.
 pub fn open_of(path: &Path, file: (u64, u64)) -> Option<LoopDevice> {
+    open(path).filter(|(_, its)| *its == file).map(|(device, _)| device)
+}
+
+/// Opens a device and reads which file it has. Only for reading: after a close of one that could be written, udev
+/// looks for a file system on it.
+fn open(path: &Path) -> Option<(LoopDevice, (u64, u64))> {
     // It may be cleared just now.
-    let device = File::options().read(true).write(true).open(path).ok()?;
+    let device = File::open(path).ok()?;
     let mut info = NO_INFO;
     // SAFETY: the request writes a `struct loop_info64`, which `info` is.
     let read = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
-    let has_it = answer(read).is_ok() && (info.device, info.inode) == file;
-    has_it.then(|| LoopDevice { device, path: path.to_owned() })
+    let file = (info.device, info.inode);
+    answer(read).is_ok().then(|| (LoopDevice { device, path: path.to_owned() }, file))
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! The kernel writes that table anew for each reader: some 4 us a mount, and every start would read it. On a host with
 //! v1 its lines about cgroups can therefore be kept in a file of the caller's ([`table`]), with the ids of all mounts
 //! of the namespace. The kernel lists these ids in a few microseconds (listmount(2), KERNEL(6.8)) and uses none of
-//! them twice, so the lines are valid as long as the ids are the same.
+//! them twice, so the lines are valid as long as the ids are the same, and the mounts are in their places. LIMIT: a
+//! hierarchy that is remounted with other controllers while it is empty is not noticed.
 
 use std::fs;
 use std::io::Write;
@@ -124,17 +125,33 @@ fn table(kept: Option<&Path>) -> Result<String, CgroupError> {
     if let (Some(path), Some(before)) = (kept, stamp)
         && self::stamp().is_some_and(|after| after == before)
     {
-        let _ = keep(path, &format!("{before}\n{lines}{END}")); // the next reader reads the table
+        // Where that fails, the next reader reads the table.
+        let _ = kept_text(&before, &lines).map(|text| keep(path, &text));
     }
     Ok(lines)
 }
 
-/// The last line of a kept table, which is missing where its writer was killed.
-const END: &str = "end\n";
+/// The text of a file with these lines: before them their length and the ids of their mounts.
+fn kept_text(stamp: &str, lines: &str) -> Option<String> {
+    Some(format!("{stamp} {} {}\n{lines}", lines.len(), ids(lines)?))
+}
 
-/// Returns the kept lines, if they have this stamp and are complete.
+/// Returns the kept lines, if they have this stamp, are complete, and their mounts are in their places: a mount that is
+/// moved keeps its id.
 fn lines_of<'t>(text: &'t str, stamp: &str) -> Option<&'t str> {
-    text.strip_prefix(stamp)?.strip_prefix('\n')?.strip_suffix(END)
+    let (first, lines) = text.strip_prefix(stamp)?.strip_prefix(' ')?.split_once('\n')?;
+    let (length, known) = first.split_once(' ')?;
+    (length.parse() == Ok(lines.len()) && ids(lines)? == known).then_some(lines)
+}
+
+/// The unique ids of the mounts at the places of these lines.
+fn ids(lines: &str) -> Option<String> {
+    let id = |line: &str| {
+        let place = unescape(line.split(' ').nth(4)?);
+        namespace::unique_mount_id(place.to_str()?).ok()?
+    };
+    let ids: Option<Vec<u64>> = lines.lines().map(id).collect();
+    Some(ids?.iter().map(|id| format!("{id},")).collect())
 }
 
 /// Identifies the mounts that this process sees; `None` on an older kernel.
@@ -145,11 +162,11 @@ fn stamp() -> Option<String> {
     // FNV-1a: two lists by chance, not by an attacker, who would have to be root.
     let step = |sum: u64, id: &u64| (sum ^ id).wrapping_mul(0x100_0000_01b3);
     let sum = mounts.iter().fold(0xcbf2_9ce4_8422_2325, step);
-    Some(format!("mounts 1 {boot} {root} {} {sum:x}", mounts.len()))
+    Some(format!("mounts 2 {boot} {root} {} {sum:x}", mounts.len()))
 }
 
-/// Replaces a kept table in one step. Two writers at once leave one that is right, or one without its
-/// last line.
+/// Replaces a kept table in one step. Two writers at once leave one that is right, or one of another length than it
+/// says.
 fn keep(path: &Path, text: &str) -> std::io::Result<()> {
     let new = path.with_extension("new");
     let mut options = fs::File::options();
@@ -216,13 +233,18 @@ mod tests {
         let Some(stamp) = stamp() else { return assert!(!path.exists()) };
         // Whether it is read shows by another content.
         let keep_as = |text: &str| fs::write(&path, text).unwrap();
-        let other = "36 31 0:33 / /x rw - cgroup cgroup rw,pids\n";
-        keep_as(&format!("{stamp}\n{other}{END}"));
+        let other = "36 31 0:33 / /proc rw - cgroup cgroup rw,pids\n";
+        let kept = kept_text(&stamp, other).unwrap();
+        keep_as(&kept);
         assert_eq!(table(Some(&path)).unwrap(), other);
         for bad in [
-            format!("{stamp}1\n{other}{END}"),
-            format!("{stamp}\n{other}"),
-            format!("{stamp}\n"),
+            kept_text(&format!("{stamp}1"), other).unwrap(),
+            // It was moved: another mount is there.
+            kept.replace("/proc", "/"),
+            kept.replace("/proc", "/nowhere"),
+            kept.trim_end().to_owned(),
+            format!("{kept}{other}"),
+            format!("{stamp} 0 0,\n"),
             stamp.clone(),
             String::new(),
         ] {
