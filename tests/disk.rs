@@ -368,7 +368,7 @@ fn vm_disk_of_a_container_that_removes_itself_is_gone_with_it() {
     expect_attached(&host, 0, "removed");
 }
 
-/// A host whose store is on a file system of this size.
+/// A host with its store on a file system of this size.
 #[track_caller]
 fn small_store(mb: u64) -> Host {
     let host = Host::new();

@@ -268,7 +268,7 @@ impl Verb {
     fn survives(&self) {
         let scene = Scene::new();
         let (host, what) = (&scene.host, self.command[0]);
-        // The first time makes new objects, and on a busy machine a command waits in more steps.
+        // The first time makes new objects, and the steps of a wait depend on the load.
         let counts = [(); 2].map(|()| {
             scene.all(self.before);
             let steps = count_steps(host, self.command);

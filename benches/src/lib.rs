@@ -676,7 +676,7 @@ pub fn scatter(name: &str, title: &str, axes: [&str; 2], sets: &[Line<'_>]) -> R
     Ok(())
 }
 
-/// The path of a drawing, whose directory exists.
+/// The path of a drawing, in a directory that is made.
 fn drawing(name: &str) -> Result<PathBuf> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
     let dir = top.join("target/bench");

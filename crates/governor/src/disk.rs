@@ -22,7 +22,7 @@ pub struct Reading {
     pub free_bytes: u64,
     /// What its file has on the file system below.
     pub stored_bytes: u64,
-    /// Data in memory whose place is not chosen yet.
+    /// Data in memory that has no blocks yet.
     pub delayed_bytes: u64,
     /// Inodes of no file: their part of the tables may never be written.
     pub free_inode_bytes: u64,

@@ -1,8 +1,8 @@
 //! The start of a program, without the part of Rust's runtime that a command of milliseconds does not need.
 //!
 //! `fn main` of Rust reads `/proc/self/maps` with sscanf(3) to find the guard page of the stack, and maps an alternate
-//! stack for a handler of SIGSEGV, whose only purpose is the message about a full stack. That is 17 system calls and
-//! 30,000 instructions in front of every command (Rust 1.95). Programs of [`main!`](crate::main) begin in C's `main`.
+//! stack for a handler of SIGSEGV, which only writes a message about a full stack. That is 17 system calls and 30,000
+//! instructions in front of every command (Rust 1.95). Programs of [`main!`](crate::main) begin in C's `main`.
 //! A full stack ends them with SIGSEGV instead of SIGABRT and that message. The rest of that start is here: open
 //! standard streams, SIGPIPE ignored, 101 as the exit code of a panic, and `stdout` written out at the end.
 

@@ -127,7 +127,7 @@ pub(crate) fn notice(open: &Open<'_>) -> Result<Option<Notice>, Reason> {
     let inside = |id: i32| dormouse_kernel::proc::fields(id as u32).ok()?.pids().last().copied();
     // A task that has exited is not notified.
     let id = if owner.id == 0 { 0 } else { inside(owner.id).unwrap_or(0) };
-    // The kernel reports no F_NOTIFY, but whom it notifies.
+    // The kernel does not report F_NOTIFY. It reports the process that is notified.
     if id != 0 && open.stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         let why = "a directory with a process to notify (F_NOTIFY, F_SETOWN), which is not saved";
         return Err(format!("'{}', {why}", open.link));

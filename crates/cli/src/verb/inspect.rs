@@ -252,12 +252,12 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
     print(rows)
 }
 
-/// `1.5` for 1,500 thousandths.
 /// What is done with it while the host is short of memory; empty if nothing is.
 fn evicted_by(spec: &Spec) -> String {
     spec.eviction().map_or_else(String::new, |it| it.as_str().to_owned())
 }
 
+/// `1.5` for 1,500 thousandths.
 fn milli(milli: u32) -> String {
     (f64::from(milli) / 1000.0).to_string()
 }

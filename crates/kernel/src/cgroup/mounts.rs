@@ -159,7 +159,7 @@ fn stamp() -> Option<String> {
     let boot = proc::boot_id().ok()?;
     let root = namespace::unique_mount_id("/").ok()??;
     let mounts = namespace::mounts().ok()?;
-    // FNV-1a: two lists by chance, not by an attacker, who would have to be root.
+    // FNV-1a: it tells lists apart that differ by chance. Only root could forge one.
     let step = |sum: u64, id: &u64| (sum ^ id).wrapping_mul(0x100_0000_01b3);
     let sum = mounts.iter().fold(0xcbf2_9ce4_8422_2325, step);
     Some(format!("mounts 2 {boot} {root} {} {sum:x}", mounts.len()))
