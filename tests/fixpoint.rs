@@ -199,6 +199,7 @@ const WORKLOADS: &[(&str, &[&str], bool)] = &[
     ("cow", &[], false),
     ("credential", &[], false),
     ("directory", &[], false),
+    ("dispatch", &[], true),
     ("embryo", &[], false),
     ("event", &[], false),
     ("fanotify", &["--cap-add", "SYS_ADMIN"], false),

@@ -11,6 +11,7 @@ workloads! {
     vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
     vm_checkpoint_aborts_restartable_sequences: "sequence";
     vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
+    vm_dispatches_of_system_calls_stay: "dispatch";
     vm_clients_without_data_of_deferring_listeners_are_accepted: "defer";
     vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
     vm_restrictions_by_the_process_itself_stay: "sandbox";
@@ -322,11 +323,6 @@ fn vm_container_without_its_user_is_restored() {
         let out = host.dm(&["exec", "--user", "0", name, "sh", "-c", "grep ^Uid /proc/1/status"]);
         assert!(out.stdout.contains("1234"), "{name}: {out}");
     }
-}
-
-#[test]
-fn vm_checkpoint_refuses_a_dispatch_of_system_calls_by_name() {
-    refuses(&host(), "dispatch", "PR_SET_SYSCALL_USER_DISPATCH", false);
 }
 
 /// A timer queues its signal behind another of the same number, as no call of the restore can.

@@ -142,11 +142,6 @@ static void distributes(int kind) {
 	}
 }
 
-static void dispatches(void) {
-	static volatile char selector;
-	must(prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, &selector) == 0);
-}
-
 /* A timer expires while a signal of its number is pending. */
 static void queues_twice(void) {
 	struct sigevent how = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
@@ -188,8 +183,6 @@ int main(void) {
 		signs(strstr(what, "six") ? AF_INET6 : AF_INET), is_apart = 1;
 	if (!strncmp(what, "distributed", 11))
 		distributes(strstr(what, "datagrams") ? SOCK_DGRAM : SOCK_STREAM), is_apart = 1;
-	if (!strcmp(what, "dispatch"))
-		dispatches(), is_apart = 1;
 	if (!strcmp(what, "queued twice"))
 		queues_twice(), is_apart = 1;
 	while (!flags && !is_apart)

@@ -104,7 +104,7 @@ pub use socket::{Listener, Waiting};
 pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores};
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use terminal::{Terminal, TerminalSide};
-pub use thread::{Filter, OwnPlace, OwnTable, Restart, Rseq, Table, Thread, TimeLimit};
+pub use thread::{Dispatch, Filter, OwnPlace, OwnTable, Restart, Rseq, Table, Thread, TimeLimit};
 pub use time::{CLOCK_MAX_NS, Time};
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};

@@ -94,6 +94,9 @@ pub struct Thread {
     /// `/proc/PID/task/TID/loginuid`: the login user, by the container's ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login_uid: Option<u32>,
+    /// PR_SET_SYSCALL_USER_DISPATCH.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatch: Option<Dispatch>,
 }
 
 impl Thread {
@@ -155,6 +158,19 @@ pub struct Rseq {
     pub length_bytes: u32,
     /// The value in front of abort handlers.
     pub signature: u32,
+}
+
+/// Which system calls are reported to the thread itself instead of made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// Those from inside the range of addresses; otherwise those from outside.
+    pub from_inside: bool,
+    /// The first address of the range.
+    pub start: u64,
+    /// The length of the range.
+    pub length_bytes: u64,
+    /// The address of the byte that switches this on and off; 0 for none.
+    pub selector: u64,
 }
 
 /// A blocking call with a time limit, of which a part had passed.

@@ -151,18 +151,30 @@ global_asm!(
     "3: mov eax, ebp",
     "syscall",
     "4: mov r11, r15",
-    "jmp 5f",
+    "jmp 3f",
+    // As below, and the mask is the program's: no call is made. r11 is the slot.
+    ".globl dormouse_landing_still",
+    ".hidden dormouse_landing_still",
+    "dormouse_landing_still:",
+    ".byte 0xeb, 5f - 6f", // jmp 5f, of two bytes
+    // A signal handler has run.
+    "6: mov r9, r11",
+    "mov r8, -4",
+    "jmp 8f",
+    "5: mov r9, r11",
+    "mov r8, 0",
+    "jmp 8f",
     // No call was injected yet, or all were made; r11 is the slot. The kernel sets the address two bytes back when it
     // begins an interrupted call again.
     ".globl dormouse_landing_parked",
     ".hidden dormouse_landing_parked",
     "dormouse_landing_parked:",
-    ".byte 0xeb, 5f - 6f", // jmp 5f, of two bytes
+    ".byte 0xeb, 3f - 6f", // jmp 3f, of two bytes
     // A signal handler has run.
     "6: mov r9, r11",
     "mov r8, -4",
     "jmp 7f",
-    "5: mov r9, r11",
+    "3: mov r9, r11",
     "mov rbx, qword ptr [r9 + 32]",
     "mov rbp, qword ptr [r9 + 40]",
     "mov r12, qword ptr [r9 + 48]",
@@ -172,7 +184,7 @@ global_asm!(
     // ppoll(NULL, 0, ZEROS, MASK, 8): fails with EINTR if a handler runs. Or a call that fails with EINVAL.
     "mov edi, 0",
     "mov esi, 0",
-    "lea rdx, [rip + 8f]",
+    "lea rdx, [rip + 2f]",
     "lea r10, [r9 - 64]",
     "mov r8d, 8",
     "mov rax, qword ptr [r9 - 32]",
@@ -185,7 +197,31 @@ global_asm!(
     "mov r10d, 8",
     "mov eax, 14",
     "syscall",
-    "mov rdx, qword ptr [r9 + 80]",
+    // A dispatch of system calls: none, with a selector, or without one.
+    "8: movzx ecx, byte ptr [r9 + 130]",
+    "jrcxz 4f",
+    "lea rcx, [rcx - 1]",
+    "jrcxz 3f",
+    // The byte lent to it: if it is not 0, calls are reported already, and none can be made.
+    "movzx ecx, byte ptr [r9 + 129]",
+    "jrcxz 5f",
+    "jmp 4f",
+    // prctl(PR_SET_SYSCALL_USER_DISPATCH, MODE, START, LENGTH, NULL)
+    "5: mov rbx, r8",
+    "mov edi, 59",
+    "movzx esi, byte ptr [r9 + 131]",
+    "mov rdx, qword ptr [r9 + 120]",
+    "mov r10, qword ptr [r9 + 136]",
+    "mov r8d, 0",
+    "mov eax, 157",
+    "syscall",
+    "mov r8, rbx",
+    "mov rbx, qword ptr [r9 + 32]",
+    "jmp 4f",
+    "3: mov rcx, qword ptr [r9 + 120]",
+    "mov dl, byte ptr [r9 + 128]",
+    "mov byte ptr [rcx], dl",
+    "4: mov rdx, qword ptr [r9 + 80]",
     "mov rsi, qword ptr [r9 + 88]",
     "mov rdi, qword ptr [r9 + 96]",
     "mov r10, qword ptr [r9 + 104]",
@@ -202,7 +238,7 @@ global_asm!(
     "mov r8, qword ptr [r9 - 8]",
     "lea r9, [r9 + 13]",
     "jmp r9",
-    "8: .quad 0, 0",
+    "2: .quad 0, 0",
     ".globl dormouse_landing_end",
     ".hidden dormouse_landing_end",
     "dormouse_landing_end:",
@@ -234,6 +270,15 @@ pub(crate) fn landing() -> &'static [u8] {
         static dormouse_landing_end: u8;
     }
     between(&raw const dormouse_landing_start, &raw const dormouse_landing_end)
+}
+
+/// Where in the landing code a task without an injected call continues whose mask is its own.
+pub(crate) fn still() -> u64 {
+    unsafe extern "C" {
+        static dormouse_landing_start: u8;
+        static dormouse_landing_still: u8;
+    }
+    between(&raw const dormouse_landing_start, &raw const dormouse_landing_still).len() as u64
 }
 
 /// Where in the landing code a task without an injected call continues.

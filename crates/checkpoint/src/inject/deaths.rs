@@ -5,7 +5,7 @@
 
 use std::arch::global_asm;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32};
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::Errno;
@@ -305,6 +305,73 @@ fn reads_on_alternate_stack(pipe: i32) -> i32 {
         (0, runs) => 100 + runs as i32,
         (error, _) => error,
     }
+}
+
+/// The selector of a dispatch of system calls, and the calls that were reported.
+static SELECTOR: AtomicU8 = AtomicU8::new(0);
+static REPORTED: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn report(_: i32) {
+    REPORTED.fetch_add(1, SeqCst);
+}
+
+/// Does `work` with its system calls reported that are made outside this program (PR_SET_SYSCALL_USER_DISPATCH).
+fn dispatches(has_selector: bool, work: fn(i32) -> i32, pipe: i32) -> i32 {
+    const SET_DISPATCH: i32 = 59;
+    unsafe extern "C" {
+        static __executable_start: u8;
+        static etext: u8;
+    }
+    const SYSCALL_AND_RETURN: [u8; 3] = [0x0f, 0x05, 0xc3];
+    handle(libc::SIGSYS, 0, report);
+    let (start, end) = (&raw const __executable_start as usize, &raw const etext as usize);
+    let selector = if has_selector { SELECTOR.as_ptr() } else { std::ptr::null_mut() };
+    // SAFETY: code of its own in new memory. Calls of this program are made as before.
+    let outside = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = libc::mmap(std::ptr::null_mut(), 4096, access, kind, -1, 0);
+        page.cast::<[u8; 3]>().write(SYSCALL_AND_RETURN);
+        if libc::prctl(SET_DISPATCH, 1, start, end - start, selector) != 0 {
+            return errno();
+        }
+        page as usize
+    };
+    SELECTOR.store(1, SeqCst);
+    let result = work(pipe);
+    if result != 0 || REPORTED.load(SeqCst) != 0 || SELECTOR.load(SeqCst) != 1 {
+        return if result != 0 { result } else { 130 };
+    }
+    // SAFETY: the call has no effect, whether it is made or not.
+    unsafe {
+        std::arch::asm!("call {}", in(reg) outside, inout("rax") libc::SYS_getpid => _,
+            out("rcx") _, out("r11") _);
+    }
+    if REPORTED.load(SeqCst) == 1 { 0 } else { 131 }
+}
+
+fn reads_with_selector(pipe: i32) -> i32 {
+    dispatches(true, reads, pipe)
+}
+
+fn reads_without_selector(pipe: i32) -> i32 {
+    dispatches(false, reads, pipe)
+}
+
+fn computes_with_selector(pipe: i32) -> i32 {
+    dispatches(true, computes, pipe)
+}
+
+fn computes_without_selector(pipe: i32) -> i32 {
+    dispatches(false, computes, pipe)
+}
+
+fn handles_with_selector(pipe: i32) -> i32 {
+    dispatches(true, reads_and_handles, pipe)
+}
+
+fn handles_without_selector(pipe: i32) -> i32 {
+    dispatches(false, reads_and_handles, pipe)
 }
 
 global_asm!(
@@ -737,6 +804,56 @@ fn handlers_keep_their_alternate_stack() {
         by_pipe: true,
         ..state(reads_on_alternate_stack, libc::SYS_read)
     });
+}
+
+#[test]
+fn dispatch_of_calls_outlives_tracer() {
+    for enter in [reads_with_selector, reads_without_selector] {
+        try_all(State { by_pipe: true, ..state(enter, libc::SYS_read) });
+    }
+    try_all(busy(computes_with_selector));
+    try_all(busy(computes_without_selector));
+}
+
+#[test]
+fn dispatch_of_calls_outlives_tracer_and_handler() {
+    for enter in [handles_with_selector, handles_without_selector] {
+        try_all(State {
+            signal: Some(libc::SIGUSR1),
+            by_pipe: true,
+            ..state(enter, libc::SYS_read)
+        });
+    }
+}
+
+/// A tracer that ends leaves its byte as the selector, and the next one takes it away.
+#[test]
+fn dispatch_of_calls_is_its_own_after_another_tracer() {
+    let waiting = state(reads_without_selector, libc::SYS_read);
+    let run = start(State { by_pipe: true, ..waiting });
+    let before = belongings(run.program);
+    let waits = || is_in(run.program, libc::SYS_read);
+    for kill in 0..60 {
+        let end = traced(waiting, &run, kill / 2, false);
+        assert!(end == ENDED || end == HAS_GONE_ON, "kill {kill}: {end}");
+        if kill % 2 == 1 {
+            until("the program waits again", waits);
+        }
+    }
+    assert_eq!(traced(waiting, &run, -1, false), 0);
+    let own = child(|| {
+        call::seize(run.program as u32, TraceOptions::SYSGOOD).unwrap();
+        call::interrupt(run.program as u32).unwrap();
+        while !matches!(
+            call::wait_stop(Some(run.program as u32)).unwrap().1,
+            Stop::Event(EVENT_STOP, _)
+        ) {}
+        let found = call::dispatch(run.program as u32).unwrap().unwrap();
+        assert_eq!((found.mode, found.selector), (call::Dispatch::FROM_OUTSIDE, 0));
+        0
+    });
+    assert_eq!(waited("the dispatch is read", own), 0);
+    finish(State { by_pipe: true, ..waiting }, &run, before, "after sixty tracers");
 }
 
 /// Each tracer leaves its slot behind, with registers of its own.

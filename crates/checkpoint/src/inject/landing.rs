@@ -13,7 +13,7 @@
 //! ```text
 //!   vDSO      ELF file
 //!   room      code, the same in all processes; its first instruction is the `syscall` of injected calls
-//!             slots of 184 bytes: the registers and the mask of one thread
+//!             slots of 208 bytes: the registers and the mask of one thread
 //! ```
 //!
 //! A slot, by the distance from the address in a register, which is that of its code:
@@ -23,6 +23,8 @@
 //!    -24 r9     -16 rcx       -8 r8
 //!      0 code that loads r9 and jumps, and 13 bytes further the same with the address after EINTR
 //!     32 rbx  40 rbp  48 r12  56 r13  64 r14  72 r15  80 rdx  88 rsi  96 rdi  104 r10  112 r11
+//!    120 address of a selector, or start of a range   128 its byte   129 a byte that is lent   130 kind   131 mode
+//!    136 length of the range
 //! ```
 //!
 //! A slot of zeros is free, and the tracer that used one writes zeros. The slot of a tracer that was killed stays: a
@@ -37,8 +39,12 @@
 //! EINTR if a handler runs. Then a call that any handler ends (pause(2), nanosleep(2), epoll_wait(2)) also fails with
 //! EINTR. Other calls (read(2) of a pipe) begin again, as if the signal had arrived just before them.
 //!
+//! **Dispatched calls.** A thread may have its system calls reported to itself ([`super::selector`]). As long as its
+//! selector says so it continues in a part of the code that makes none. The code writes the selector last, or makes
+//! the dispatch anew.
+//!
 //! LIMIT: where there is no room for a slot (no vDSO, an ELF file that fills its last page, a vDSO that the program
-//! has changed, six slots to which handlers will return), for 32-bit code and for a program that single-steps
+//! has changed, five slots to which handlers will return), for 32-bit code and for a program that single-steps
 //! itself, a task whose tracer ends in an injected call continues with wrong registers. LIMIT: a system call filter of
 //! the program that ends it for one of the injected calls, ppoll(2) or rt_sigprocmask(2) does so: it is suspended only
 //! as long as the tracer lives. LIMIT: the frame of a handler is not seen that another one, on an alternate stack, has
@@ -54,15 +60,19 @@ use dormouse_record::PAGE_BYTES;
 
 use super::blob;
 use super::gadget::find;
+use super::selector::Selector;
 use crate::vdso;
 
-const SLOT_BYTES: usize = 184;
+const SLOT_BYTES: usize = 208;
 
 /// How far from the stack pointer the frames of signal handlers are searched.
 const FRAMES_BYTES: usize = 256 << 10;
 
 /// Where in a slot the address in a register points to.
 const PIVOT: u64 = 64;
+
+/// Where in a slot, from there, a byte is that can be a selector.
+const SELECTOR_AT: u64 = 129;
 
 /// The trap flag.
 const STEPS: u64 = 1 << 8;
@@ -100,8 +110,17 @@ pub(super) struct Berth {
     pub(super) pivot: u64,
     /// The registers with which the thread continues in the landing code.
     pub(super) parked: Registers,
+    /// The same, if it has its own mask and no call can be made.
+    pub(super) still: Registers,
     /// To be written with zeros.
     frees: Option<u64>,
+}
+
+impl Berth {
+    /// The address of a byte in the slot for a dispatch without a selector.
+    pub(super) fn selector(&self) -> u64 {
+        self.pivot + SELECTOR_AT
+    }
 }
 
 impl Ground {
@@ -132,12 +151,17 @@ impl Ground {
     }
 
     /// Writes a slot. `None` if there is no place for it.
-    pub(super) fn berth(&self, registers: &Registers, mask: u64) -> Option<Berth> {
+    pub(super) fn berth(
+        &self,
+        registers: &Registers,
+        mask: u64,
+        selector: Option<&Selector>,
+    ) -> Option<Berth> {
         let room = self.room.as_ref()?;
         if !registers.are_of_64_bit() || registers.eflags & STEPS != 0 {
             return None;
         }
-        let slot = slot(registers, mask);
+        let slot = slot(registers, mask, selector);
         #[cfg(test)]
         if super::deaths::is_unprotected() {
             return None;
@@ -146,17 +170,20 @@ impl Ground {
         let free = || room.slots.iter().position(is_free);
         let number = known.or_else(free).or_else(|| room.forgotten())?;
         let address = room.address(number);
-        let pivot = address + PIVOT;
         if known.is_none() {
             room.memory().write_all_at(&slot, address).ok()?;
         }
-        let parked = room.start + blob::parked();
-        let parked = match how(registers) {
+        let pivot = address + PIVOT;
+        let at = |place: u64| match how(registers) {
             // The kernel continues two bytes before.
-            How::Call { .. } => Registers { rip: parked + 2, r11: pivot, ..*registers },
-            How::Code => Registers { rip: parked, r11: pivot, orig_rax: u64::MAX, ..*registers },
+            How::Call { .. } => Registers { rip: room.start + place + 2, r11: pivot, ..*registers },
+            How::Code => {
+                let (rip, orig_rax) = (room.start + place, u64::MAX);
+                Registers { rip, r11: pivot, orig_rax, ..*registers }
+            }
         };
-        Some(Berth { pivot, parked, frees: known.is_none().then_some(address) })
+        let (parked, still) = (at(blob::parked()), at(blob::still()));
+        Some(Berth { pivot, parked, still, frees: known.is_none().then_some(address) })
     }
 
     /// Ends the use of a slot by a thread that has its own registers again.
@@ -230,7 +257,8 @@ impl Room {
             let read =
                 call::read_memory(tid, &mut stack, &[(rsp, FRAMES_BYTES as u64)]).unwrap_or(0);
             let words = stack[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-            for word in words.chain([r9, r11, r15, rip]) {
+            let selector = call::dispatch(tid).ok().flatten().map_or(0, |one| one.selector);
+            for word in words.chain([r9, r11, r15, rip, selector]) {
                 let number = word.wrapping_sub(self.address(0)) / SLOT_BYTES as u64;
                 if let Some(is_forgotten) = forgotten.get_mut(number as usize) {
                     *is_forgotten = false;
@@ -313,7 +341,7 @@ fn how(registers: &Registers) -> How {
     }
 }
 
-fn slot(registers: &Registers, mask: u64) -> Slot {
+fn slot(registers: &Registers, mask: u64, selector: Option<&Selector>) -> Slot {
     const SYSCALL_BYTES: u64 = 2;
     let Registers { rip, rax, r8, r9, rcx, rbx, rbp, r12, r13, r14, r15, .. } = *registers;
     let Registers { rdx, rsi, rdi, r10, r11, .. } = *registers;
@@ -331,12 +359,12 @@ fn slot(registers: &Registers, mask: u64) -> Slot {
         0x4c, 0x8b, 0x0d, 0xd4, 0xff, 0xff, 0xff, 0xff, 0x25, 0xb6, 0xff, 0xff, 0xff, //
         0, 0, 0, 0, 0, 0,
     ];
+    let words =
+        |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let dispatch = selector.map_or([0; 3], Selector::words);
+    let parts = [words(&before), CODE.to_vec(), words(&behind), words(&dispatch)];
     let mut slot = [0; SLOT_BYTES];
-    let (first, rest) = slot.split_at_mut(PIVOT as usize);
-    let (code, last) = rest.split_at_mut(CODE.len());
-    first.copy_from_slice(before.map(u64::to_le_bytes).as_flattened());
-    code.copy_from_slice(&CODE);
-    last.copy_from_slice(behind.map(u64::to_le_bytes).as_flattened());
+    slot.copy_from_slice(&parts.concat());
     slot
 }
 

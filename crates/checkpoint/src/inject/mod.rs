@@ -12,3 +12,4 @@ pub(crate) mod peek;
 pub(crate) mod program;
 pub(crate) mod remote;
 pub(crate) mod script;
+pub(crate) mod selector;

@@ -21,6 +21,7 @@ use dormouse_kernel::call::{self, Registers, Stop};
 use dormouse_record::PAGE_BYTES;
 
 use super::landing::{Berth, Ground};
+use super::selector::Selector;
 
 /// As many polls take less time than a sleep.
 const LOOKS_AT_ONCE: u32 = 50;
@@ -37,6 +38,8 @@ pub(crate) struct Remote<'g> {
     mask: u64,
     /// The registers with which the task continues.
     resumed: Registers,
+    /// It would report injected calls to itself.
+    selector: Option<Selector>,
     berth: Option<Berth>,
     undo: Undo,
     /// The task has continued by itself.
@@ -64,9 +67,18 @@ impl<'g> Remote<'g> {
         // ORDER: the kernel forgets the sequence at the first call from elsewhere.
         let registers = abort_sequence(tid, registers);
         let resumed = resumed(registers);
-        let berth = ground.berth(&resumed, mask);
+        let selector = Selector::of(tid)?;
+        let berth = ground.berth(&resumed, mask, selector.as_ref());
         let (undo, has_gone_on) = (Undo::default(), false);
-        let new = Self { tid, ground, registers, mask, resumed, berth, undo, has_gone_on };
+        let new =
+            Self { tid, ground, registers, mask, resumed, selector, berth, undo, has_gone_on };
+        if let Some(selector) = &new.selector {
+            selector.lend(new.tid(), new.spare())?;
+            if let Some(berth) = &new.berth {
+                call::set_registers(new.tid(), &berth.still)?;
+            }
+            selector.allow(new.tid(), new.spare())?;
+        }
         if let Some(berth) = &new.berth {
             call::set_registers(new.tid(), &berth.parked)?;
         }
@@ -79,6 +91,11 @@ impl<'g> Remote<'g> {
         #[cfg(test)]
         super::deaths::point();
         self.tid
+    }
+
+    /// A byte for a dispatch without a selector.
+    fn spare(&self) -> Option<u64> {
+        self.berth.as_ref().map(Berth::selector)
     }
 
     /// The original registers; those of the abort handler for a thread inside a restartable sequence.
@@ -293,7 +310,16 @@ impl<'g> Remote<'g> {
             call::set_registers(self.tid(), &berth.parked)?;
             call::set_signal_mask(self.tid(), mask)?;
         }
+        if let Some(selector) = &self.selector {
+            if let Some(berth) = &self.berth {
+                call::set_registers(self.tid(), &berth.still)?;
+            }
+            selector.restore(self.tid(), self.spare())?;
+        }
         call::set_registers(self.tid(), registers)?;
+        if let Some(selector) = &self.selector {
+            selector.take_back(self.tid())?;
+        }
         match &self.berth {
             Some(berth) => self.ground.leave(berth),
             None => call::set_signal_mask(self.tid(), mask)?,

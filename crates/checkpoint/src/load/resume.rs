@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{Stop, TraceOptions};
 use dormouse_kernel::{Errno, call, proc, weakened};
-use dormouse_record::{Action, Error, Process, Records, Restart, Result, Thread};
+use dormouse_record::{Action, Dispatch, Error, Process, Records, Restart, Result, Thread};
 
 use super::restore::Restore;
 use super::{cgroup, process};
@@ -297,7 +297,19 @@ fn become_thread(
         Some(_) => blocked_until_stopped(process),
         None => thread.mask,
     };
-    remote.finish(&registers, mask)
+    remote.finish(&registers, mask)?;
+    // ORDER: no call is injected any more.
+    match &thread.dispatch {
+        Some(dispatch) => call::set_dispatch(tid, &dispatch_of(dispatch)),
+        None => Ok(()),
+    }
+}
+
+fn dispatch_of(record: &Dispatch) -> call::Dispatch {
+    let Dispatch { from_inside, start, length_bytes, selector } = *record;
+    let (inside, outside) = (call::Dispatch::FROM_INSIDE, call::Dispatch::FROM_OUTSIDE);
+    let mode = if from_inside { inside } else { outside };
+    call::Dispatch { mode, selector, start, length_bytes }
 }
 
 /// The extended registers in the length of this kernel: components beyond the saved ones are as in

@@ -4,7 +4,7 @@
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::{call, proc};
-use dormouse_record::{Bytes, Error, Filter, Result, Rseq, Thread};
+use dormouse_record::{Bytes, Dispatch, Error, Filter, Result, Rseq, Thread};
 
 use super::credentials::credentials;
 use super::seen::Seen;
@@ -12,6 +12,7 @@ use super::subject::Subject;
 use super::wait::{Blocks, continuation};
 use super::{landlock, limit, login, policy, schedule, signal};
 use crate::inject::script::{Answers, Arg, Made, Room, Script};
+use crate::inject::selector::own_dispatch;
 use crate::look::task::{personality, stat_field};
 
 /// Makes the record of a thread from ptrace and procfs; no call is injected yet.
@@ -26,7 +27,6 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         }
     };
     landlock::check_thread(seen, tid, fields)?;
-    check_dispatch(seen, tid)?;
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
     let used =
@@ -65,19 +65,22 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         schedule: schedule::of(tid).map_err(step("read the scheduling"))?,
         personality: personality(seen.pid, tid),
         login_uid: login::uid(seen, tid),
+        dispatch: dispatch(seen, tid)?,
         ..Thread::default()
     })
 }
 
-/// Refuses a thread that handles its system calls itself: it would handle the injected ones, too. KERNEL(6.4): before,
-/// the kernel does not report it.
-fn check_dispatch(seen: &Seen, tid: u32) -> Result<()> {
-    let why =
-        "it handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH), which is not saved yet";
-    match call::dispatches_calls(tid) {
-        Ok(true) => Err(Error::Refused(vec![seen.refuse("", why)])),
-        Ok(false) | Err(_) => Ok(()),
+/// The dispatch of its system calls. A thread whose selector cannot be read is refused.
+fn dispatch(seen: &Seen, tid: u32) -> Result<Option<Dispatch>> {
+    let own = own_dispatch(tid).map_err(Error::of("read the dispatch of system calls", tid))?;
+    let Some(call::Dispatch { mode, selector, start, length_bytes }) = own else { return Ok(None) };
+    if selector != 0 && call::read_memory(tid, &mut [0], &[(selector, 1)]) != Ok(1) {
+        let why = "the selector of its dispatch of system calls (PR_SET_SYSCALL_USER_DISPATCH) is not mapped: its next \
+                   call would end it";
+        return Err(Error::Refused(vec![seen.refuse(format!("thread {tid}"), why)]));
     }
+    let from_inside = mode == call::Dispatch::FROM_INSIDE;
+    Ok(Some(Dispatch { from_inside, start, length_bytes, selector }))
 }
 
 /// Filters beyond those of the configuration, which every process has and which are the oldest.

@@ -238,14 +238,59 @@ pub fn rseq_configuration(tid: u32) -> Result<RseqConfiguration, Errno> {
     Ok(found)
 }
 
-/// Whether system calls of a task are reported to itself instead of made, by an address (PR_SET_SYSCALL_USER_DISPATCH).
-/// PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, KERNEL(6.4).
-pub fn dispatches_calls(tid: u32) -> Result<bool, Errno> {
+/// Which system calls of a thread are reported to itself by SIGSYS instead of made: those from outside a range of
+/// addresses, or from inside one (PR_SET_SYSCALL_USER_DISPATCH(2const)).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dispatch {
+    /// [`Dispatch::FROM_OUTSIDE`] or [`Dispatch::FROM_INSIDE`].
+    pub mode: u64,
+    /// The address of a byte with which the thread switches this on ([`Dispatch::BLOCK`]) and off; 0: it is always on.
+    pub selector: u64,
+    /// The first address of the range.
+    pub start: u64,
+    /// The length of the range in bytes.
+    pub length_bytes: u64,
+}
+
+impl Dispatch {
+    /// SYSCALL_DISPATCH_FILTER_ALLOW, in the byte of the selector.
+    pub const ALLOW: u8 = 0;
+    /// SYSCALL_DISPATCH_FILTER_BLOCK.
+    pub const BLOCK: u8 = 1;
+
+    /// All calls are made.
+    pub const NONE: Self = Self { mode: 0, selector: 0, start: 0, length_bytes: 0 };
+
+    /// PR_SYS_DISPATCH_EXCLUSIVE_ON, in the mode.
+    pub const FROM_OUTSIDE: u64 = 1;
+    /// PR_SYS_DISPATCH_INCLUSIVE_ON. KERNEL(6.16).
+    pub const FROM_INSIDE: u64 = 2;
+}
+
+/// The dispatch of system calls of a tracee; `None` if it has none. PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+/// KERNEL(6.4): EIO before.
+pub fn dispatch(tid: u32) -> Result<Option<Dispatch>, Errno> {
     const REQUEST: u32 = 0x4211;
-    // struct ptrace_sud_config: mode, selector, first address, length.
-    let mut found = [0u64; 4];
-    ptrace(REQUEST, tid, size_of_val(&found) as u64, found.as_mut_ptr() as u64)?;
-    Ok(found[0] != 0)
+    let mut found = Dispatch::NONE;
+    ptrace(REQUEST, tid, size_of::<Dispatch>() as u64, &raw mut found as u64)?;
+    let Dispatch { mode, start, length_bytes, .. } = found;
+    let end = start.wrapping_add(length_bytes);
+    // The kernel keeps a range of calls from inside as all other addresses, from its end on.
+    if mode == Dispatch::FROM_OUTSIDE && start != 0 && end <= start {
+        let length_bytes = length_bytes.wrapping_neg();
+        found = Dispatch { mode: Dispatch::FROM_INSIDE, start: end, length_bytes, ..found };
+    }
+    Ok((mode != 0).then_some(found))
+}
+
+/// Gives a tracee a dispatch of its system calls. PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, KERNEL(6.4).
+///
+/// EINVAL for a mode that this kernel does not have, or a range beyond the last address.
+pub fn set_dispatch(tid: u32, dispatch: &Dispatch) -> Result<(), Errno> {
+    const REQUEST: u32 = 0x4210;
+    let size = size_of::<Dispatch>() as u64;
+    ptrace(REQUEST, tid, size, std::ptr::from_ref(dispatch) as u64).map(drop)
 }
 
 /// The stops that [`wait_stop`] returns.
