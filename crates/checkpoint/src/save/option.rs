@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
 
@@ -12,7 +13,7 @@ use dormouse_bpf::reuseport::Groups;
 use dormouse_kernel::call;
 use dormouse_record::{Bytes, OPTIONS, SocketOption};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, SocketAddrAny, SocketFlags, SocketType};
 
 use super::refusal::Reason;
 use crate::repair::BUFFER_LOCK;
@@ -88,15 +89,27 @@ impl Fresh {
     /// LIMIT: those of a socket that is not bound, and all without the module `tcp_diag`, are not found.
     fn is_signed(&mut self, socket: BorrowedFd<'_>, net: Option<usize>) -> Result<bool, Errno> {
         let listens = rustix::net::sockopt::socket_acceptconn(socket)?;
+        let inode = rustix::fs::fstat(socket)?.st_ino;
         let all = match self.signed.entry((net, listens)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
+                let address = |address: SocketAddrAny| SocketAddr::try_from(address).ok();
+                let own = rustix::net::getsockname(socket).ok().and_then(address);
+                let peer = rustix::net::getpeername(socket).ok().flatten().and_then(address);
                 let netns = call::network_of(socket)?;
-                let found = stack::inside_of(&netns, || Ok(stack::signed_here(listens)))?;
-                new.insert(found.unwrap_or_default())
+                let alone = own.filter(|_| listens || peer.is_some());
+                let found = stack::inside_of(&netns, || {
+                    let alone = alone.and_then(|own| stack::is_signed_here(own, peer, inode));
+                    Ok(alone.ok_or_else(|| stack::signed_here(listens)))
+                })?;
+                match found {
+                    Ok(is_signed) => return Ok(is_signed),
+                    // All of them are listed once.
+                    Err(all) => new.insert(all.unwrap_or_default()),
+                }
             }
         };
-        Ok(all.contains(&rustix::fs::fstat(socket)?.st_ino))
+        Ok(all.contains(&inode))
     }
 }
 

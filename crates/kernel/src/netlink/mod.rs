@@ -37,8 +37,9 @@ const LIST: u16 = 0x300;
 
 /// LIMIT: how often a list that changes meanwhile is requested.
 const ATTEMPTS: usize = 32;
-/// The kernel makes the datagrams of a list as long as the buffer, up to this.
-const BUFFER_BYTES: usize = 32 << 10;
+/// LIMIT: the length of a datagram. The kernel makes those of a list as long as the buffer, up to half of this, and a
+/// single entry is shorter.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Families of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,14 +148,16 @@ impl Socket {
         retry(|| rustix::net::send(&self.socket, &request, SendFlags::empty()))?;
         let mut answer = Answer::new(self.sequence);
         loop {
-            let peek = RecvFlags::PEEK | RecvFlags::TRUNC;
-            let (_, length) = retry(|| rustix::net::recv(&self.socket, &mut [0u8; 0][..], peek))?;
-            if self.buffer.len() < length {
-                self.buffer.resize(length.max(BUFFER_BYTES), 0);
+            if self.buffer.is_empty() {
+                // Allocated as zeros: a page that no answer reaches is never touched.
+                self.buffer = vec![0; BUFFER_BYTES];
             }
             let buffer = &mut self.buffer[..];
             let (_, length) =
-                retry(|| rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty()))?;
+                retry(|| rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::TRUNC))?;
+            if length > BUFFER_BYTES {
+                return Err(too_long());
+            }
             if answer.take(&self.buffer[..length])? {
                 return Ok(answer);
             }
