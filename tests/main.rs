@@ -40,6 +40,7 @@ mod oci_checkpoint;
 mod oci_scripts;
 mod podman;
 mod podman_user;
+mod private;
 mod programs;
 mod rounds;
 mod rules;

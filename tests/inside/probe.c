@@ -10,7 +10,9 @@
  *                           space
  * ask NAME PORT             connects and prints the received data
  * udp-echo ADDRESS PORT     sends every datagram back
+ * udp-log ADDRESS PORT      prints the data of every datagram as a line
  * udp-ask NAME PORT WORD    sends a datagram and prints the answer
+ * frames DEVICE TIMES       sends each frame of standard input so often, a line of hexadecimal digits each
  * udp-ports NAME COUNT      sends a datagram to each of so many ports, from 1024 on
  * hold-ports FROM TO        binds a TCP socket to each of these ports, in as many processes as the limit
  *                           of open files requires, prints the number, and keeps them
@@ -51,6 +53,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <linux/if_packet.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/ip_icmp.h>
@@ -257,6 +261,46 @@ static int udp_echo(char **args)
 			return fail("recvfrom");
 		sendto(fd, text, (size_t)got, 0, (void *)&peer, length);
 	}
+}
+
+/* Prints the data of each datagram as a line. */
+static int udp_log(char **args)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_DGRAM, &own);
+	if (bind(fd, own->ai_addr, own->ai_addrlen))
+		return fail("bind");
+	for (;;) {
+		char text[2048];
+		ssize_t got = recv(fd, text, sizeof(text), 0);
+		if (got < 0)
+			return fail("recv");
+		printf("%.*s\n", (int)got, text);
+		fflush(stdout);
+	}
+}
+
+/* Sends frames, given as lines of hexadecimal digits on standard input, through a device: each so often. */
+static int frames(char **args)
+{
+	struct sockaddr_ll to = { .sll_family = AF_PACKET, .sll_ifindex = (int)if_nametoindex(args[0]) };
+	int fd = socket(AF_PACKET, SOCK_RAW, 0), times = atoi(args[1]);
+	char line[4096];
+
+	if (fd < 0)
+		return fail("socket");
+	while (fgets(line, sizeof(line), stdin)) {
+		unsigned char frame[sizeof(line) / 2];
+		size_t length = 0;
+		unsigned value;
+		while (sscanf(line + 2 * length, "%2x", &value) == 1)
+			frame[length++] = (unsigned char)value;
+		for (int n = 0; length && n < times; n++)
+			if (sendto(fd, frame, length, 0, (void *)&to, sizeof(to)) < 0 && errno != ENOBUFS)
+				return fail("sendto");
+	}
+	puts("sent");
+	return 0;
 }
 
 static int udp_request(char **args)
@@ -907,6 +951,7 @@ int main(int argc, char **argv)
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream },
 		      { "ask", 2, request }, { "udp-echo", 2, udp_echo },
+		      { "udp-log", 2, udp_log }, { "frames", 2, frames },
 		      { "udp-ask", 3, udp_request }, { "bind", 2, bind_only }, { "ping", 1, ping },
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
 		      { "send", 3, send_again },

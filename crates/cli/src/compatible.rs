@@ -15,8 +15,8 @@ use dormouse_api::rfc3339;
 use dormouse_container::{Details, Engine, Listed, Result};
 use dormouse_kernel::capability;
 use dormouse_model::{
-    Config, Cpu, DiskRateKind, Drive, Limits, MountKind, NetMode, Propagation, Publish, Restart,
-    RootSource, SeccompChoice, Size, State as Phase,
+    Config, Cpu, DiskRateKind, Drive, Limits, MountKind, Propagation, Publish, Restart, RootSource,
+    SeccompChoice, Size, State as Phase,
 };
 
 use crate::create::Defaults;
@@ -154,7 +154,7 @@ fn network(config: &Config) -> NetworkSettings {
     let text = |ip: Option<&IpAddr>| ip.map(ToString::to_string).unwrap_or_default();
     let bits = |ip: Option<&IpAddr>, bits| if ip.is_some() { bits } else { 0 };
     let mut networks = BTreeMap::new();
-    if let NetMode::Address { domain } = &config.spec.net {
+    if let Some(domain) = config.spec.net.domain() {
         let aliases = [config.name.as_str(), config.id.short(), &config.spec.hostname];
         let network = Network {
             network_id: domain.to_string(),
@@ -242,11 +242,7 @@ fn host(config: &Config, log_path: String) -> HostConfig {
             path: log_path,
             size: format!("{}B", spec.log_max_bytes),
         },
-        network_mode: match spec.net {
-            NetMode::Address { .. } => "address",
-            NetMode::Host => "host",
-            NetMode::None => "none",
-        },
+        network_mode: spec.net.as_str(),
         port_bindings: ports(&spec.publish),
         restart_policy: RestartPolicy { name: restart, maximum_retry_count: retries },
         auto_remove: spec.auto_remove,
@@ -321,10 +317,7 @@ fn own(engine: &Engine, details: &Details) -> Result<Dormouse> {
         processes: c.processes,
         size: c.bytes,
     });
-    let domain = match &config.spec.net {
-        NetMode::Address { domain } => domain.to_string(),
-        NetMode::Host | NetMode::None => String::new(),
-    };
+    let domain = config.spec.net.domain().map(ToString::to_string).unwrap_or_default();
     Ok(Dormouse {
         state: details.state.as_str(),
         asleep_since: details.asleep_unix_ms.map(rfc3339).unwrap_or_default(),
@@ -443,10 +436,7 @@ pub(crate) fn listed(c: &Listed) -> ListedContainer {
 
 /// The trust domain of a container in a list.
 pub(crate) fn networks(c: &Listed) -> Vec<String> {
-    match &c.net {
-        NetMode::Address { domain } => vec![domain.to_string()],
-        NetMode::Host | NetMode::None => Vec::new(),
-    }
+    c.net.domain().map(ToString::to_string).into_iter().collect()
 }
 
 /// An image in a list, with the number of its containers.

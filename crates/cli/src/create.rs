@@ -142,7 +142,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, help_heading = "Files")]
     pub(crate) read_only: bool,
 
-    /// Network: address (own addresses in a shared stack), host, none
+    /// Network: address (own addresses in a shared stack), private (a stack and a device of its own),
+    /// host, none
     #[arg(
         long,
         alias = "network",
@@ -388,7 +389,7 @@ impl CreateArgs {
             let (key, value) = label(text)?;
             labels.insert(key, value);
         }
-        let own_network = net == NetMode::None;
+        let own_network = net.is_own();
         let sysctl = |text: &String| limit::sysctl(text, own_network);
         let sysctls = self.sysctl.iter().map(sysctl).collect::<Result<_, _>>()?;
         let name = match &self.name {
@@ -497,14 +498,17 @@ impl CreateArgs {
             "address" => NetMode::Address { domain: self.domain.parse::<Name>()? },
             "host" => NetMode::Host,
             "none" => NetMode::None,
-            other => return Err(Invalid::new("network", other, "address, host or none").into()),
+            "private" => NetMode::Private { domain: self.domain.parse::<Name>()? },
+            other => {
+                return Err(Invalid::new("network", other, "address, private, host or none").into());
+            }
         };
-        if !matches!(net, NetMode::Address { .. }) {
+        if net.domain().is_none() {
             for (given, option) in
                 [(!self.publish.is_empty(), "--publish"), (!self.ip.is_empty(), "--ip")]
             {
                 if given {
-                    bail!("{option} needs --net address, not {}", self.net);
+                    bail!("{option} needs --net address or --net private, not {}", self.net);
                 }
             }
         }

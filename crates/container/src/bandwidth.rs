@@ -7,7 +7,7 @@
 
 use std::net::IpAddr;
 
-use dormouse_model::{Bandwidth, Config, Limits, NetMode};
+use dormouse_model::{Bandwidth, Config, Limits};
 use dormouse_network::Domain;
 
 use crate::error::{Error, Result};
@@ -99,8 +99,8 @@ pub(crate) fn forget(ground: &Ground, config: &Config, addresses: &[IpAddr]) -> 
 }
 
 fn domain(ground: &Ground, config: &Config) -> Result<Option<Domain>> {
-    match &config.spec.net {
-        NetMode::Address { domain } => Ok(ground.network()?.find_domain(domain)?),
-        NetMode::Host | NetMode::None => Ok(None),
+    match config.spec.net.domain() {
+        Some(domain) => Ok(ground.network()?.find_domain(domain)?),
+        None => Ok(None),
     }
 }

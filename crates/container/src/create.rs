@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use dormouse_kernel::proc;
-use dormouse_model::{Config, ContainerId, IdSlot, Name, NetMode, RootSource, Spec};
+use dormouse_model::{Config, ContainerId, IdSlot, Name, RootSource, Spec};
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
@@ -119,8 +119,8 @@ fn create_in(
         spec.limits.cpuset_cpus = Some(set);
         contract::check(ground, &spec.limits)?;
     }
-    let addresses = match &spec.net {
-        NetMode::Address { domain } => {
+    let addresses = match spec.net.domain() {
+        Some(domain) => {
             let allocate =
                 || -> Result<_> { Ok(ground.network()?.allocate(domain, id, &create.addresses)?) };
             match allocate() {
@@ -133,7 +133,7 @@ fn create_in(
                 Ok(addresses) => addresses,
             }
         }
-        NetMode::Host | NetMode::None => Vec::new(),
+        None => Vec::new(),
     };
     if spec.hostname.is_empty() {
         id.short().clone_into(&mut spec.hostname);
@@ -178,7 +178,7 @@ fn end_withdrawn(ground: &Ground, which: impl Fn(&Config) -> bool) -> Result<()>
     for (_, dir) in pending::withdrawn(ground)? {
         let config: Option<Config> = disk::read_json(&dir.join(CONFIG)).unwrap_or(None);
         let Some(config) = config.filter(&which) else { continue };
-        if matches!(config.spec.net, NetMode::Address { .. }) {
+        if config.spec.net.domain().is_some() {
             failed = failed.or(end_registrations(ground, &config, &dir).err());
         }
     }

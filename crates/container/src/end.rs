@@ -17,7 +17,7 @@ use std::time::Duration;
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
-use dormouse_model::{Config, ContainerId, NetMode, State};
+use dormouse_model::{Config, ContainerId, State};
 
 use crate::disk::Lock;
 use crate::error::{Error, Result};
@@ -53,7 +53,7 @@ fn tear_down_with(
         }
     };
     keep(cgroup.map_or(Ok(()), |cgroup| end_life(ground, id, config, &cgroup, init)));
-    if config.is_none_or(|c| matches!(c.spec.net, NetMode::Address { .. })) {
+    if config.is_none_or(|c| c.spec.net.domain().is_some()) {
         keep(net::leave(ground, id, config));
     }
     keep(shared::remove(ground, id));
@@ -258,7 +258,7 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
         end_life(ground, id, Some(config), &cgroup, None)?;
     }
-    if matches!(config.spec.net, dormouse_model::NetMode::Address { .. }) {
+    if config.spec.net.domain().is_some() {
         ground.network()?.doze(id)?;
     }
     shared::remove(ground, id)?;

@@ -144,11 +144,7 @@ impl Listed {
             RootSource::Image { reference, id } => (reference.to_string(), Some(id.as_str())),
             RootSource::Directory(dir) => (dir.display().to_string(), None),
         };
-        let (network, domain) = match &self.net {
-            NetMode::Address { domain } => ("address", Some(domain.as_str())),
-            NetMode::Host => ("host", None),
-            NetMode::None => ("none", None),
-        };
+        let (network, domain) = (self.net.as_str(), self.net.domain().map(Name::as_str));
         Summary {
             id: self.id.as_str(),
             name: self.name.as_str(),

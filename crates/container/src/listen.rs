@@ -145,7 +145,7 @@ impl<'e> Helper<'e> {
         let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
         self.read(&asleep)?;
         let _alone = match &config.spec.net {
-            NetMode::None => None,
+            NetMode::None | NetMode::Private { .. } => None,
             NetMode::Host => {
                 self.enter(None)?;
                 None
@@ -157,7 +157,7 @@ impl<'e> Helper<'e> {
         };
         let (_, reader) = self.last.as_ref().expect("it was read just now");
         let held = match config.spec.net {
-            NetMode::None => Vec::new(),
+            NetMode::None | NetMode::Private { .. } => Vec::new(),
             _ => load::outside_sockets(reader.records(), &addresses)?,
         };
         let held = hold::held_files(reader.records(), held);

@@ -28,6 +28,8 @@ pub(crate) enum Net {
         sys: OwnedFd,
     },
     Domain(Domain),
+    /// The newborn has its own stack, which is connected to a domain.
+    Private(Domain),
 }
 
 impl Net {
@@ -35,7 +37,7 @@ impl Net {
     pub(crate) fn netns(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Host { netns, .. } => Some(netns.as_fd()),
-            Self::None { .. } => None,
+            Self::None { .. } | Self::Private(_) => None,
             Self::Domain(domain) => Some(domain.netns.as_fd()),
         }
     }
@@ -44,15 +46,16 @@ impl Net {
     pub(crate) fn netns_cookie(&self) -> Option<u64> {
         match self {
             Self::Domain(domain) => Some(domain.netns_cookie()),
-            Self::Host { .. } | Self::None { .. } => None,
+            Self::Host { .. } | Self::None { .. } | Self::Private(_) => None,
         }
     }
 
-    /// The sysfs of this stack.
-    pub(crate) fn sys(&self) -> BorrowedFd<'_> {
+    /// The sysfs of this stack, if the stack exists already.
+    pub(crate) fn sys(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Host { sys, .. } | Self::None { sys } => sys.as_fd(),
-            Self::Domain(domain) => domain.sys.as_fd(),
+            Self::Host { sys, .. } | Self::None { sys } => Some(sys.as_fd()),
+            Self::Domain(domain) => Some(domain.sys.as_fd()),
+            Self::Private(_) => None,
         }
     }
 }
@@ -75,7 +78,21 @@ pub(crate) fn open(ground: &Ground, config: &Config) -> Result<Net> {
         }
         NetMode::None => Net::None { sys: ground.network()?.empty_sys()? },
         NetMode::Address { domain } => Net::Domain(make_domain(ground, domain)?),
+        NetMode::Private { domain } => Net::Private(make_domain(ground, domain)?),
     })
+}
+
+/// Connects the stack of a newborn to its domain, and registers its names. Returns the sysfs of its stack.
+pub(crate) fn connect(
+    ground: &Ground,
+    config: &Config,
+    domain: &Domain,
+    netns: BorrowedFd<'_>,
+) -> Result<OwnedFd> {
+    let sys = ground.network()?.connect(domain, &config.id, netns, &config.addresses)?;
+    bandwidth::enter(ground, config, domain)?;
+    add_names(ground, config, domain)?;
+    Ok(sys)
 }
 
 /// Registers the container in its domain, by its addresses and its names.
@@ -130,12 +147,15 @@ pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) 
         network.unpublish(id)?;
     }
     bandwidth::leave(ground, config)?;
+    if config.is_none_or(|c| matches!(c.spec.net, NetMode::Private { .. })) {
+        network.disconnect(id)?;
+    }
     Ok(network.leave(id)?)
 }
 
 /// Adds the new name of a container to its domain, if it runs.
 pub(crate) fn rename(ground: &Ground, config: &Config) -> Result<()> {
-    let NetMode::Address { domain } = &config.spec.net else { return Ok(()) };
+    let Some(domain) = config.spec.net.domain() else { return Ok(()) };
     if !state::observe(ground, config)?.is_alive() {
         return Ok(());
     }
@@ -149,8 +169,18 @@ pub(crate) fn update_addresses(
     update: &Update,
     alive: bool,
 ) -> Result<()> {
-    let NetMode::Address { domain } = config.spec.net.clone() else {
-        return Err(Error::Invalid("only a container in address mode has addresses".into()));
+    let domain = match config.spec.net.clone() {
+        NetMode::Address { domain } => domain,
+        // LIMIT: the addresses inside are set at its start.
+        NetMode::Private { .. } if alive => {
+            let why = "the addresses of a running container with --net private cannot change: stop it first";
+            return Err(Error::Invalid(why.into()));
+        }
+        NetMode::Private { domain } => domain,
+        NetMode::Host | NetMode::None => {
+            let why = "only a container with --net address or --net private has addresses";
+            return Err(Error::Invalid(why.into()));
+        }
     };
     let network = ground.network()?;
     bandwidth::forget(ground, config, &update.ip_rm)?;
@@ -176,7 +206,7 @@ pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<
     let path = silence::path(ground, &config.id);
     let rules = fs::read_to_string(&path).map_err(Error::file("cannot read", &path))?;
     match net {
-        Net::None { .. } => Ok(()),
+        Net::None { .. } | Net::Private(_) => Ok(()),
         Net::Host { netns, .. } => Ok(dormouse_checkpoint::keep_quiet(netns, &rules)?),
         Net::Domain(domain) => Ok(dormouse_checkpoint::keep_quiet(&domain.netns, &rules)?),
     }
@@ -226,7 +256,7 @@ pub(crate) fn end_quiet_in(ground: &Ground, config: &Config, net: &Net) -> Resul
     }
     let id = config.id.as_str();
     match net {
-        Net::None { .. } => {}
+        Net::None { .. } | Net::Private(_) => {}
         Net::Host { netns, .. } => dormouse_checkpoint::end_quiet(netns, id)?,
         Net::Domain(domain) => dormouse_checkpoint::end_quiet(&domain.netns, id)?,
     }

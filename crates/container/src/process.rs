@@ -180,7 +180,7 @@ pub(crate) fn plan_confinement(
     }
     // A private stack may be inspected; a shared one shows the sockets of others.
     let stack = match config.spec.net {
-        NetMode::None => seccomp::Network::Own,
+        NetMode::None | NetMode::Private { .. } => seccomp::Network::Own,
         NetMode::Address { .. } => seccomp::Network::Shared,
         NetMode::Host => seccomp::Network::Host,
     };

@@ -46,13 +46,21 @@ pub(crate) struct RootParts {
 pub(crate) struct HostMounts {
     dev: OwnedFd,
     shm: OwnedFd,
-    sys: OwnedFd,
+    /// `None`: of a stack that the newborn has yet to make ([`HostMounts::show`]).
+    sys: Option<OwnedFd>,
     /// `/run` and `/run/lock`, for systemd.
     systemd: Option<[OwnedFd; 2]>,
     /// Files of names, and views, with their targets.
     names: Vec<(OwnedFd, &'static str)>,
     /// A file and a directory to be mounted over hidden paths.
     masks: Option<[OwnedFd; 2]>,
+}
+
+impl HostMounts {
+    /// Adds the sysfs of a stack that was made since.
+    pub(crate) fn show(&mut self, sys: OwnedFd) {
+        self.sys = Some(sys);
+    }
 }
 
 /// Makes the mounts from host directories and the container's shared directories, which do not
@@ -76,7 +84,7 @@ pub(crate) fn host_mounts(
     Ok(HostMounts {
         dev: dir::clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?,
         shm: dir::clone_dir(&shared.join("shm"), no_exec)?,
-        sys: dir::clone_of(net.sys(), Path::new(""), sys_attr)?,
+        sys: net.sys().map(|sys| dir::clone_of(sys, Path::new(""), sys_attr)).transpose()?,
         systemd: config.spec.systemd.then(systemd).transpose()?,
         names,
         masks: is_masked.then(|| masks(shared)).transpose()?,
@@ -124,8 +132,10 @@ pub(crate) fn plan_root(
     if needs_devpts(config) {
         plan.devpts("/dev/pts", Some(TTY_GROUP), given.terminals);
     }
-    let sys = plan.fd(sys);
-    plan.attach(sys, "/sys", TargetKind::PlainDir, true);
+    if let Some(sys) = sys {
+        let sys = plan.fd(sys);
+        plan.attach(sys, "/sys", TargetKind::PlainDir, true);
+    }
     if let Some([run, lock]) = systemd {
         let run = plan.fd(run);
         plan.attach(run, "/run", TargetKind::Dir, true);
@@ -160,7 +170,7 @@ pub(crate) fn plan_root(
             plan.domainname(domain);
         }
     }
-    if config.spec.net == NetMode::None {
+    if config.spec.net.is_own() {
         plan_own_stack(plan)?;
     }
     for (name, value) in &config.spec.sysctls {

@@ -28,7 +28,7 @@ use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
 use crate::twin::Original;
 use crate::usage::TASKS_MAX;
-use crate::{disk, end, io, later, process, proof, root, saved};
+use crate::{disk, end, io, later, process, proof, root, saved, spec};
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -56,6 +56,7 @@ pub struct NewCheckpoint {
 /// stopped.
 pub(crate) fn explain(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
     let config = ground.config(id)?;
+    spec::saved_network(config.name.as_str(), &config.spec.net)?;
     later::wait_until_filled(ground, &config)?;
     let subject = subject(ground, &config)?;
     Ok(save::explain(&subject)?)
@@ -65,6 +66,7 @@ pub(crate) fn explain(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>>
 /// keeper.
 pub(crate) fn explain_sleep(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
     let config = ground.config(id)?;
+    spec::saved_network(config.name.as_str(), &config.spec.net)?;
     later::wait_until_filled(ground, &config)?;
     Ok(save::explain(&to_sleep(ground, &config)?)?)
 }
@@ -175,6 +177,7 @@ fn save(
 
 /// Returns the first process of a running container that is in a state to be saved.
 pub(crate) fn can_be_saved(ground: &Ground, config: &Config) -> Result<(InitRecord, OwnedFd)> {
+    spec::saved_network(config.name.as_str(), &config.spec.net)?;
     let found = state::alive(ground, config)?;
     if found.0.paused {
         return Err(Error::state(config, State::Paused, "unpause it first"));

@@ -62,7 +62,7 @@ pub(crate) fn record(
     // A checkpoint may be forged: it must not silence the connections of others.
     let is_own = |ip: IpAddr| match &config.spec.net {
         NetMode::None => false, // a private stack has no peers outside
-        NetMode::Address { .. } => config.addresses.contains(&ip),
+        NetMode::Address { .. } | NetMode::Private { .. } => config.addresses.contains(&ip),
         NetMode::Host => saved == Saved::JustNow,
     };
     let rules = dormouse_checkpoint::silence(records, config.id.as_str(), is_own);

@@ -26,7 +26,7 @@ use std::os::unix::fs::DirBuilderExt;
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::load::{Restore, Sources, Traced};
 use dormouse_image::Assembled;
-use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::call::{CloneFlags, Namespace};
 use dormouse_kernel::{pidfd, weakened};
 use dormouse_launch::{ExitStatus, Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
 use dormouse_model::{Config, ContainerId};
@@ -207,6 +207,8 @@ fn start_clean(
     // A restore sets the clocks of the checkpoint.
     let has_clock = from.is_none() && view::has_clock(config);
     flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
+    // Made at the clone, because it is connected while the newborn follows its plan.
+    flags.set(CloneFlags::NEWNET, matches!(net, Net::Private(_)));
     let (cgroup, (mut keeper, expected)) =
         ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
             let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
@@ -234,7 +236,7 @@ fn start_clean(
     }
     gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     let shared = dir::make(ground, config)?;
-    let mounts = root::host_mounts(ground, config, &net, &shared)?;
+    let mut mounts = root::host_mounts(ground, config, &net, &shared)?;
     // The keeper clones meanwhile.
     let recorded = from.and_then(|from| from.user.clone());
     let check = |user: &PasswdUser| from.map(|from| restore::check(config, user, from)).transpose();
@@ -248,6 +250,11 @@ fn start_clean(
         pidfd::user_namespace(newborn.pidfd.as_fd())
             .map_err(Error::call("cannot open the container's user namespace"))?
     };
+    if let Net::Private(domain) = &net {
+        let netns = pidfd::namespace(newborn.pidfd.as_fd(), Namespace::Net)
+            .map_err(Error::call("cannot open the container's network namespace"))?;
+        mounts.show(net::connect(ground, config, domain, netns.as_fd())?);
+    }
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
         let fd = plan.fd(tasks);

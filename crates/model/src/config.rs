@@ -325,6 +325,36 @@ pub enum NetMode {
     Host,
     /// A stack with nothing but a loopback.
     None,
+    /// A stack of its own, with a device that leads to the stack of a trust domain.
+    Private {
+        /// The trust domain.
+        domain: Name,
+    },
+}
+
+impl NetMode {
+    /// The trust domain that gives the container its addresses and its name.
+    pub fn domain(&self) -> Option<&Name> {
+        match self {
+            Self::Address { domain } | Self::Private { domain } => Some(domain),
+            Self::Host | Self::None => None,
+        }
+    }
+
+    /// Whether the container has a stack, which belongs to its user namespace and ends with its processes.
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::None | Self::Private { .. })
+    }
+
+    /// Its name, as given to `--net`.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Address { .. } => "address",
+            Self::Host => "host",
+            Self::None => "none",
+            Self::Private { .. } => "private",
+        }
+    }
 }
 
 /// A port of the host that leads to a port of the container.

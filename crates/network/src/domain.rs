@@ -29,7 +29,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::ground::{Domain, Network, new_stack};
-use crate::link::{Link, Links};
+use crate::link::{End, Link, Links};
 use crate::names::{self, Hosts};
 use crate::ready::{Ready, read_ready, write_ready};
 use crate::settings::Pool;
@@ -38,6 +38,9 @@ use crate::store::{CHUNK, Plan, lock_file};
 
 /// The device at the domain's end of the uplink.
 pub(crate) const INSIDE: &str = "eth0";
+/// The numbers of the hardware addresses at the ends of an uplink.
+const HOST_END: u32 = 1;
+const DOMAIN_END: u32 = 2;
 
 fn chunk_bits(v4: bool) -> u8 {
     let host_bits = CHUNK.trailing_zeros() as u8;
@@ -100,13 +103,16 @@ impl Network {
 
         let (here, there) =
             (both(&plan, chunks[0] * CHUNK + 1), both(&plan, chunks[0] * CHUNK + 2));
-        host.add_pair(&uplink, mtu, INSIDE, netns.as_fd())?;
+        let ends = [(&*uplink, HOST_END), (INSIDE, DOMAIN_END)];
+        let [outer, inner] = ends.map(|(name, hardware)| End { name, index: 0, hardware });
+        host.add_pair(&outer, &inner, mtu, netns.as_fd())?;
         let index = host.find(&uplink)?.map_or(0, |l| l.index);
         host.label(index, &self.label())?;
         prepare_host(&uplink)?;
         host.up(index)?;
         for (own, other) in here.into_iter().zip(there) {
-            host.add_address(index, own, other, 2)?;
+            host.add_address(index, own)?;
+            host.add_neighbour(index, other, DOMAIN_END)?;
         }
         add_chunks_of_host(&mut host, index, &plan, chunks[0], &chunks)?;
         // In parallel: nft(8) is a process, and the programs take long to load.
@@ -121,7 +127,8 @@ impl Network {
             let index = links.find(INSIDE)?.map_or(0, |l| l.index);
             links.up(index)?;
             for (own, other) in there.into_iter().zip(here) {
-                links.add_address(index, own, other, 1)?;
+                links.add_address(index, own)?;
+                links.add_neighbour(index, other, HOST_END)?;
             }
             add_chunks_inside(&mut links, &plan, chunks[0], &chunks)?;
             for via in here {
@@ -129,7 +136,7 @@ impl Network {
                 let all = if via.is_ipv4() { [0; 4].into() } else { IpAddr::from([0u8; 16]) };
                 links.add_via(all, 0, via, index)?;
             }
-            if !self.is_without(address::STEER) {
+            if !self.is_without(address::ARRIVE) {
                 programs.steer(&[1, index])?;
             }
             Ok(())
@@ -266,7 +273,7 @@ impl Network {
         }
         let ready = read_ready(&dir)?.map(|(ready, _)| ready);
         if let (Some(ready), Some(programs)) = (&ready, programs) {
-            if programs.identities()?.is_used(ready.netns_cookie)? {
+            if programs.identities()?.is_used(ready.netns_cookie)? || self.has_pairs(name)? {
                 return Ok(false);
             }
             programs.close_domain(ready.netns_cookie)?;

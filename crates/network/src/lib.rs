@@ -27,6 +27,7 @@ mod error;
 mod ground;
 mod link;
 mod names;
+mod pair;
 mod publish;
 mod ready;
 mod settings;

@@ -62,6 +62,15 @@ pub(crate) struct Link {
     pub alias: Option<String>,
 }
 
+/// An end of a pair that is to be made.
+pub(crate) struct End<'n> {
+    pub name: &'n str,
+    /// The number of the device; 0 for the next free one.
+    pub index: u32,
+    /// The number of its [hardware address](hardware).
+    pub hardware: u32,
+}
+
 /// A destination other than everything, with the link it leads to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination {
@@ -136,28 +145,27 @@ impl Links {
         self.0.request(route::NEW_LINK, 0, message).map_err(at(step))
     }
 
-    /// A veth pair: `name` here, `peer` in the other namespace. Both have fixed hardware addresses:
-    /// the last byte is 1 here and 2 there.
+    /// A veth pair: `here` in this stack, `there` in the other namespace.
     pub fn add_pair(
         &mut self,
-        name: &str,
+        here: &End<'_>,
+        there: &End<'_>,
         mtu: u32,
-        peer: &str,
         netns: BorrowedFd<'_>,
     ) -> Result<()> {
-        let end = |name: &str, last| {
-            route::link(0, 0, 0)
-                .with_text(route::LINK_NAME, name)
-                .with(route::LINK_ADDRESS, &hardware(last))
+        let end = |end: &End<'_>| {
+            route::link(end.index, 0, 0)
+                .with_text(route::LINK_NAME, end.name)
+                .with(route::LINK_ADDRESS, &hardware(end.hardware))
                 .with(route::LINK_MTU, &mtu.to_ne_bytes())
         };
-        let there = end(peer, 2).with(route::LINK_STACK, &netns.as_raw_fd().to_ne_bytes());
-        let data = Message::new(&[]).nested(route::PAIR_PEER, &there);
+        let peer = end(there).with(route::LINK_STACK, &netns.as_raw_fd().to_ne_bytes());
+        let data = Message::new(&[]).nested(route::PAIR_PEER, &peer);
         let info =
             Message::new(&[]).with_text(route::INFO_KIND, "veth").nested(route::INFO_DATA, &data);
-        let pair = end(name, 1).nested(route::LINK_INFO, &info);
+        let pair = end(here).nested(route::LINK_INFO, &info);
         let made = self.0.request(route::NEW_LINK, netlink::NEW, &pair);
-        made.map_err(at(format!("make the link '{name}'")))
+        made.map_err(at(format!("make the link '{}'", here.name)))
     }
 
     /// Adds an empty tree of classes to a link, with the number of its default class.
@@ -191,8 +199,8 @@ impl Links {
         }
     }
 
-    /// Gives a link an address of its own, and a permanent neighbour entry for the other end.
-    pub fn add_address(&mut self, index: u32, own: IpAddr, other: IpAddr, last: u8) -> Result<()> {
+    /// Gives a link an address of its own.
+    pub fn add_address(&mut self, index: u32, own: IpAddr) -> Result<()> {
         if own.is_ipv6() && !has_ipv6() {
             return Ok(());
         }
@@ -203,7 +211,14 @@ impl Links {
         let address = octets(own);
         let message = Message::new(&head).with(ADDRESS, &address).with(LOCAL, &address);
         let added = self.0.request(route::NEW_ADDRESS, netlink::REPLACE, &message);
-        added.map_err(at(format!("add the address {own}")))?;
+        added.map_err(at(format!("add the address {own}")))
+    }
+
+    /// Adds a permanent entry for a neighbour on the link, by its number ([`hardware`]).
+    pub fn add_neighbour(&mut self, index: u32, other: IpAddr, number: u32) -> Result<()> {
+        if other.is_ipv6() && !has_ipv6() {
+            return Ok(());
+        }
         // struct ndmsg: family, device, state, flags, kind.
         let mut head = vec![family(other), 0, 0, 0];
         head.extend(index.to_ne_bytes());
@@ -211,7 +226,7 @@ impl Links {
         head.extend([0; 2]);
         let message = Message::new(&head)
             .with(NEIGHBOUR, &octets(other))
-            .with(NEIGHBOUR_ADDRESS, &hardware(last));
+            .with(NEIGHBOUR_ADDRESS, &hardware(number));
         let added = self.0.request(route::NEW_NEIGHBOUR, netlink::REPLACE, &message);
         added.map_err(at(format!("add the neighbour {other}")))
     }
@@ -358,7 +373,9 @@ fn has_ipv6() -> bool {
     std::path::Path::new("/proc/sys/net/ipv6").exists()
 }
 
-/// Locally administered, the same on every uplink: each is a wire of its own.
-fn hardware(last: u8) -> [u8; 6] {
-    [0x02, 0x64, 0x6d, 0, 0, last]
+/// The hardware address with this number, of which there are 2^24. Locally administered, and the same on every pair:
+/// each is a wire of its own.
+fn hardware(number: u32) -> [u8; 6] {
+    let [_, a, b, c] = number.to_be_bytes();
+    [0x02, 0x64, 0x6d, a, b, c]
 }

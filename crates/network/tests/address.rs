@@ -450,7 +450,7 @@ fn root_sockets_of_other_kinds_and_outside_processes_are_refused() {
 
 #[test]
 fn root_any_means_every_address_of_the_container() {
-    for without in [None, Some("dm_steer")] {
+    for without in [None, Some("dm_arrive")] {
         let steered = if without.is_none() { "ok" } else { "ECONNREFUSED" };
         let mut host = Host::new(&Vec::from_iter(without));
         let domain = host.domain("d");

@@ -24,6 +24,9 @@
  *   another of the container's addresses (::1, 127.0.0.1, IPv6, an added one) is assigned to it,
  *   unless a socket is bound to exactly that address. Packets keep their addresses, nothing is
  *   translated.
+ * - on the pair of a container with a stack of its own (--net private): a packet enters the domain's
+ *   stack only from the addresses of that container, network and hardware. The number of the device
+ *   says which container it is (record.h).
  *
  * Hooks: all programs but the last are attached to the parent cgroup (BPF_PROG_ATTACH, several per
  * hook). Those of system calls run in the context of the calling task and before the kernel acts;
@@ -61,6 +64,10 @@
 #define IP_ICMP6 58
 #define ETH_IP 0x0800
 #define ETH_IP6 0x86DD
+#define ETH_ARP 0x0806
+#define ETH_HEADER 14
+#define ND_SOLICITATION 135
+#define ND_ADVERTISEMENT 136
 #define LOOPBACK_DEVICE 1 /* of every network namespace */
 #define STATE_ESTABLISHED 1
 #define STATE_CLOSE 7
@@ -877,11 +884,10 @@ static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tupl
 #define PASS -1 /* TCX_NEXT */
 #define DROP 2 /* TCX_DROP */
 
-/* Every packet that comes in on a device of a domain (loopback, uplink), before the lookup of its
- * socket. The program does not drop packets of containers: dm_ingress decides about the socket that
- * the packet is assigned to. All offsets are compared with the end of the linear data. */
-SEC("tcx/ingress")
-int dm_steer(struct __sk_buff *skb)
+/* Steers a packet before the lookup of its socket. Drops no packets of containers: dm_ingress decides
+ * about the socket that the packet is assigned to. All offsets are compared with the end of the linear
+ * data. */
+static __always_inline int steer(struct __sk_buff *skb)
 {
 	/* The loopback device's packets have an Ethernet header, too. */
 	void *data = (void *)(long)skb->data + 14, *end = (void *)(long)skb->data_end;
@@ -986,6 +992,93 @@ int dm_steer(struct __sk_buff *skb)
 		lead(skb, &at, 0, udp, index, DM_ANY_4);
 	}
 	return PASS;
+}
+
+/* ---- a container with a stack of its own ---- */
+
+/* The hardware address of the container's end of its pair: 02:64:6d, and the index. */
+static __always_inline int is_own_hardware(const __u8 *a, __u32 index)
+{
+	return a[0] == 0x02 && a[1] == 0x64 && a[2] == 0x6d && a[3] == (index >> 16 & 0xff) &&
+	       a[4] == (index >> 8 & 0xff) && a[5] == (index & 0xff);
+}
+
+/* The link-local address that the kernel makes from that hardware address: fe80::64:6dff:feXX:XXXX. */
+static __always_inline int is_own_link_local(const __u32 *a, __u32 index)
+{
+	return a[0] == bpf_htonl(0xfe800000) && a[1] == 0 && a[2] == bpf_htonl(0x00646dff) &&
+	       a[3] == bpf_htonl(0xfe000000 | index);
+}
+
+/* struct arphdr and what follows it for Ethernet and IPv4. */
+struct arp4 {
+	__be16 hardware, protocol;
+	__u8 hardware_bytes, protocol_bytes;
+	__be16 operation;
+	__u8 sender_hardware[6];
+	__be32 sender __attribute__((packed));
+};
+
+/* Whether a packet of a container with a stack of its own may enter the domain, at the domain's end of
+ * its pair and before any other use of it. Runs in softirq or in the context of the sending task. The
+ * container controls all bytes, and with CAP_NET_ADMIN its devices and addresses. A packet passes if its
+ * source is the container's:
+ *
+ * - IPv4 and IPv6 from its addresses;
+ * - ARP with its own addresses as the sender's, so that the kernel learns no other neighbour. The
+ *   machine has one table of neighbours for all stacks;
+ * - from its link-local address only neighbour solicitations and advertisements, which lead to its
+ *   gateway. Router advertisements, redirects and reports of groups do not pass.
+ *
+ * Everything else is dropped: other protocols, VLANs, packets without a source. */
+static __always_inline int may_enter(struct __sk_buff *skb, const __u32 index)
+{
+	__u8 ethernet[ETH_HEADER];
+
+	if (index >= config.pool_count || skb->vlan_present ||
+	    bpf_skb_load_bytes(skb, 0, ethernet, sizeof ethernet) ||
+	    !is_own_hardware(ethernet + 6, index))
+		return 0;
+	if (skb->protocol == bpf_htons(ETH_IP)) {
+		__be32 from;
+
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 12, &from, sizeof from))
+			return 0;
+		return owns4(index, from);
+	}
+	if (skb->protocol == bpf_htons(ETH_IP6)) {
+		__u8 next, type;
+		__u32 from[4];
+
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 8, from, sizeof from))
+			return 0;
+		if (owns6(index, from))
+			return 1;
+		if (!is_own_link_local(from, index) ||
+		    bpf_skb_load_bytes(skb, ETH_HEADER + 6, &next, sizeof next) ||
+		    bpf_skb_load_bytes(skb, ETH_HEADER + 40, &type, sizeof type))
+			return 0;
+		return next == IP_ICMP6 && (type == ND_SOLICITATION || type == ND_ADVERTISEMENT);
+	}
+	if (skb->protocol == bpf_htons(ETH_ARP)) {
+		struct arp4 arp;
+
+		if (bpf_skb_load_bytes(skb, ETH_HEADER, &arp, sizeof arp))
+			return 0;
+		return arp.hardware == bpf_htons(1) && arp.protocol == bpf_htons(ETH_IP) &&
+		       arp.hardware_bytes == 6 && arp.protocol_bytes == 4 &&
+		       is_own_hardware(arp.sender_hardware, index) && owns4(index, arp.sender);
+	}
+	return 0;
+}
+
+/* Every packet that comes in on a device of a domain: loopback, uplink, and pairs. */
+SEC("tcx/ingress")
+int dm_arrive(struct __sk_buff *skb)
+{
+	if (skb->ifindex >= DM_PAIR && !may_enter(skb, skb->ifindex - DM_PAIR))
+		return DROP;
+	return steer(skb);
 }
 
 char _license[] SEC("license") = "GPL";

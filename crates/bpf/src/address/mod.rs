@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use libbpf_rs::libbpf_sys as sys;
 
-use crate::call::{self, Map};
+use crate::call::{self, Map, Program};
 use crate::error::BpfError;
 use crate::group::{Attached, Description};
 use crate::identity::{self, Identities};
@@ -48,8 +48,20 @@ pub const EXTRA_MAX: u32 = 1 << 18;
 /// LIMIT: domains.
 pub const DOMAINS_MAX: u32 = 4096;
 
-/// The program attached to a domain's devices.
-pub const STEER: &str = "dm_steer";
+/// The program attached to a domain's devices. Earlier builds have `dm_steer` there, which does not know pairs.
+pub const ARRIVE: &str = "dm_arrive";
+
+/// The number of the domain's end of the pair of the container with this first address: `DM_PAIR` of record.h.
+pub fn pair(index: u32) -> u32 {
+    PAIR + index
+}
+
+/// Whether a device is such an end.
+pub fn is_pair(device: u32) -> bool {
+    device >= PAIR
+}
+
+const PAIR: u32 = 0x100_0000;
 
 /// Constants set before the programs are loaded: `struct dm_config` of record.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,22 +186,38 @@ impl Programs {
         Ok(self.map(DOMAINS)?.remove(&netns.to_ne_bytes())?)
     }
 
-    /// Attaches [`STEER`] to devices of the calling thread's network namespace.
+    /// Attaches [`ARRIVE`] to devices of the calling thread's network namespace.
     pub fn steer(&self, devices: &[u32]) -> Result<(), BpfError> {
         let loaded;
-        let program = match self.attached.other(STEER) {
+        let program = match self.attached.other(ARRIVE) {
             Some(program) => program,
             None => {
-                loaded = GROUP.load_one(&self.constants.to_bytes(), STEER, &self.attached)?;
+                loaded = GROUP.load_one(&self.constants.to_bytes(), ARRIVE, &self.attached)?;
                 &loaded
             }
         };
-        for device in devices {
-            call::attach_to_device(*device, program.as_fd())
-                .map_err(|source| BpfError::Attach { program: STEER, source })?;
-        }
-        Ok(())
+        devices.iter().try_for_each(|device| attach_at(*device, program))
     }
+}
+
+fn attach_at(device: u32, program: &Program) -> Result<(), BpfError> {
+    call::attach_to_device(device, program.as_fd())
+        .map_err(|source| BpfError::Attach { program: ARRIVE, source })
+}
+
+/// Attaches the program of one device of the calling thread's network namespace to another one. Returns whether the
+/// first has it: it may be of an earlier build.
+pub fn arrive_as(device: u32, other: u32) -> Result<bool, BpfError> {
+    for id in call::attached_to_device(device, sys::BPF_TCX_INGRESS)? {
+        match Program::by_id(id) {
+            Ok(program) if program.name == ARRIVE => {
+                return attach_at(other, &program).map(|()| true);
+            }
+            Err(e) if e.errno() != libc::ENOENT => return Err(e.into()),
+            _ => {} // of others, or detached meanwhile
+        }
+    }
+    Ok(false)
 }
 
 /// Returns the identities found before, if their programs are still attached to the cgroup.

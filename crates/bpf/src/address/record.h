@@ -56,6 +56,10 @@ struct dm_socket {
 #define DM_PRIORITY_PING 0x44000000
 #define DM_PRIORITY_INDEX 0xffffff
 
+/* The number of the domain's end of the pair of a container with a stack of its own: this, and the index. The kernel
+ * gives devices without a requested number smaller ones. */
+#define DM_PAIR 0x1000000
+
 /* dm_about: the version of the attached programs, so that a newer build replaces them. */
 struct dm_about {
 	__u64 version;

@@ -329,9 +329,9 @@ pub(crate) fn sysctl(text: &str, own_network: bool) -> Result<(String, String), 
         return Err(bad("NAME=VALUE"));
     }
     match sysctl::owner(name) {
-        Some(Namespace::Net) if !own_network => {
-            Err(bad("its network stack is not the container's own: add --net none"))
-        }
+        Some(Namespace::Net) if !own_network => Err(bad(
+            "its network stack is not the container's own: add --net private, or --net none",
+        )),
         Some(_) => Ok((name.to_owned(), value.to_owned())),
         None => Err(bad("one of the container's own namespaces: kernel.shm*, kernel.msg*, \
                          kernel.sem, kernel.pid_max, fs.mqueue.*, user.max_*, net.*")),

@@ -48,6 +48,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     spec::oom_allowed(&config.spec)?;
     config.spec.evict = update.evict.unwrap_or(config.spec.evict);
     spec::evict_allowed(&config.spec)?;
+    spec::network_sleeps(&config.spec)?;
     contract::check_evict(ground, &config.spec)?;
     if observed.state == State::Asleep && bandwidth::is_in(&update.limits) {
         // ORDER: before the record changes, by which the end of a container knows whether it has a class. A wake
