@@ -77,9 +77,18 @@ fn queueing(host: &Host) -> [String; 2] {
 
 #[test]
 fn vm_ceiling_bounds_what_a_container_sends_and_receives() {
+    ceiling_bounds(&["--net-ceil", "8mbit"]);
+}
+
+#[test]
+fn vm_ceiling_bounds_what_a_private_container_sends_and_receives() {
+    ceiling_bounds(&["--net-ceil", "8mbit", "--net", "private"]);
+}
+
+fn ceiling_bounds(options: &[&str]) {
     let host = Host::with_busybox();
     let to = Host::ADDRESS;
-    start(&host, "x", &["--net-ceil", "8mbit"]);
+    start(&host, "x", options);
     // A burst of 64 kB is sent at once. Packets have headers, which count.
     let least =
         |mbit: f64| Duration::from_secs_f64(((BYTES - 65_536) * 8) as f64 / mbit / 1e6 / 1.06);

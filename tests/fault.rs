@@ -129,6 +129,8 @@ struct Counts {
     addresses: u64,
     /// Devices with classes of traffic.
     shaped: usize,
+    /// Devices in the stack of the domain.
+    devices: usize,
     files: Vec<String>,
     /// Files on loop devices.
     disks: Vec<String>,
@@ -180,9 +182,20 @@ impl Counts {
             id_slots: number("id_slots"),
             addresses: number("addresses"),
             shaped: host.sh("ip link show").ok().matches(" qdisc htb ").count(),
+            devices: devices_of(host),
             files,
             disks: crate::disk::attached(host),
         }
+    }
+}
+
+fn devices_of(host: &Host) -> usize {
+    let net = host.root().join("run/domains/default/net");
+    match net.exists() {
+        true => {
+            host.sh(&format!("nsenter --net={} ip -o link", net.display())).stdout.lines().count()
+        }
+        false => 0,
     }
 }
 
@@ -242,6 +255,8 @@ const LIMITED: Words =
     &["run", "-d", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox", "sleep", "1000"];
 const SHAPED: Words =
     &["run", "-d", "--name", "x", "--net-ceil", "8mbit", "busybox", "sleep", "1000"];
+const PRIVATE: Words =
+    &["run", "-d", "--name", "x", "--net", "private", "busybox", "httpd", "-f", "-h", "/www"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
 const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
@@ -392,7 +407,7 @@ fn difference(before: &Counts, now: &Counts) -> String {
     };
     format!(
         "mounts {:?}, cgroups {} to {}, processes {} and {:?}, id slots {} to {}, addresses {} to {}, \
-         shaped devices {} to {}, files {:#?}, disks {:?}",
+         shaped devices {} to {}, devices {} to {}, files {:#?}, disks {:?}",
         more(&before.mounts, &now.mounts),
         before.cgroups,
         now.cgroups,
@@ -404,6 +419,8 @@ fn difference(before: &Counts, now: &Counts) -> String {
         now.addresses,
         before.shaped,
         now.shaped,
+        before.devices,
+        now.devices,
         more(&before.files, &now.files),
         more(&before.disks, &now.disks)
     )
@@ -612,6 +629,28 @@ fn run_with_views_survives_kill_at_any_step() {
 fn run_with_bandwidth_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: SHAPED, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
+}
+
+/// The domain has other containers, so a device that is left would stay.
+#[test]
+fn private_run_stop_and_rm_survive_kill_at_any_step() {
+    let states = &["none", "created", "running", "stopped"];
+    Verb { before: &[], command: PRIVATE, states, after: &[REMOVE, PRIVATE, REMOVE] }.survives();
+    let states = &["running", "stopped"];
+    let (before, after) = (&[PRIVATE], &[RESTART, EXEC, REMOVE]);
+    Verb { before, command: &["stop", "--time", "0", "x"], states, after }.survives();
+    let states = &["none", "running", "stopped"];
+    Verb { before, command: &["rm", "--force", "x"], states, after: &[REMOVE] }.survives();
+}
+
+#[test]
+fn private_sleep_and_wake_survive_kill_at_any_step() {
+    const ASK: Words =
+        &["exec", "x", "sh", "-c", "until wget -q -O /dev/null http://127.0.0.1/; do :; done"];
+    let (before, states) = (&[PRIVATE, ASK], &["running", "asleep"]);
+    let after = &[WAKE, ASK, SLEEP, WAKE, ASK, REMOVE];
+    Verb { before, command: SLEEP, states, after }.survives();
+    Verb { before: &[PRIVATE, ASK, SLEEP], command: WAKE, states, after }.survives();
 }
 
 #[test]

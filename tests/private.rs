@@ -4,7 +4,8 @@
 //! containers of both modes meet in one domain. The device leads nowhere but to the domain's stack, which takes packets
 //! from the container's own addresses only.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 
 use dormouse_testkit::{Host, Output, image, soon, wait_until};
 
@@ -576,17 +577,188 @@ fn vm_private_container_with_an_address_of_another_is_cut_off_alone() {
 }
 
 #[test]
-fn vm_private_container_is_not_saved_and_goes_on() {
+fn vm_private_container_with_rights_over_its_stack_is_not_saved_and_goes_on() {
+    let host = Host::with_busybox();
+    for (name, capability) in [("admin", "NET_ADMIN"), ("raw", "NET_RAW")] {
+        serve(&host, name, &["--cap-add", capability]);
+        let url = format!("http://{}/", host.address_of(name));
+        let get = format!("timeout 2 busybox wget -q -O - {url}");
+        assert!(wait_until(soon(), || host.sh(&get).stdout.contains(PAGE)));
+        for verb in ["sleep", "checkpoint", "clone"] {
+            let refused = host.dm(&[verb, name]).fails();
+            let is_named = refused.contains("--net private") && refused.contains(capability);
+            assert!(is_named, "{verb}: {refused}");
+            assert_eq!(host.sh(&get).ok(), PAGE);
+        }
+        let options = ["--net", "private", "--cap-add", capability, "--sleep-after", "1s"];
+        let refused =
+            host.dm(&[&["run", "-d"], &options[..], &["busybox", "sleep", "9"]].concat()).err(125);
+        assert!(refused.contains("--sleep-after") && refused.contains(capability), "{refused}");
+    }
+}
+
+/// A server that returns each client's bytes, and a client of it on the host.
+#[track_caller]
+fn echo(host: &Host, name: &str) -> TcpStream {
+    let cat = ["busybox", "nc", "-ll", "-p", "7", "-e", "cat"];
+    host.dm(&[&["run", "-d", "--name", name, "--net", "private"], &cat[..]].concat()).ok();
+    caller(host, name)
+}
+
+#[track_caller]
+fn caller(host: &Host, name: &str) -> TcpStream {
+    let address = host.address_of(name);
+    let mut made = None;
+    let connected = wait_until(soon(), || {
+        let to = (address.clone(), 7);
+        made = host.in_network(move || TcpStream::connect(to)).join().expect("no panic").ok();
+        made.is_some()
+    });
+    assert!(connected, "no server at {address}");
+    let mut made = made.expect("it is connected");
+    made.set_read_timeout(Some(4 * soon())).expect("a socket");
+    ask(&mut made, "first");
+    made
+}
+
+#[track_caller]
+fn ask(caller: &mut TcpStream, text: &str) {
+    caller.write_all(text.as_bytes()).expect("the connection is open");
+    let mut answer = vec![0; text.len()];
+    caller.read_exact(&mut answer).expect("an answer");
+    assert_eq!(answer, text.as_bytes());
+}
+
+#[test]
+fn vm_private_container_sleeps_until_a_client_connects() {
     let host = Host::with_busybox();
     serve(&host, "web", &["-p", "8080:80"]);
-    for verb in [&["sleep", "web"][..], &["checkpoint", "web"], &["clone", "web"]] {
-        let refused = host.dm(verb).fails();
-        assert!(refused.contains("--net private") && refused.contains("is not saved"), "{refused}");
-        assert_eq!(host.fetch(&format!("http://{}:8080/", Host::ADDRESS)), PAGE);
+    idle(&host, "near", &["--net", "private"]);
+    let published = format!("http://{}:8080/", Host::ADDRESS);
+    assert_eq!(host.fetch(&published), PAGE);
+    let own = "ip -o addr show eth0 | grep -v fe80; ip route; ls /sys/class/net; cat /sys/class/net/eth0/address";
+    let before = inside(&host, "web", own).ok();
+    for round in 0..6 {
+        host.put_to_sleep("web");
+        match round % 3 {
+            0 => assert_eq!(host.fetch(&published), PAGE),
+            1 => assert_eq!(fetch_inside(&host, "near", "http://web/").ok(), PAGE),
+            _ => drop(host.dm(&["wake", "web"]).ok()),
+        }
+        host.wait_for_state("web", "running");
+        assert_eq!(inside(&host, "web", own).ok(), before);
+        assert_eq!(fetch_inside(&host, "web", "http://near:1/").status, 1, "it may send");
+        assert_eq!(fetch_inside(&host, "web", "http://127.0.0.1/").ok(), PAGE);
     }
-    let never = ["run", "-d", "--net", "private", "--sleep-after", "1s", "busybox", "sleep", "9"];
-    let refused = host.dm(&never).err(125);
-    assert!(refused.contains("--sleep-after") && refused.contains("--net private"), "{refused}");
+    // Stopped while asleep, and started anew.
+    host.put_to_sleep("web");
+    host.dm(&["kill", "web"]).ok();
+    host.wait_for_state("web", "stopped");
+    host.dm(&["start", "web"]).ok();
+    assert_eq!(host.fetch(&published), PAGE);
+    host.put_to_sleep("web");
+    host.dm(&["rm", "--force", "web"]).ok();
+    assert!(
+        !devices(&host, "default").lines().any(|line| line.contains("dp5:")),
+        "{}",
+        devices(&host, "default")
+    );
+}
+
+#[test]
+fn vm_private_connection_stays_open_during_sleep() {
+    let host = Host::with_busybox();
+    let mut caller = echo(&host, "x");
+    for round in 0..6 {
+        host.put_to_sleep("x");
+        ask(&mut caller, &format!("round {round}"));
+    }
+    host.put_to_sleep("x");
+    drop(caller);
+    host.wait_for_state("x", "running");
+}
+
+#[test]
+fn private_container_asleep_survives_killed_keeper_and_vault() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["-p", "8080:80"]);
+    let published = format!("http://{}:8080/", Host::ADDRESS);
+    for both in [false, true] {
+        assert_eq!(host.fetch(&published), PAGE);
+        host.put_to_sleep("web");
+        let names =
+            if both { &["dormouse-keeper", "dormouse-vault"][..] } else { &["dormouse-keeper"] };
+        let of = |name: &&str| {
+            host.processes()
+                .into_iter()
+                .filter(|it| it.1.contains(*name))
+                .map(|it| it.0)
+                .collect::<Vec<_>>()
+        };
+        let pids: Vec<u32> = names.iter().flat_map(of).collect();
+        assert_eq!(pids.len(), names.len(), "{:?}", host.processes());
+        let all: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        host.sh(&format!("kill -9 {}", all.join(" "))).ok();
+        assert!(wait_until(soon(), || !pids.iter().any(|pid| host.has_process(*pid))));
+        // Any next command makes what is lost again.
+        assert_eq!(host.state_of("web"), "asleep");
+        assert_eq!(host.fetch(&published), PAGE);
+        host.wait_for_state("web", "running");
+        assert!(
+            inside(&host, "web", "ip -o addr show eth0").ok().contains(&host.address_of("web"))
+        );
+    }
+}
+
+#[test]
+fn vm_private_checkpoint_is_restored_with_its_connections() {
+    let host = Host::with_busybox();
+    idle(&host, "keep", &[]);
+    let mut caller = echo(&host, "x");
+    for round in 0..2 {
+        host.dm(&["checkpoint", "x"]).ok();
+        assert_eq!(host.state_of("x"), "stopped");
+        // Nothing answers meanwhile, not even with a reset.
+        caller.write_all(b"meanwhile").expect("the connection is open");
+        caller.set_read_timeout(Some(soon() / 20)).expect("a socket");
+        let silence = caller.read(&mut [0]).expect_err("no answer while checkpointed");
+        assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock, "{silence}");
+        host.dm(&["restore", "x"]).ok();
+        caller.set_read_timeout(Some(4 * soon())).expect("a socket");
+        let mut answer = [0; 9];
+        caller.read_exact(&mut answer).expect("an answer");
+        assert_eq!(&answer, b"meanwhile");
+        ask(&mut caller, &format!("round {round}"));
+    }
+    // A start without the checkpoint resets the connection.
+    host.dm(&["checkpoint", "x"]).ok();
+    host.dm(&["start", "x"]).ok();
+    let reset = wait_until(soon(), || {
+        let _ = caller.write_all(b"x"); // the error is read below
+        caller.read(&mut [0]).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+    });
+    assert!(reset, "the connection is gone");
+    let rules = "nft list tables";
+    let net = host.root().join("run/domains/default/net");
+    let left = host.sh(&format!("nsenter --net={} {rules}", net.display())).ok();
+    assert!(!left.contains("dormouse_quiet"), "{left}");
+}
+
+#[test]
+fn vm_private_clones_have_addresses_of_their_own() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &[]);
+    idle(&host, "near", &["--net", "private"]);
+    host.wait_inside("near", "timeout 5 wget -q -O - http://web/");
+    host.dm(&["clone", "--name", "twin", "web"]).ok();
+    host.dm(&["clone", "--asleep", "--name", "sleeper", "web"]).ok();
+    assert_eq!(host.state_of("sleeper"), "asleep");
+    for name in ["web", "twin", "sleeper"] {
+        host.wait_inside("near", &format!("timeout 5 wget -q -O - http://{name}/"));
+    }
+    host.wait_for_state("sleeper", "running");
+    let all = ["web", "twin", "sleeper"].map(|name| host.address_of(name));
+    assert!(all[0] != all[1] && all[1] != all[2] && all[0] != all[2], "{all:?}");
 }
 
 #[test]

@@ -37,6 +37,9 @@ const BEFORE: &str = "before";
 /// The name of the arm without a devpts.
 const NO_DEVPTS: &str = "no devpts";
 
+/// The name of the arm whose stack is connected to a domain. The peers connect theirs to nothing.
+const PRIVATE: &str = "private";
+
 fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
@@ -46,14 +49,15 @@ fn main() -> Result<()> {
         let arms = |netns| {
             let mut arms = start_arms(&bench, netns)?;
             // The cost of a devpts alone.
-            arms.push(ours_with(NO_DEVPTS, &bench, netns, &["--devpts", "no"]));
+            arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
             arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
             anyhow::Ok(arms)
         };
         let shared = arms(false)?;
         let times = interleave(&shared, options.rounds)?;
         report(&shared, &times, disk, "shared or no network stack", 0.5);
-        let own = arms(true)?;
+        let mut own = arms(true)?;
+        own.push(ours_with(PRIVATE, &bench, "private", &[]));
         report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.6);
         if disk == Disk::OfRepository && installed("podman") && options.podman_rounds > 0 {
             let podman = podman(&bench)?;
@@ -104,12 +108,21 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
 }
 
 fn ours(name: &str, bench: &Bench, netns: bool) -> Arm {
-    ours_with(name, bench, netns, &[])
+    ours_with(name, bench, mode(netns), &[])
 }
 
-fn ours_with(name: &str, bench: &Bench, netns: bool, options: &'static [&'static str]) -> Arm {
+/// The network mode in which a container has a stack of its own, or not.
+fn mode(netns: bool) -> &'static str {
+    if netns { "none" } else { "address" }
+}
+
+fn ours_with(
+    name: &str,
+    bench: &Bench,
+    net: &'static str,
+    options: &'static [&'static str],
+) -> Arm {
     let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
-    let net = if netns { "none" } else { "address" };
     Arm::new(name, move |_| {
         let mut c = Command::new(&exe);
         c.arg("--root").arg(&root).args(["run", "--rm", "--net", net]);

@@ -375,7 +375,7 @@ pub struct Dormouse {
     pub evict: &'static str,
     /// Its checkpoints, oldest first.
     pub checkpoints: Vec<Checkpoint>,
-    /// Its trust domain; empty except in address mode.
+    /// Its trust domain; empty with `--net host` and `--net none`.
     pub domain: String,
     /// All of its addresses.
     pub addresses: Vec<String>,

@@ -27,7 +27,7 @@ pub struct Summary<'a> {
     pub addresses: &'a [IpAddr],
     /// `address`, `host` or `none`.
     pub network: &'a str,
-    /// Its trust domain; null except in address mode.
+    /// Its trust domain; null with `--net host` and `--net none`.
     pub domain: Option<&'a str>,
     /// Ports of the host that lead to it.
     pub ports: Vec<Port>,

@@ -184,6 +184,7 @@ mod silence;
 mod sleep;
 mod slot;
 mod spec;
+mod stacked;
 mod start;
 mod state;
 mod template;

@@ -7,7 +7,7 @@
 //! set up at once. Clones that are created asleep ([`crate::unborn`]) get their sockets from the same
 //! helper.
 //!
-//! Uses `ground`, `hold`, `net`, `policy` and `shortage`.
+//! Uses `ground`, `hold`, `net`, `policy`, `shortage` and `stacked`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -31,7 +31,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, ASLEEP, CONFIG, Ground};
 use crate::user::PasswdUser;
-use crate::{hold, net, policy, shortage};
+use crate::{hold, net, policy, shortage, stacked};
 
 /// The helper's answer when the keeper holds the sockets of a container.
 const LISTENS: &str = "listens";
@@ -118,6 +118,8 @@ struct Helper<'e> {
     cgroup: Option<(OwnedFd, u64)>,
     /// Domain that this process has entered; `None` in its original network.
     domain: Option<Domain>,
+    /// This process is in the stack of one container.
+    is_in_new: bool,
     /// The checkpoint that was read last: clones share one.
     last: Option<((u64, u64), Reader)>,
 }
@@ -134,7 +136,7 @@ impl<'e> Helper<'e> {
         }
         let home = fs::File::open("/proc/thread-self/ns/net");
         let home = home.map_err(Error::file("cannot open", "/proc/thread-self/ns/net"))?.into();
-        Ok(Self { ground, home, cgroup, domain: None, last: None })
+        Ok(Self { ground, home, cgroup, domain: None, is_in_new: false, last: None })
     }
 
     fn listen(&mut self, dir: &Path, keeper: &mut Keeper) -> Result<()> {
@@ -145,7 +147,11 @@ impl<'e> Helper<'e> {
         let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
         self.read(&asleep)?;
         let _alone = match &config.spec.net {
-            NetMode::None | NetMode::Private { .. } => None,
+            NetMode::None => None,
+            NetMode::Private { domain } => {
+                self.enter_new(&config, domain, &asleep)?;
+                None
+            }
             NetMode::Host => {
                 self.enter(None)?;
                 None
@@ -157,7 +163,7 @@ impl<'e> Helper<'e> {
         };
         let (_, reader) = self.last.as_ref().expect("it was read just now");
         let held = match config.spec.net {
-            NetMode::None | NetMode::Private { .. } => Vec::new(),
+            NetMode::None => Vec::new(),
             _ => load::outside_sockets(reader.records(), &addresses)?,
         };
         let held = hold::held_files(reader.records(), held);
@@ -182,22 +188,30 @@ impl<'e> Helper<'e> {
 
     /// Enters a domain, or returns to the original network.
     fn enter(&mut self, domain: Option<&Name>) -> Result<()> {
-        if self.domain.as_ref().map(|entered| &entered.name) == domain {
+        let is_there = self.domain.as_ref().map(|entered| &entered.name) == domain;
+        if is_there && !self.is_in_new {
             return Ok(());
         }
-        let go = |netns: BorrowedFd<'_>| {
-            process::setns(netns, CloneFlags::NEWNET)
-                .map_err(Error::call("cannot enter the container's network"))
-        };
         // ORDER: the original network first: the engine's calls to the network are made from there.
         go(self.home.as_fd())?;
-        self.domain = None;
+        (self.domain, self.is_in_new) = (None, false);
         if let Some(name) = domain {
             let entered = net::make_domain(self.ground, name)?;
             go(entered.netns.as_fd())?;
             self.domain = Some(entered);
         }
         Ok(())
+    }
+
+    /// Enters a new stack of a container whose own one has ended, connected to its domain. Its sockets keep it.
+    fn enter_new(&mut self, config: &Config, domain: &Name, asleep: &Path) -> Result<()> {
+        self.enter(None)?;
+        let domain = net::make_domain(self.ground, domain)?;
+        let netns = self.ground.network()?.new_stack()?;
+        net::connect(self.ground, config, &domain, netns.as_fd(), false)?;
+        stacked::record(asleep, &netns)?;
+        self.is_in_new = true;
+        go(netns.as_fd())
     }
 
     /// Makes this process create sockets in the name of a container. The lock keeps other helpers
@@ -209,6 +223,11 @@ impl<'e> Helper<'e> {
         }
         Ok(alone)
     }
+}
+
+fn go(netns: BorrowedFd<'_>) -> Result<()> {
+    process::setns(netns, CloneFlags::NEWNET)
+        .map_err(Error::call("cannot enter the container's network"))
 }
 
 /// Makes the listening sockets of asleep containers and passes them to the keeper. Runs in the

@@ -28,8 +28,12 @@ pub(crate) enum Net {
         sys: OwnedFd,
     },
     Domain(Domain),
-    /// The newborn has its own stack, which is connected to a domain.
-    Private(Domain),
+    /// A stack of its own, connected to a domain. The newborn makes it, unless sockets of the sleeping container have
+    /// kept it.
+    Private {
+        domain: Domain,
+        kept: Option<OwnedFd>,
+    },
 }
 
 impl Net {
@@ -37,7 +41,8 @@ impl Net {
     pub(crate) fn netns(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Host { netns, .. } => Some(netns.as_fd()),
-            Self::None { .. } | Self::Private(_) => None,
+            Self::None { .. } => None,
+            Self::Private { kept, .. } => kept.as_ref().map(AsFd::as_fd),
             Self::Domain(domain) => Some(domain.netns.as_fd()),
         }
     }
@@ -46,8 +51,13 @@ impl Net {
     pub(crate) fn netns_cookie(&self) -> Option<u64> {
         match self {
             Self::Domain(domain) => Some(domain.netns_cookie()),
-            Self::Host { .. } | Self::None { .. } | Self::Private(_) => None,
+            Self::Host { .. } | Self::None { .. } | Self::Private { .. } => None,
         }
+    }
+
+    /// Whether the newborn makes its stack.
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self, Self::None { .. } | Self::Private { kept: None, .. })
     }
 
     /// The sysfs of this stack, if the stack exists already.
@@ -55,7 +65,7 @@ impl Net {
         match self {
             Self::Host { sys, .. } | Self::None { sys } => Some(sys.as_fd()),
             Self::Domain(domain) => Some(domain.sys.as_fd()),
-            Self::Private(_) => None,
+            Self::Private { .. } => None,
         }
     }
 }
@@ -78,18 +88,22 @@ pub(crate) fn open(ground: &Ground, config: &Config) -> Result<Net> {
         }
         NetMode::None => Net::None { sys: ground.network()?.empty_sys()? },
         NetMode::Address { domain } => Net::Domain(make_domain(ground, domain)?),
-        NetMode::Private { domain } => Net::Private(make_domain(ground, domain)?),
+        NetMode::Private { domain } => {
+            Net::Private { domain: make_domain(ground, domain)?, kept: None }
+        }
     })
 }
 
-/// Connects the stack of a newborn to its domain, and registers its names. Returns the sysfs of its stack.
+/// Connects a container's own stack to its domain, and registers its names. Returns the sysfs of its stack.
+/// `again`: it may be connected already.
 pub(crate) fn connect(
     ground: &Ground,
     config: &Config,
     domain: &Domain,
     netns: BorrowedFd<'_>,
+    again: bool,
 ) -> Result<OwnedFd> {
-    let sys = ground.network()?.connect(domain, &config.id, netns, &config.addresses)?;
+    let sys = ground.network()?.connect(domain, &config.id, netns, &config.addresses, again)?;
     bandwidth::enter(ground, config, domain)?;
     add_names(ground, config, domain)?;
     Ok(sys)
@@ -124,7 +138,7 @@ fn add_names(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
 /// Announces a container without processes to its domain, if it is in one: routes its addresses
 /// there and adds its names.
 pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {
-    let NetMode::Address { domain } = &config.spec.net else { return Ok(()) };
+    let Some(domain) = config.spec.net.domain() else { return Ok(()) };
     let network = ground.network()?;
     let domain = make_domain(ground, domain)?;
     network.announce(&domain, &config.id, &config.addresses)?;
@@ -206,9 +220,11 @@ pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<
     let path = silence::path(ground, &config.id);
     let rules = fs::read_to_string(&path).map_err(Error::file("cannot read", &path))?;
     match net {
-        Net::None { .. } | Net::Private(_) => Ok(()),
+        Net::None { .. } => Ok(()),
         Net::Host { netns, .. } => Ok(dormouse_checkpoint::keep_quiet(netns, &rules)?),
-        Net::Domain(domain) => Ok(dormouse_checkpoint::keep_quiet(&domain.netns, &rules)?),
+        Net::Domain(domain) | Net::Private { domain, .. } => {
+            Ok(dormouse_checkpoint::keep_quiet(&domain.netns, &rules)?)
+        }
     }
 }
 
@@ -216,24 +232,27 @@ pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<
 /// addresses ([`stack::forget_ended_here`]). `ports` are those of the sockets of a checkpoint; all, if `None`.
 ///
 /// ORDER: after [`enter`], which makes sure that the addresses are the container's. All others in the stack of a
-/// domain belong to other containers. The host's stack has no address of a container, and a new stack no connection.
+/// domain belong to other containers, and all in a stack of its own to it. The host's stack has no address of a container, and a new stack no connection.
 pub(crate) fn forget_ended(
     ground: &Ground,
     config: &Config,
-    domain: &Domain,
+    net: &Net,
     ports: Option<&[u16]>,
 ) -> Result<()> {
+    let Some(netns) = net.netns() else { return Ok(()) };
     let is_first_start = || ports.is_none() && !ground.dir(&config.id).join("exit.json").exists();
     if ports.is_some_and(<[u16]>::is_empty) || is_first_start() {
         return Ok(()); // most starts and wakes
     }
     let enter = |e: Errno| Error::file("cannot enter", "a network namespace")(e.into());
-    if !stack::inside_of(&domain.netns, || Ok(stack::has_ended_here())).map_err(enter)? {
+    let netns = netns.try_clone_to_owned().map_err(Error::file("cannot copy", "a descriptor"))?;
+    if !stack::inside_of(&netns, || Ok(stack::has_ended_here())).map_err(enter)? {
         return Ok(()); // most starts
     }
     let own = ground.network()?.own(&config.addresses)?;
-    let forget = || Ok(stack::forget_ended_here(|address| own.has(address), ports));
-    stack::inside_of(&domain.netns, forget).map(drop).map_err(enter)
+    let is_private = matches!(net, Net::Private { .. });
+    let forget = || Ok(stack::forget_ended_here(|address| is_private || own.has(address), ports));
+    stack::inside_of(&netns, forget).map(drop).map_err(enter)
 }
 
 /// Ends the drop rules of connections that will not be restored, so that their peers are reset.
@@ -241,7 +260,7 @@ pub(crate) fn end_quiet(ground: &Ground, config: &Config) -> Result<()> {
     if !silence::is_quiet(ground, &config.id) {
         return Ok(());
     }
-    if let NetMode::Address { domain } = &config.spec.net
+    if let Some(domain) = config.spec.net.domain()
         && ground.network()?.find_domain(domain)?.is_none()
     {
         return silence::forget(ground, &config.id); // the stack is gone, too
@@ -256,9 +275,11 @@ pub(crate) fn end_quiet_in(ground: &Ground, config: &Config, net: &Net) -> Resul
     }
     let id = config.id.as_str();
     match net {
-        Net::None { .. } | Net::Private(_) => {}
+        Net::None { .. } => {}
         Net::Host { netns, .. } => dormouse_checkpoint::end_quiet(netns, id)?,
-        Net::Domain(domain) => dormouse_checkpoint::end_quiet(&domain.netns, id)?,
+        Net::Domain(domain) | Net::Private { domain, .. } => {
+            dormouse_checkpoint::end_quiet(&domain.netns, id)?;
+        }
     }
     silence::forget(ground, &config.id)
 }

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use dormouse_checkpoint::save::Places;
-use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::call::{CloneFlags, Namespace};
 use dormouse_kernel::mount::MountAttr;
-use dormouse_kernel::{mount, namespace, weakened};
+use dormouse_kernel::{mount, namespace, sysctl, weakened};
 use dormouse_launch::{Plan, TargetKind};
 use dormouse_model::{Config, IdMap, Mount, MountKind, NetMode, Propagation};
 use rustix::fs::CWD;
@@ -40,6 +40,8 @@ pub(crate) struct RootParts {
     pub(crate) shared: PathBuf,
     /// Terminals of its devpts.
     pub(crate) terminals: u32,
+    /// The newborn makes its network stack, and sets it up.
+    pub(crate) own_stack: bool,
 }
 
 /// Detached mounts that need nothing from the newborn: made while the keeper clones it.
@@ -170,10 +172,12 @@ pub(crate) fn plan_root(
             plan.domainname(domain);
         }
     }
-    if config.spec.net.is_own() {
+    if given.own_stack {
         plan_own_stack(plan)?;
     }
-    for (name, value) in &config.spec.sysctls {
+    // A stack that was kept has its settings.
+    let is_kept = |name: &str| !given.own_stack && sysctl::owner(name) == Some(Namespace::Net);
+    for (name, value) in config.spec.sysctls.iter().filter(|(name, _)| !is_kept(name)) {
         plan.sysctl(name, value)?;
     }
     Ok(())

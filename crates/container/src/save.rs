@@ -5,8 +5,8 @@
 //! then kills the processes. A kill in between leaves the container running, or stopped with a
 //! complete checkpoint.
 //!
-//! Uses `ground`, `state`, `log`, `io`, `saved`, `silence`, `usage`, `process`, `later`, `root`, `end`, `twin` and
-//! `proof`.
+//! Uses `ground`, `state`, `log`, `io`, `saved`, `silence`, `usage`, `process`, `later`, `root`, `end`, `net`,
+//! `spec`, `twin` and `proof`.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use crate::silence::{self, Saved};
 use crate::state::{self, InitRecord};
 use crate::twin::Original;
 use crate::usage::TASKS_MAX;
-use crate::{disk, end, io, later, process, proof, root, saved, spec};
+use crate::{disk, end, io, later, net, process, proof, root, saved, spec};
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -56,7 +56,7 @@ pub struct NewCheckpoint {
 /// stopped.
 pub(crate) fn explain(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
     let config = ground.config(id)?;
-    spec::saved_network(config.name.as_str(), &config.spec.net)?;
+    spec::saved_network(config.name.as_str(), &config.spec)?;
     later::wait_until_filled(ground, &config)?;
     let subject = subject(ground, &config)?;
     Ok(save::explain(&subject)?)
@@ -66,7 +66,7 @@ pub(crate) fn explain(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>>
 /// keeper.
 pub(crate) fn explain_sleep(ground: &Ground, id: &ContainerId) -> Result<Vec<Refusal>> {
     let config = ground.config(id)?;
-    spec::saved_network(config.name.as_str(), &config.spec.net)?;
+    spec::saved_network(config.name.as_str(), &config.spec)?;
     later::wait_until_filled(ground, &config)?;
     Ok(save::explain(&to_sleep(ground, &config)?)?)
 }
@@ -159,6 +159,10 @@ fn save(
             // ORDER: before the connections end: the next start of this container finds the
             // rules.
             silence::record(ground, &config, Reader::open(&path)?.records(), Saved::JustNow)?;
+            if matches!(config.spec.net, NetMode::Private { .. }) {
+                // The rules of the save end with the container's stack.
+                net::keep_quiet(ground, &config, &net::open(ground, &config)?)?;
+            }
         }
         // ORDER: published above; only now may the processes be killed.
         init.stopping = true;
@@ -177,7 +181,7 @@ fn save(
 
 /// Returns the first process of a running container that is in a state to be saved.
 pub(crate) fn can_be_saved(ground: &Ground, config: &Config) -> Result<(InitRecord, OwnedFd)> {
-    spec::saved_network(config.name.as_str(), &config.spec.net)?;
+    spec::saved_network(config.name.as_str(), &config.spec)?;
     let found = state::alive(ground, config)?;
     if found.0.paused {
         return Err(Error::state(config, State::Paused, "unpause it first"));

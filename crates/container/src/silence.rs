@@ -36,7 +36,7 @@ pub(crate) fn rules_of(ground: &Ground, domain: &Name) -> String {
         let id = entry.file_name().to_str().and_then(|id| id.parse::<ContainerId>().ok());
         let Some(id) = id else { continue };
         match ground.config(&id).map(|config| config.spec.net) {
-            Ok(NetMode::Address { domain: its }) if its == *domain => {
+            Ok(net) if net.domain() == Some(domain) => {
                 // The file may have been removed in the meantime.
                 all += &fs::read_to_string(entry.path()).unwrap_or_default();
             }

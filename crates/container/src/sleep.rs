@@ -34,7 +34,7 @@
 //! ([`crate::proof`]). After a difference the container continues.
 //!
 //! Uses `ground`, `state`, `saved`, `exit`, `hold`, `io`, `pending`,
-//! `policy`, `end`, `save`, `twin`, `proof`, `drowsy` and `shortage`.
+//! `policy`, `end`, `save`, `twin`, `proof`, `drowsy`, `shortage` and `stacked`.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -51,7 +51,7 @@ use crate::policy::{self, Idle, Reason};
 use crate::proof::Trial;
 use crate::state;
 use crate::twin::Original;
-use crate::{drowsy, end, exit, hold, io, proof, save, saved, shortage};
+use crate::{drowsy, end, exit, hold, io, proof, save, saved, shortage, stacked};
 
 /// Puts a container to sleep; if `idle` is given, only if it is still idle.
 pub(crate) fn sleep(
@@ -101,6 +101,7 @@ pub(crate) fn sleep(
     let mut stopped = stop(&subject)?;
     let mut written = stopped.write(&subject, writer)?;
     saved::write_first(&ground.asleep_dir(id), &init)?;
+    stacked::record_of(ground, &config, process.as_fd())?;
     // ORDER: before any socket is held: a twin takes a while, and after a difference the container continues.
     // Without a recorded user no trial is made.
     let mut unproven = Some("it was started by an older program".to_owned());

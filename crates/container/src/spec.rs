@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
+use dormouse_kernel::capability::{self, Capability};
 use dormouse_kernel::sysctl;
 use dormouse_model::{
     Bandwidth, Evict, Limits, MountKind, Name, NetMode, OutOfMemory, Process, Restart, RootSource,
@@ -178,17 +179,33 @@ pub(crate) fn bandwidth_allowed(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to save a container whose network stack leads to its domain.
+/// Refuses to save a container that may change the network stack by which it is connected to its domain, or that has
+/// rights over the stack which a wake does not give back.
 ///
-/// LIMIT: the pair of a container with `--net private` is not saved.
-pub(crate) fn saved_network(name: &str, net: &NetMode) -> Result<()> {
-    match net {
-        NetMode::Private { .. } => Err(Error::Invalid(format!(
-            "container '{name}' has --net private, and a device that leads to its domain is not saved yet: \
-             run it with --net address to save it or to have it sleep"
+/// LIMIT: the devices of a container with `--net private` are not saved.
+pub(crate) fn saved_network(name: &str, spec: &Spec) -> Result<()> {
+    match unsaved_capability(spec)? {
+        Some(capability) => Err(Error::Invalid(format!(
+            "container '{name}' has --net private and {capability}, with which its network stack cannot be saved yet: \
+             run it without that capability, or with --net address"
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
+}
+
+/// The capability for which a container with a stack of its own is not saved.
+fn unsaved_capability(spec: &Spec) -> Result<Option<&'static str>> {
+    let security = &spec.security;
+    if !matches!(spec.net, NetMode::Private { .. }) {
+        return Ok(None);
+    }
+    let granted = capability::parse(security.capabilities.iter().map(String::as_str))?;
+    let has = |capability| security.privileged || granted.contains(capability);
+    Ok(match (has(Capability::NetAdmin), has(Capability::NetRaw)) {
+        (true, _) => Some("CAP_NET_ADMIN"),
+        (_, true) => Some("CAP_NET_RAW"),
+        _ => None,
+    })
 }
 
 /// Refuses policies by which a container would be saved that cannot be ([`saved_network`]).
@@ -198,13 +215,13 @@ pub(crate) fn network_sleeps(spec: &Spec) -> Result<()> {
         (spec.oom == OutOfMemory::Sleep, "--oom sleep"),
         (spec.evict == Evict::Sleep, "--evict sleep"),
     ];
-    match options.into_iter().find(|(is_given, _)| *is_given) {
-        Some((_, option)) if matches!(spec.net, NetMode::Private { .. }) => {
-            Err(Error::Invalid(format!(
-                "{option} needs a container that can sleep, and one with --net private cannot yet: leave out --net"
-            )))
-        }
-        _ => Ok(()),
+    let given = options.into_iter().find(|(is_given, _)| *is_given);
+    match given.zip(unsaved_capability(spec)?) {
+        Some(((_, option), capability)) => Err(Error::Invalid(format!(
+            "{option} needs a container that can sleep, and one with --net private and {capability} cannot yet: leave \
+             one of the three out"
+        ))),
+        None => Ok(()),
     }
 }
 

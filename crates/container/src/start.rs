@@ -17,7 +17,7 @@
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
-//! `root`, `create`, `rate`, `drive`, `end`, `restore` and `remove`.
+//! `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,7 +42,8 @@ use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, usage, view,
+    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, stacked,
+    usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -192,7 +193,10 @@ fn start_clean(
     if from.is_none() {
         drive::admit_start(ground, config)?;
     }
-    let net = net::open(ground, config)?;
+    let mut net = net::open(ground, config)?;
+    if let (Net::Private { kept, .. }, Some(from)) = (&mut net, from.filter(|from| from.wakes)) {
+        *kept = stacked::kept(ground, &config.id, &from.held)?;
+    }
     match from {
         None => net::end_quiet_in(ground, config, &net)?,
         Some(from) if from.keeps_quiet => net::keep_quiet(ground, config, &net)?,
@@ -208,7 +212,7 @@ fn start_clean(
     let has_clock = from.is_none() && view::has_clock(config);
     flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
     // Made at the clone, because it is connected while the newborn follows its plan.
-    flags.set(CloneFlags::NEWNET, matches!(net, Net::Private(_)));
+    flags.set(CloneFlags::NEWNET, matches!(net, Net::Private { kept: None, .. }));
     let (cgroup, (mut keeper, expected)) =
         ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
             let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
@@ -231,8 +235,10 @@ fn start_clean(
     let placement = cgroup.placement()?;
     if let Net::Domain(domain) = &net {
         net::enter(ground, config, &cgroup, domain)?;
+    }
+    if matches!(net, Net::Domain(_) | Net::Private { .. }) {
         let ports = from.map(RestorePlan::ports);
-        net::forget_ended(ground, config, domain, ports.as_deref())?;
+        net::forget_ended(ground, config, &net, ports.as_deref())?;
     }
     gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     let shared = dir::make(ground, config)?;
@@ -250,10 +256,10 @@ fn start_clean(
         pidfd::user_namespace(newborn.pidfd.as_fd())
             .map_err(Error::call("cannot open the container's user namespace"))?
     };
-    if let Net::Private(domain) = &net {
+    if let Net::Private { domain, kept } = &net {
         let netns = pidfd::namespace(newborn.pidfd.as_fd(), Namespace::Net)
             .map_err(Error::call("cannot open the container's network namespace"))?;
-        mounts.show(net::connect(ground, config, domain, netns.as_fd())?);
+        mounts.show(net::connect(ground, config, domain, netns.as_fd(), kept.is_some())?);
     }
     let mut plan = Plan::new();
     for tasks in placement.v1_tasks {
@@ -284,7 +290,8 @@ fn start_clean(
     let checked = checked.map_or_else(|| check(&user), |checked| Ok(Some(checked)))?;
     let proc = newborn.take_proc();
     let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
-    let parts = RootParts { root, proc, mounts, userns, shared, terminals };
+    let own_stack = net.is_new();
+    let parts = RootParts { root, proc, mounts, userns, shared, terminals, own_stack };
     root::plan_root(ground, &mut plan, config, parts)?;
     let mut plan = newborn.send_part(plan)?;
     let streams = io::streams(ground, &mut keeper, config, &user, io)?;

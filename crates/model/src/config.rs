@@ -32,7 +32,7 @@ pub struct Config {
     pub created_unix_s: i64,
     /// Its ids on the host.
     pub ids: IdMap,
-    /// Its own addresses; empty but in address mode.
+    /// Its own addresses; empty with `--net host` and `--net none`.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
     /// The choices of the operator and the image.

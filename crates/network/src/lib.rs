@@ -59,8 +59,8 @@ use store::{CHUNK, Holding, Plan, Store};
 pub const VISIBLE_IN_DOMAIN: &str = "\
 containers of one domain share a network stack: each sees the socket tables of all (/proc/net, ss), \
 abstract unix socket names in use (they cannot be connected to), the domain's counters and settings; \
-a UDP port or an abstract name held by one may be refused to another; use --domain for tenants who \
-must not see each other";
+a UDP port or an abstract name held by one may be refused to another; use --net private or --domain for \
+tenants who must not see each other";
 
 /// Addresses that lead to a domain.
 struct Led {

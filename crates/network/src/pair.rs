@@ -29,7 +29,7 @@ use dormouse_model::{ContainerId, Name};
 
 use crate::domain::INSIDE;
 use crate::error::{Error, Result};
-use crate::ground::{Domain, Network};
+use crate::ground::{Domain, Network, new_stack};
 use crate::link::{End, Links};
 use crate::ready::read_ready;
 use crate::stack;
@@ -51,17 +51,15 @@ fn device(number: u32) -> String {
 }
 
 impl Network {
-    /// Connects the stack of a container, which is new, to its domain. Returns a mount of the sysfs of that stack
-    /// (detached, read-only).
-    ///
-    /// The container has its addresses and routes when this returns, and may be running. Called for a container whose
-    /// names the domain has or not.
+    /// Connects the stack of a container to its domain, unless it was connected before (`again`) and still is.
+    /// Returns a mount of the sysfs of that stack (detached, read-only).
     pub fn connect(
         &self,
         domain: &Domain,
         id: &ContainerId,
         netns: BorrowedFd<'_>,
         addresses: &[IpAddr],
+        again: bool,
     ) -> Result<OwnedFd> {
         let (led, store) = self.route(domain, id, addresses)?;
         drop(store); // ORDER: the lock of the domains comes before that of the table
@@ -69,10 +67,13 @@ impl Network {
         let gateways = [led.plan.v4(domain.gateway()).into(), LINK_LOCAL.into()];
         let name = device(led.first);
         let pair = End { name: &name, index: address::pair(led.first), hardware: DOMAIN_END };
-        stack::inside(domain.netns.as_fd(), || {
+        let connected = stack::inside(domain.netns.as_fd(), || {
             let mut links = Links::open()?;
-            if let Some(old) = links.find(&name)? {
-                links.remove(old.index)?;
+            match links.find(&name)? {
+                Some(_) if again => return Ok(true),
+                // Of an earlier start that was not cleaned up.
+                Some(old) => links.remove(old.index)?,
+                None => {}
             }
             become_router()?;
             let uplink = links.find(INSIDE)?;
@@ -86,9 +87,29 @@ impl Network {
                 links.add_neighbour(pair.index, to, led.first)?;
                 links.add_neighbour_route(to, pair.index)?;
             }
+            Ok(false)
+        })?;
+        stack::inside(netns, || {
+            if !connected {
+                set_up(&led.plan, &led.numbers, gateways)?;
+            }
+            mount_sys()
+        })
+    }
+
+    /// Makes a stack for an asleep container whose own one is gone, with the settings that a start gives it. The
+    /// container has no capability over it, and needs none.
+    pub fn new_stack(&self) -> Result<OwnedFd> {
+        let netns = new_stack()?;
+        stack::inside(netns.as_fd(), || {
+            Links::open()?.up(route::LOOPBACK)?;
+            stack::sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
+            // LIMIT: the kernel takes no larger group id.
+            stack::sysctl("net/ipv4/ping_group_range", "0 2147483647")?;
+            stack::sysctl_if_there("net/unix/max_dgram_qlen", "512");
             Ok(())
         })?;
-        stack::inside(netns, || set_up(&led.plan, &led.numbers, gateways))
+        Ok(netns)
     }
 
     /// Attaches the program of the domain's devices to a pair. In the domain's stack.
@@ -159,7 +180,7 @@ fn become_router() -> Result<()> {
 }
 
 /// Gives the container's end its addresses and routes, in the container's stack.
-fn set_up(plan: &Plan, numbers: &[u32], gateways: [IpAddr; 2]) -> Result<OwnedFd> {
+fn set_up(plan: &Plan, numbers: &[u32], gateways: [IpAddr; 2]) -> Result<()> {
     stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/accept_ra"), "0");
     stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/accept_dad"), "0");
     let mut links = Links::open()?;
@@ -172,6 +193,11 @@ fn set_up(plan: &Plan, numbers: &[u32], gateways: [IpAddr; 2]) -> Result<OwnedFd
         let all = if via.is_ipv4() { [0; 4].into() } else { IpAddr::from([0u8; 16]) };
         links.add_via(all, 0, via, DEVICE_INDEX)?;
     }
+    Ok(())
+}
+
+/// Mounts the sysfs of this thread's stack.
+fn mount_sys() -> Result<OwnedFd> {
     let step = |e| Error::Step("mount the sysfs of a container's network namespace", e);
     let context = mount::FsContext::open("sysfs").map_err(step)?;
     let mut attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;

@@ -120,6 +120,11 @@ impl CreateArgs {
             NetMode::None if self.ip.is_empty() && self.publish.is_empty() => {
                 create.spec.net = NetMode::None;
             }
+            NetMode::Private { .. } => {
+                if let NetMode::Address { domain } = &create.spec.net {
+                    create.spec.net = NetMode::Private { domain: domain.clone() };
+                }
+            }
             NetMode::Host if create.spec.net != NetMode::Host => missing.push("--net host".into()),
             _ => {}
         }

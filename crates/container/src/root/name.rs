@@ -56,7 +56,7 @@ pub(crate) fn mounts(
     };
     bind(&own("hostname", format!("{}\n", config.spec.hostname))?, "/etc/hostname")?;
     match net {
-        Net::Domain(domain) | Net::Private(domain) => {
+        Net::Domain(domain) | Net::Private { domain, .. } => {
             let hosts = ground.network()?.hosts_file(domain);
             if config.spec.extra_hosts.is_empty() {
                 bind(&hosts, "/etc/hosts")?;

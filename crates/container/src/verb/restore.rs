@@ -1,7 +1,7 @@
 //! `restore`, and clones from a checkpoint.
 //!
-//! Uses `ground`, `state`, `saved`, `silence`, `later`, `end`, `create`, `restore`, `template`,
-//! `remove` and `start`.
+//! Uses `ground`, `state`, `saved`, `silence`, `later`, `end`, `net`, `create`, `restore`,
+//! `template`, `remove` and `start`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::saved::{self, From};
 use crate::silence::{self, Saved};
 use crate::start::{self, Running};
 use crate::template::Template;
-use crate::{create, end, later, remove, state};
+use crate::{create, end, later, net, remove, state};
 
 /// Restores the processes of a stopped container.
 pub(crate) fn restore(
@@ -56,6 +56,10 @@ pub(crate) fn restore(
     comeback.keeps_quiet =
         is_news || silence::is_quiet(ground, id) && config.spec.net == NetMode::Host;
     let running = start::start_restored(ground, &config, &comeback)?;
+    if matches!(config.spec.net, NetMode::Private { .. }) {
+        // A restore ends those in the container's stack.
+        net::end_quiet(ground, &config)?;
+    }
     silence::forget(ground, id)?; // the rules were removed from the stack
     Ok(running)
 }
