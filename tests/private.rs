@@ -45,7 +45,8 @@ fn devices(host: &Host, domain: &str) -> String {
 #[test]
 fn vm_private_container_has_a_stack_and_a_device_of_its_own() {
     let host = Host::with_busybox();
-    let own = "ip -o link | wc -l; ip -o addr show eth0; ip route; ip -6 route; ls /sys/class/net; readlink /proc/self/ns/net";
+    let own = "ip -o link | wc -l; ip -o addr show eth0; ip route; ip -6 route; ls /sys/class/net; \
+               readlink /proc/self/ns/net";
     serve(&host, "a", &["--ip", "10.136.7.7"]);
     idle(&host, "b", &["--net", "private"]);
     assert_eq!(host.address_of("a"), "10.136.7.7");
@@ -555,7 +556,8 @@ fn vm_private_container_with_an_address_of_another_is_cut_off_alone() {
     assert_ne!(inside(&host, "attacker", &format!("timeout 2 wget -q -O - {url}")).status, 0);
     assert_eq!(fetch_inside(&host, "other", &url).ok(), PAGE);
     let back = format!(
-        "ip addr add {own}/32 dev eth0; ip addr del {other}/32 dev eth0; ip route replace default via {} dev eth0 onlink",
+        "ip addr add {own}/32 dev eth0; ip addr del {other}/32 dev eth0; \
+         ip route replace default via {} dev eth0 onlink",
         attack.gateway
     );
     inside(&host, "attacker", &back).ok();
@@ -721,7 +723,12 @@ fn vm_private_checkpoint_is_restored_with_its_connections() {
         // Nothing answers meanwhile, not even with a reset.
         caller.write_all(b"meanwhile").expect("the connection is open");
         caller.set_read_timeout(Some(soon() / 20)).expect("a socket");
-        let silence = caller.read(&mut [0]).expect_err("no answer while checkpointed");
+        let silence = loop {
+            match caller.read(&mut [0]).expect_err("no answer while checkpointed") {
+                e if e.kind() == std::io::ErrorKind::Interrupted => {} // by a signal to the test program
+                e => break e,
+            }
+        };
         assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock, "{silence}");
         host.dm(&["restore", "x"]).ok();
         caller.set_read_timeout(Some(4 * soon())).expect("a socket");

@@ -40,7 +40,8 @@
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
 //! silence shared volume usage debt rate bandwidth drive    the same
 //! contract view                                        the same
-//! process net freeze pending holder later policy unwoken admission caller    one subject each: program, network
+//! process net stacked freeze pending holder later    one subject each: program, network
+//! policy unwoken admission caller                        the same
 //! layer root create listen template end                  file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
 //! start drowsy unborn                                    ways into a state
@@ -65,6 +66,7 @@
 //! LIB/containers/ID/asleep/         checkpoint of an asleep container; its presence is the state
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
 //! LIB/containers/ID/asleep/origin.json    the container never ran; where its checkpoint comes from
+//! LIB/containers/ID/asleep/stack.json    the network stack of its own that its held sockets keep (`stacked`)
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a trial restore in progress; locked meanwhile
 //! RUN/pending/do-ID.NUMBER          a sleep, a wake or a short freeze in progress; locked meanwhile

@@ -232,7 +232,8 @@ pub(crate) fn keep_quiet(ground: &Ground, config: &Config, net: &Net) -> Result<
 /// addresses ([`stack::forget_ended_here`]). `ports` are those of the sockets of a checkpoint; all, if `None`.
 ///
 /// ORDER: after [`enter`], which makes sure that the addresses are the container's. All others in the stack of a
-/// domain belong to other containers, and all in a stack of its own to it. The host's stack has no address of a container, and a new stack no connection.
+/// domain belong to other containers, and all in a stack of its own to it. The host's stack has no address of a
+/// container, and a new stack no connection.
 pub(crate) fn forget_ended(
     ground: &Ground,
     config: &Config,

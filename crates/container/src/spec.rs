@@ -157,7 +157,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     }
     if !spec.publish.is_empty() && spec.net.domain().is_none() {
         return bad(format!(
-            "a container with --net {} has no address that a port could lead to: leave out --net, or give --net private",
+            "a container with --net {} has no address that a port could lead to: leave out --net or give --net private",
             spec.net.as_str()
         ));
     }

@@ -168,6 +168,15 @@ impl Links {
         made.map_err(at(format!("make the link '{}'", here.name)))
     }
 
+    /// Has a program decide about every packet that comes in at a link. Takes no grace period of RCU, as TCX does.
+    pub fn add_program(&mut self, index: u32, program: BorrowedFd<'_>, name: &str) -> Result<()> {
+        let hooks = self.0.request(traffic::NEW_DISCIPLINE, netlink::NEW, &traffic::hooks(index));
+        hooks.map_err(at("add hooks to a link (clsact, CONFIG_NET_SCH_INGRESS)"))?;
+        let filter = traffic::filter(index, program, name);
+        let made = self.0.request(traffic::NEW_FILTER, netlink::NEW, &filter);
+        made.map_err(at("add a program to a link (CONFIG_NET_CLS_BPF)"))
+    }
+
     /// Adds an empty tree of classes to a link, with the number of its default class.
     pub fn add_tree(&mut self, index: u32, default: u16) -> Result<()> {
         let made =

@@ -1,22 +1,22 @@
 //! Containers with a stack of their own in a trust domain (`--net private`): a veth pair between the two stacks.
 //!
 //! ```text
-//! stack of the container                    stack of the domain                        host
-//! eth0: its addresses, /32 and /128  ────>  dpNUMBER: a route to each of its addresses
-//!       default route: the domain's address   forwards to other pairs, to the loopback's addresses, and to the uplink
+//! stack of the container                        stack of the domain
+//! eth0: its addresses, /32 and /128      ────>  dpNUMBER: a route to each of its addresses
+//!       default route: the domain's address     forwards to other pairs, to its own addresses, and to the uplink
 //! ```
 //!
-//! A pair is a link of two, without a bridge: containers have no link layer in common. Their addresses are of the pool,
-//! as in address mode, so names, published ports, masquerading and traffic classes are the same code. The domain's whole
-//! pool is local to its stack; the routes of a pair are exceptions in the table of local addresses.
+//! A pair is a link of two, without a bridge: containers have no link layer in common. Their addresses are of the
+//! pool, as in address mode, so names, published ports, masquerading and traffic classes are the same code. The
+//! domain's whole pool is local to its stack; the routes of a pair are exceptions in the table of local addresses.
 //!
 //! The number of the domain's end of a pair is that of the container's address. The program of the domain's devices
-//! (`dormouse_bpf::address`, ARRIVE) knows by it which sources a packet from there may have. The neighbours at both ends
-//! are permanent entries, so no packet waits for ARP. The program also lets a container ask for its gateway, because
-//! setting a device down removes its entries.
+//! (`dormouse_bpf::address`, ARRIVE) knows by it which sources a packet from there may have. The neighbours at both
+//! ends are permanent entries, so no packet waits for ARP. The program also lets a container ask for its gateway,
+//! because setting a device down removes its entries.
 //!
-//! A pair ends with the stack of the container, some time after its last process. [`Network::disconnect`] does not wait
-//! for that. [`Network::connect`] removes a pair that an interrupted command has left.
+//! A pair ends with the stack of the container, some time after its last process. [`Network::disconnect`] does not
+//! wait for that. [`Network::connect`] removes a pair that an interrupted command has left.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -81,7 +81,7 @@ impl Network {
             let end = End { name: DEVICE, index: DEVICE_INDEX, hardware: led.first };
             links.add_pair(&pair, &end, mtu, netns)?;
             // ORDER: before the device is up, so before any packet.
-            self.guard(&led.plan, pair.index)?;
+            self.guard(&mut links, &led.plan, pair.index)?;
             links.up(pair.index)?;
             for to in led.numbers.iter().flat_map(|number| led.plan.addresses(*number)) {
                 links.add_neighbour(pair.index, to, led.first)?;
@@ -112,15 +112,22 @@ impl Network {
         Ok(netns)
     }
 
-    /// Attaches the program of the domain's devices to a pair. In the domain's stack.
-    fn guard(&self, plan: &Plan, pair: u32) -> Result<()> {
+    /// Has the program of the domain's devices decide about the packets from a pair. In the domain's stack.
+    fn guard(&self, links: &mut Links, plan: &Plan, pair: u32) -> Result<()> {
         if weakened("pair-guard") || self.is_without(address::ARRIVE) {
             return Ok(());
         }
+        let mut add = |program: BorrowedFd<'_>| {
+            // KERNEL(6.6): TCX waits for a grace period of RCU, 5 to 15 ms. It is for kernels without the other way.
+            match links.add_program(pair, program, address::ARRIVE) {
+                Err(_) => Ok(address::attach_arrive(pair, program)?),
+                added => added,
+            }
+        };
         // Found at the loopback device within microseconds, where loading takes tens of milliseconds.
-        match address::arrive_as(route::LOOPBACK, pair)? {
-            true => Ok(()),
-            false => Ok(self.programs(plan)?.steer(&[pair])?),
+        match address::arrive_of(route::LOOPBACK)? {
+            Some(program) => add(program.as_fd()),
+            None => self.programs(plan)?.with_arrive(add),
         }
     }
 

@@ -188,36 +188,42 @@ impl Programs {
 
     /// Attaches [`ARRIVE`] to devices of the calling thread's network namespace.
     pub fn steer(&self, devices: &[u32]) -> Result<(), BpfError> {
-        let loaded;
-        let program = match self.attached.other(ARRIVE) {
-            Some(program) => program,
+        self.with_arrive(|program| {
+            devices.iter().try_for_each(|device| attach_arrive(*device, program))
+        })
+    }
+
+    /// Calls a function with [`ARRIVE`], which is loaded if it was not loaded just now.
+    pub fn with_arrive<T, E: From<BpfError>>(
+        &self,
+        function: impl FnOnce(BorrowedFd<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.attached.other(ARRIVE) {
+            Some(program) => function(program.as_fd()),
             None => {
-                loaded = GROUP.load_one(&self.constants.to_bytes(), ARRIVE, &self.attached)?;
-                &loaded
+                let loaded = GROUP.load_one(&self.constants.to_bytes(), ARRIVE, &self.attached)?;
+                function(loaded.as_fd())
             }
-        };
-        devices.iter().try_for_each(|device| attach_at(*device, program))
+        }
     }
 }
 
-fn attach_at(device: u32, program: &Program) -> Result<(), BpfError> {
-    call::attach_to_device(device, program.as_fd())
+/// Attaches [`ARRIVE`] to a device of the calling thread's network namespace.
+pub fn attach_arrive(device: u32, program: BorrowedFd<'_>) -> Result<(), BpfError> {
+    call::attach_to_device(device, program)
         .map_err(|source| BpfError::Attach { program: ARRIVE, source })
 }
 
-/// Attaches the program of one device of the calling thread's network namespace to another one. Returns whether the
-/// first has it: it may be of an earlier build.
-pub fn arrive_as(device: u32, other: u32) -> Result<bool, BpfError> {
+/// Returns [`ARRIVE`] of a device of the calling thread's network namespace; `None` if it has that of an earlier build.
+pub fn arrive_of(device: u32) -> Result<Option<Program>, BpfError> {
     for id in call::attached_to_device(device, sys::BPF_TCX_INGRESS)? {
         match Program::by_id(id) {
-            Ok(program) if program.name == ARRIVE => {
-                return attach_at(other, &program).map(|()| true);
-            }
+            Ok(program) if program.name == ARRIVE => return Ok(Some(program)),
             Err(e) if e.errno() != libc::ENOENT => return Err(e.into()),
             _ => {} // of others, or detached meanwhile
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// Returns the identities found before, if their programs are still attached to the cgroup.

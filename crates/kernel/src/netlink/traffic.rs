@@ -1,4 +1,5 @@
-//! Queueing of packets at a device, by rtnetlink(7): a tree of classes (HTB, tc-htb(8)).
+//! Queueing of packets at a device, by rtnetlink(7): a tree of classes (HTB, tc-htb(8)), and a program for packets that
+//! come in (tc-bpf(8)).
 //!
 //! A class sends at its *rate* in any case, and up to its *ceil* what the class above has left. What is left is
 //! divided in turns of a *quantum*. A packet belongs to the class whose number is its priority (`skb->priority`), or to
@@ -6,6 +7,8 @@
 //!
 //! KERNEL(2.6.20): HTB. The defaults of tc(8) are wrong for packets that the device cuts (GSO): a turn, and a burst,
 //! have at least one such packet of 64 kB.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::message::Message;
 
@@ -17,6 +20,20 @@ pub const REMOVE_DISCIPLINE: u16 = libc::RTM_DELQDISC;
 pub const NEW_CLASS: u16 = libc::RTM_NEWTCLASS;
 /// Removes a class.
 pub const REMOVE_CLASS: u16 = libc::RTM_DELTCLASS;
+
+/// Adds a filter.
+pub const NEW_FILTER: u16 = libc::RTM_NEWTFILTER;
+
+/// The parent of the hooks of a device (`TC_H_CLSACT`), their number, and the parent of filters for packets that come
+/// in (`TC_H_MIN_INGRESS`).
+const HOOKS: u32 = 0xffff_fff1;
+const HOOKS_NUMBER: u32 = 0xffff_0000;
+const INCOMING: u32 = 0xffff_fff2;
+/// `TCA_BPF_FD`, `TCA_BPF_NAME`, `TCA_BPF_FLAGS`; the program decides (`TCA_BPF_FLAG_ACT_DIRECT`).
+const PROGRAM: u16 = 6;
+const PROGRAM_NAME: u16 = 7;
+const PROGRAM_FLAGS: u16 = 8;
+const DECIDES: u32 = 1;
 
 /// The parent of the outermost queueing of a device (`TC_H_ROOT`).
 const ROOT: u32 = u32::MAX;
@@ -61,6 +78,24 @@ pub fn priority(class: u16) -> u32 {
 /// `struct tcmsg`.
 fn head(device: u32, handle: u32, parent: u32) -> Message {
     Message::new([0, device, handle, parent, 0].map(u32::to_ne_bytes).as_flattened())
+}
+
+/// Hooks for filters at a device (`clsact`, Linux 4.5).
+pub fn hooks(device: u32) -> Message {
+    head(device, HOOKS_NUMBER, HOOKS).with_text(KIND, "clsact")
+}
+
+/// A filter for all packets that come in at a device with [`hooks`]: a program of the type SCHED_CLS, which decides
+/// what becomes of a packet (Linux 4.4).
+pub fn filter(device: u32, program: BorrowedFd<'_>, name: &str) -> Message {
+    const FIRST: u32 = 1 << 16;
+    const ALL: u16 = libc::ETH_P_ALL as u16;
+    let options = Message::new(&[])
+        .with(PROGRAM, &program.as_raw_fd().to_ne_bytes())
+        .with_text(PROGRAM_NAME, name)
+        .with(PROGRAM_FLAGS, &DECIDES.to_ne_bytes());
+    let words = [0, device, 0, INCOMING, FIRST | u32::from(ALL.to_be())].map(u32::to_ne_bytes);
+    Message::new(words.as_flattened()).with_text(KIND, "bpf").nested(OPTIONS, &options)
 }
 
 /// An empty tree at a device, with the number of its default class.
