@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending` and `layer`.
+//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending`, `spare` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -8,12 +8,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use dormouse_kernel::proc;
-use dormouse_model::{Config, ContainerId, IdSlot, Name, RootSource, Spec};
+use dormouse_model::{Config, ContainerId, IdMap, IdSlot, Name, RootSource, Spec};
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
+use crate::spare::{self, Spare};
 use crate::spec::{self, Create};
 use crate::{account, contract, drive, event, gating, layer, net, view};
 
@@ -27,6 +28,17 @@ pub struct Created {
     lock: Lock,
     #[expect(dead_code, reason = "held, not read")]
     drive: Option<OwnedFd>,
+    /// Its parts that were made ahead, for the start.
+    pub(crate) spare: Option<Spare>,
+}
+
+/// What follows the creation of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Its start by the same process, which may take a spare.
+    Start,
+    /// Its start by another command, or none.
+    Rest,
 }
 
 /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
@@ -38,23 +50,60 @@ pub(crate) fn create(ground: &Ground, create: Create) -> Result<Created> {
     create_with(ground, create, |_, _| Ok(()))
 }
 
+/// Creates a container that is started at once. Its parts may have been made ahead ([`crate::spare`]).
+pub(crate) fn create_to_start(ground: &Ground, create: Create) -> Result<Created> {
+    create_then(ground, create, Then::Start, |_, _| Ok(()))
+}
+
 /// Creates a container with further content: `fill` puts it into the container's directory.
 pub(crate) fn create_with(
     ground: &Ground,
     create: Create,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
 ) -> Result<Created> {
-    let (config, new, drive) = draft_mounted(ground, create, |config, dir| {
+    create_then(ground, create, Then::Rest, fill)
+}
+
+fn create_then(
+    ground: &Ground,
+    create: Create,
+    then: Then,
+    fill: impl FnOnce(&Config, &Path) -> Result<()>,
+) -> Result<Created> {
+    let (config, new, made) = draft_then(ground, create, then, |config, dir| {
         fill(config, dir)?;
         ground.write_config(dir, config)
     })?;
     match publish(ground, &config, &new) {
-        Ok(()) => Ok(Created { config, lock: new.lock, drive }),
+        Ok(()) => {
+            let (drive, spare) = match made {
+                Made::Now(drive) => (drive, None),
+                Made::Ahead(spare) => (None, Some(*spare)),
+            };
+            Ok(Created { config, lock: new.lock, drive, spare })
+        }
         Err(e) => {
-            let _ = pending::abandon(ground, &config.id, &config.name, &new); // the first error is returned
+            let _ = abandon(ground, &config.id, &config.name, &new, made); // the first error is returned
             Err(e)
         }
     }
+}
+
+/// The parts of a container in creation.
+#[derive(Debug)]
+enum Made {
+    /// By this process, with the mount of its drive.
+    Now(Option<OwnedFd>),
+    Ahead(Box<Spare>),
+}
+
+/// Releases the resources of a failed create.
+fn abandon(ground: &Ground, id: &ContainerId, name: &Name, new: &New, made: Made) -> Result<()> {
+    if let Made::Ahead(spare) = made {
+        drop(spare); // its newborn exits
+        spare::release_objects(ground, id)?;
+    }
+    pending::abandon(ground, id, name, new)
 }
 
 /// Makes a container up to its publication: `fill` puts the rest into its directory, the record
@@ -64,26 +113,38 @@ pub(crate) fn draft(
     create: Create,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
 ) -> Result<(Config, New)> {
-    draft_mounted(ground, create, fill).map(|(config, new, _)| (config, new))
+    draft_then(ground, create, Then::Rest, fill).map(|(config, new, _)| (config, new))
 }
 
-/// The same, with the mount of its drive.
-fn draft_mounted(
+/// The same, with its parts.
+fn draft_then(
     ground: &Ground,
     create: Create,
+    then: Then,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
-) -> Result<(Config, New, Option<OwnedFd>)> {
-    let id = ground::new_id()?;
+) -> Result<(Config, New, Made)> {
     spec::validate(&create)?;
     contract::check(ground, &create.spec.limits)?;
     contract::check_evict(ground, &create.spec)?;
     let account = account::reserve(ground, &create.spec)?;
-    let new = New { account, ..pending::begin(ground, &id)? };
+    let adopted = match then {
+        Then::Start => spare::adopt(ground, &create),
+        Then::Rest => None,
+    };
+    let (id, new, mut made) = match adopted {
+        Some((spare, new)) => (spare.id.clone(), new, Made::Ahead(Box::new(spare))),
+        None => {
+            let id = ground::new_id()?;
+            let new = pending::begin(ground, &id)?;
+            (id, new, Made::Now(None))
+        }
+    };
+    let new = New { account, ..new };
     let name = create.name.clone();
-    match create_in(ground, &new.dir, &id, create, fill) {
-        Ok((config, drive)) => Ok((config, new, drive)),
+    match create_in(ground, &new.dir, &id, create, &mut made, fill) {
+        Ok(config) => Ok((config, new, made)),
         Err(e) => {
-            let _ = pending::abandon(ground, &id, &name, &new); // the first error is returned
+            let _ = abandon(ground, &id, &name, &new, made); // the first error is returned
             Err(e)
         }
     }
@@ -102,10 +163,14 @@ fn create_in(
     new: &Path,
     id: &ContainerId,
     create: Create,
+    made: &mut Made,
     fill: impl FnOnce(&Config, &Path) -> Result<()>,
-) -> Result<(Config, Option<OwnedFd>)> {
+) -> Result<Config> {
     take_name(ground, &create.name, id)?;
-    let ids = ground.slots.take(create.wide_ids, id)?;
+    let ids = match made {
+        Made::Ahead(spare) => spare.ids,
+        Made::Now(_) => take_slot(ground, create.wide_ids, id)?,
+    };
     let mut spec = create.spec;
     if let RootSource::Image { id: image, .. } = &spec.root
         && create.image.is_none()
@@ -119,8 +184,9 @@ fn create_in(
         spec.limits.cpuset_cpus = Some(set);
         contract::check(ground, &spec.limits)?;
     }
-    let addresses = match spec.net.domain() {
-        Some(domain) => {
+    let addresses = match (spec.net.domain(), &*made) {
+        (Some(_), Made::Ahead(spare)) => spare.addresses.clone(),
+        (Some(domain), _) => {
             let allocate =
                 || -> Result<_> { Ok(ground.network()?.allocate(domain, id, &create.addresses)?) };
             match allocate() {
@@ -128,12 +194,15 @@ fn create_in(
                 // command.
                 Err(_) => {
                     let _ = end_withdrawn(ground, |_| true);
-                    allocate()?
+                    allocate().or_else(|_| {
+                        spare::dismiss(ground);
+                        allocate()
+                    })?
                 }
                 Ok(addresses) => addresses,
             }
         }
-        None => Vec::new(),
+        (None, _) => Vec::new(),
     };
     if spec.hostname.is_empty() {
         id.short().clone_into(&mut spec.hostname);
@@ -147,10 +216,23 @@ fn create_in(
         addresses,
         spec,
     };
-    let lower = layer::lower(ground, &config.spec.root)?;
-    let drive = drive::make(ground, new, &config, &lower)?;
+    if let Made::Now(drive) = made {
+        let lower = layer::lower(ground, &config.spec.root)?;
+        *drive = drive::make(ground, new, &config, &lower)?;
+    }
     fill(&config, new)?;
-    Ok((config, drive))
+    Ok(config)
+}
+
+/// Takes a slot of host ids. Spares give theirs back where slots are short.
+fn take_slot(ground: &Ground, wide: bool, id: &ContainerId) -> Result<IdMap> {
+    ground.slots.take(wide, id).or_else(|e| match e {
+        Error::NoIds(_) => {
+            spare::dismiss(ground);
+            ground.slots.take(wide, id)
+        }
+        e => Err(e),
+    })
 }
 
 /// Takes a name, also from a holder that no longer exists: a create or a removal that was

@@ -343,6 +343,11 @@ impl Lock {
         Self::take_file(file.map_err(Error::file("cannot open", path))?, path)
     }
 
+    /// A lock that another process has taken, and given away with its descriptor: it belongs to the open file.
+    pub(crate) fn received(file: OwnedFd) -> Self {
+        Self(file.into())
+    }
+
     /// Waits for a share of the lock on a file, created if missing.
     pub(crate) fn take_shared(path: &Path) -> Result<Self> {
         let file = lock_file(path);

@@ -218,16 +218,19 @@ fn allocate(path: &Path, image: &File, drive: &Drive) -> Result<()> {
 /// Opens the writable layer of a container.
 pub(crate) fn open(ground: &Ground, config: &Config, purpose: Purpose) -> Result<Writable> {
     let dir = ground.dir(&config.id);
-    let Some(drive) = Drive::of(&config.spec.limits) else {
-        let (upper, work) = Store::open_upper(&dir)?;
-        return Ok(Writable { upper, work, drive: None });
-    };
+    let Some(drive) = Drive::of(&config.spec.limits) else { return open_in(&dir) };
     let mount = match attach(&dir, config, &drive, purpose)? {
         Some(mount) => mount,
         None => return Err(Error::DriveInUse(config.name.to_string())),
     };
     let (upper, work) = Store::open_upper(&inside(&mount))?;
     Ok(Writable { upper, work, drive: Some(mount) })
+}
+
+/// Opens a writable layer without a drive, in this directory.
+pub(crate) fn open_in(dir: &Path) -> Result<Writable> {
+    let (upper, work) = Store::open_upper(dir)?;
+    Ok(Writable { upper, work, drive: None })
 }
 
 /// Mounts a drive, or mounts it once more; `None` if another process has had its file for too long.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::{
     account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
-    later, layer, list, listen, log, policy, proof, rate, recover, remove, save, saved, settings,
-    sleep, start, state, template, tidy, unborn, usage, verb, volume, wake,
+    later, layer, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
+    settings, sleep, spare, start, state, template, tidy, unborn, usage, verb, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -160,6 +160,23 @@ impl Engine {
     /// For a killed create the next command does that ([`crate::pending`]).
     pub fn create(&self, create: Create) -> Result<Created> {
         create::create(&self.ground, create)
+    }
+
+    /// Creates a container that this process starts at once ([`Engine::start_new`]). Parts of it may have been made
+    /// ahead.
+    pub fn create_to_start(&self, create: Create) -> Result<Created> {
+        create::create_to_start(&self.ground, create)
+    }
+
+    /// Makes parts of containers ahead while containers come and go, for [`Engine::create_to_start`]. `keeper` is
+    /// closed when the keeper ends.
+    pub fn nurse(&self, keeper: BorrowedFd<'_>) -> Result<()> {
+        nursery::run(&self.ground, keeper)
+    }
+
+    /// Has what was made ahead released: images, addresses and slots are free then.
+    pub fn dismiss_spares(&self) {
+        spare::dismiss(&self.ground);
     }
 
     /// Renames a container.

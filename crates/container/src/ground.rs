@@ -7,6 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -45,6 +46,8 @@ pub(crate) struct Ground {
     cgroups: OnceLock<Hierarchy>,
     /// The configuration that was read or written last, and its text. A verb reads it again after every wait.
     last: Mutex<Option<(Vec<u8>, Config)>>,
+    /// Connections that show another process that this command has not ended.
+    open: Mutex<Vec<OwnedFd>>,
 }
 
 impl Ground {
@@ -57,7 +60,15 @@ impl Ground {
             network: OnceLock::new(),
             cgroups: OnceLock::new(),
             last: Mutex::new(None),
+            open: Mutex::new(Vec::new()),
             places,
+        }
+    }
+
+    /// Keeps a connection open until this command ends.
+    pub(crate) fn keep_open(&self, connection: OwnedFd) {
+        if let Ok(mut open) = self.open.lock() {
+            open.push(connection);
         }
     }
 
@@ -256,7 +267,7 @@ pub(crate) fn room(places: &Places) -> Result<(u32, u32)> {
 }
 
 /// Parses the names in a directory as ids.
-fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
+pub(crate) fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(dir).map_err(Error::file("cannot list", dir))? {
         let entry = entry.map_err(Error::file("cannot list", dir))?;

@@ -78,6 +78,11 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
         settle: ground.internal("settle")?,
         wake: ground.internal("wake")?,
         tidy: ground.internal("tidy")?,
+        // Read once more by the nursery: a keeper lives on beside changed settings.
+        nursery: match settings::spares(&ground.settings()) {
+            Ok(0) | Err(_) => Vec::new(),
+            Ok(_) => ground.internal("nursery")?,
+        },
         // A wake does not fail because of unreadable settings: the keeper then stays a second.
         linger: settings::linger(&ground.settings()).unwrap_or_default(),
     })?;

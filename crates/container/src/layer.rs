@@ -3,13 +3,14 @@
 //! Uses `ground`, `state` and `drive`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use dormouse_image::{Assembled, Lower, Volume};
 use dormouse_kernel::{namespace, pidfd};
 use dormouse_model::{Config, ContainerId, IdMap, RootSource, State};
 use rustix::fs::{Mode, OFlags};
 
-use crate::drive::{self, Purpose};
+use crate::drive::{self, Purpose, Writable};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
@@ -45,8 +46,28 @@ pub(crate) fn assemble(
     purpose: Purpose,
     device: Option<u64>,
 ) -> Result<Assembled> {
-    let lower = lower(ground, &config.spec.root)?;
     let own = drive::open(ground, config, purpose)?;
+    stack(ground, config, &own, userns, device)
+}
+
+/// The same for a spare, in its directory: it has no drive.
+pub(crate) fn assemble_spare(
+    ground: &Ground,
+    config: &Config,
+    dir: &Path,
+    userns: BorrowedFd<'_>,
+) -> Result<Assembled> {
+    stack(ground, config, &drive::open_in(dir)?, userns, None)
+}
+
+fn stack(
+    ground: &Ground,
+    config: &Config,
+    own: &Writable,
+    userns: BorrowedFd<'_>,
+    device: Option<u64>,
+) -> Result<Assembled> {
+    let lower = lower(ground, &config.spec.root)?;
     let volume = Volume { upper: &own.upper, work: &own.work, volatile: config.spec.auto_remove };
     Ok(dormouse_image::assemble(&lower, Some(userns), Some(volume), device)?)
 }

@@ -42,9 +42,9 @@
 //! contract view                                        the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
-//! layer root create listen template end                  file system, creation, sockets, teardown
+//! layer root spare create listen template end            file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
-//! start drowsy unborn                                    ways into a state
+//! start nursery drowsy unborn                            ways into a state
 //! sleep recover                                          ways out, and after a crash
 //! wake exec inspect verb idle list                       verbs
 //! engine                                                 public face
@@ -67,6 +67,7 @@
 //! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
 //! LIB/containers/ID/asleep/origin.json    the container never ran; where its checkpoint comes from
 //! LIB/containers/ID/asleep/stack.json    the network stack of its own that its held sockets keep (`stacked`)
+//! LIB/spares/ID/                    parts of a container made ahead (`spare`); locked meanwhile
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a trial restore in progress; locked meanwhile
 //! RUN/pending/do-ID.NUMBER          a sleep, a wake or a short freeze in progress; locked meanwhile
@@ -92,6 +93,7 @@
 //! RUN/wakes                         when clients may wake containers again (`caller`)
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
+//! RUN/spares.sock                   where the nursery gives spares away
 //! RUN/views/BASE/                   its views: files over those of procfs and sysfs (`view`)
 //! ```
 //!
@@ -112,6 +114,7 @@
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //!    `RUN/views.lock`: held while the tmpfs of views is mounted (`view`);
+//!    `RUN/spares.lock`: held by the nursery for its life; other processes only try it (`spare`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
@@ -167,6 +170,7 @@ mod listen;
 mod log;
 mod name;
 mod net;
+mod nursery;
 mod pending;
 mod place;
 mod policy;
@@ -185,6 +189,7 @@ mod shortage;
 mod silence;
 mod sleep;
 mod slot;
+mod spare;
 mod spec;
 mod stacked;
 mod start;

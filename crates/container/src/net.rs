@@ -116,7 +116,17 @@ pub(crate) fn enter(
     cgroup: &Cgroup,
     domain: &Domain,
 ) -> Result<()> {
-    let network = ground.network()?;
+    enter_unnamed(ground, config, cgroup, domain)?;
+    name(ground, config, domain)
+}
+
+/// Registers a container that has no name yet in its domain, by its addresses.
+pub(crate) fn enter_unnamed(
+    ground: &Ground,
+    config: &Config,
+    cgroup: &Cgroup,
+    domain: &Domain,
+) -> Result<()> {
     let v2 = cgroup.v2_id().ok_or_else(|| {
         Error::Invalid(
             "address networking needs a cgroup v2 hierarchy to be mounted: use --net none or \
@@ -124,7 +134,11 @@ pub(crate) fn enter(
                 .into(),
         )
     })?;
-    network.enter(domain, &config.id, v2, &config.addresses)?;
+    Ok(ground.network()?.enter(domain, &config.id, v2, &config.addresses)?)
+}
+
+/// Gives a registered container its names in its domain, and its part of the uplink.
+pub(crate) fn name(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
     bandwidth::enter(ground, config, domain)?;
     add_names(ground, config, domain)
 }

@@ -136,6 +136,11 @@ pub(crate) fn sleep_intents(ground: &Ground, id: &ContainerId) -> Vec<PathBuf> {
     all.filter(|path| matches!(disk::read_json(path), Ok(Some(Intent::Sleep)))).collect()
 }
 
+/// The directory of a create in progress.
+pub(crate) fn new_dir(ground: &Ground, id: &ContainerId) -> PathBuf {
+    path(ground, "new", id)
+}
+
 /// Makes the directory of a container that is not visible yet.
 pub(crate) fn begin(ground: &Ground, id: &ContainerId) -> Result<New> {
     let dir = path(ground, "new", id);

@@ -62,6 +62,11 @@ impl Places {
         self.lib.join("pending")
     }
 
+    /// Parts of containers made ahead; see `spare.rs`.
+    pub(crate) fn spares(&self) -> PathBuf {
+        self.lib.join("spares")
+    }
+
     /// Changes in progress that mean nothing after a boot. Made when it is first needed.
     pub(crate) fn changes(&self) -> PathBuf {
         self.run.join("pending")

@@ -5,6 +5,9 @@
 //! [keeper]
 //! linger = "10m"   # the keeper and what containers share stay so long after the last container
 //!
+//! [spares]
+//! keep = 8   # parts of containers made ahead while containers come and go, at most 8; 0 is none
+//!
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
 //! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
@@ -47,6 +50,8 @@ struct File {
     #[serde(default)]
     keeper: KeeperSection,
     #[serde(default)]
+    spares: SparesSection,
+    #[serde(default)]
     wake: Section,
     #[serde(default)]
     run: RunSection,
@@ -54,6 +59,43 @@ struct File {
     contract: ContractSection,
     #[serde(default)]
     account: AccountSection,
+}
+
+#[derive(Clone, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct SparesSection {
+    #[serde(default)]
+    keep: Keep,
+}
+
+/// LIMIT: spares at once. Each has a process, a slot and addresses, and 0.3 MB.
+const SPARES_MAX: i64 = 8;
+
+/// A number of spares.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "i64")]
+struct Keep(usize);
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self(SPARES_MAX as usize)
+    }
+}
+
+impl TryFrom<i64> for Keep {
+    type Error = Invalid;
+
+    fn try_from(keep: i64) -> std::result::Result<Self, Invalid> {
+        match keep {
+            0..=SPARES_MAX => Ok(Self(keep as usize)),
+            _ => Err(Invalid::new("keep", keep.to_string(), "a number from 0 to 8")),
+        }
+    }
+}
+
+/// Returns how many spares are kept at most while containers come and go.
+pub(crate) fn spares(path: &Path) -> Result<usize> {
+    Ok(read(path)?.spares.keep.0)
 }
 
 #[derive(Clone, Deserialize, Default)]
@@ -435,6 +477,22 @@ mod tests {
         }
         assert!(read("[keeper]\nlinger = 10\n").is_err());
         assert!(read("[keeper]\nlingers = \"1s\"\n").is_err());
+    }
+
+    #[test]
+    fn number_of_spares_is_at_most_eight() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            spares(file.path())
+        };
+        assert_eq!(read("").unwrap(), 8);
+        assert_eq!(read("[spares]\nkeep = 0\n").unwrap(), 0);
+        assert_eq!(read("[spares]\nkeep = 3\n").unwrap(), 3);
+        for bad in ["9", "-1", "\"3\"", "1.5"] {
+            assert!(read(&format!("[spares]\nkeep = {bad}\n")).is_err(), "{bad}");
+        }
+        assert!(read("[spares]\ncount = 1\n").is_err());
     }
 
     #[test]

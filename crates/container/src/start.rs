@@ -16,19 +16,23 @@
 //! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
-//! Uses `ground`, `state`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`, `later`, `layer`,
-//! `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
+//! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]).
+//!
+//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`,
+//! `later`, `layer`, `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 
 use dormouse_checkpoint::Error as CheckpointError;
-use dormouse_checkpoint::load::{Restore, Sources, Traced};
+use dormouse_checkpoint::load::{Checked, Restore, Sources, Traced};
 use dormouse_image::Assembled;
 use dormouse_kernel::call::{CloneFlags, Namespace};
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::mount::Filled;
 use dormouse_kernel::{pidfd, weakened};
-use dormouse_launch::{ExitStatus, Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
+use dormouse_launch::{Calling, ExitStatus, Keeper, Kind, LaunchError, Newborn, Plan, Spawn};
 use dormouse_model::{Config, ContainerId};
 
 use crate::create::Created;
@@ -38,12 +42,13 @@ use crate::ground::Ground;
 use crate::net::{self, Net};
 use crate::restore::{self, RestorePlan};
 use crate::root::{self, RootParts, dir};
+use crate::spare::Spare;
 use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    contract, end, event, exit, gating, hold, io, later, layer, process, rate, remove, stacked,
-    usage, view,
+    contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate, remove,
+    stacked, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -114,8 +119,9 @@ impl Running {
 }
 
 /// Starts a new container. If the start fails, the container is removed.
-pub(crate) fn start_new(ground: &Ground, created: Created, io: Stdio) -> Result<Running> {
-    start_locked(ground, &created.config, io, Past::default())
+pub(crate) fn start_new(ground: &Ground, mut created: Created, io: Stdio) -> Result<Running> {
+    let spare = created.spare.take();
+    begin(ground, &created.config, io, Past::default(), None, spare)
         .inspect_err(|_| remove::discard(ground, created))
 }
 
@@ -126,7 +132,7 @@ pub(crate) fn start_locked(
     io: Stdio,
     past: Past,
 ) -> Result<Running> {
-    begin(ground, config, io, past, None)
+    begin(ground, config, io, past, None, None)
 }
 
 /// Starts a container from a checkpoint. The caller holds its lock, and it has no process.
@@ -136,7 +142,7 @@ pub(crate) fn start_restored(
     from: &RestorePlan,
 ) -> Result<Running> {
     usage::check_tasks(config, from.reader.records())?;
-    begin(ground, config, Stdio::detached(), Past::default(), Some(from))
+    begin(ground, config, Stdio::detached(), Past::default(), Some(from), None)
 }
 
 fn begin(
@@ -145,6 +151,7 @@ fn begin(
     io: Stdio,
     past: Past,
     from: Option<&RestorePlan>,
+    spare: Option<Spare>,
 ) -> Result<Running> {
     // Shared objects are not removed meanwhile.
     let _in_use = ground.in_use()?;
@@ -152,17 +159,19 @@ fn begin(
         Some(from) if from.wakes => end::release_objects(ground, config),
         _ => end::tear_down(ground, &config.id, Some(config)),
     };
-    // ORDER: made first and removed last: an existing one means an interrupted start or end.
-    let run_dir = ground.run_dir(&config.id);
-    let mut make = fs::DirBuilder::new();
-    if let Err(e) = make.mode(0o700).create(&run_dir) {
-        if e.kind() != std::io::ErrorKind::AlreadyExists {
-            return Err(Error::file("cannot make directory", run_dir)(e));
+    // ORDER: made first and removed last: an existing one means an interrupted start or end. A spare has one.
+    if spare.is_none() {
+        let run_dir = ground.run_dir(&config.id);
+        let mut make = fs::DirBuilder::new();
+        if let Err(e) = make.mode(0o700).create(&run_dir) {
+            if e.kind() != std::io::ErrorKind::AlreadyExists {
+                return Err(Error::file("cannot make directory", run_dir)(e));
+            }
+            undo()?;
+            make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
         }
-        undo()?;
-        make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
     }
-    let started = start_clean(ground, config, io, past, from);
+    let started = start_clean(ground, config, io, past, from, spare);
     let watch = from.and_then(|from| from.watch.take());
     let started = started.map_err(|e| watch.and_then(|watch| watch.error()).unwrap_or(e));
     let verb = if from.is_some() { "restore" } else { "start" };
@@ -181,119 +190,35 @@ fn start_clean(
     io: Stdio,
     past: Past,
     from: Option<&RestorePlan>,
+    spare: Option<Spare>,
 ) -> Result<Running> {
     // Uses two processors, if there are two: the keeper is scheduled while the first cgroup is
     // made, and clones while the others are made.
     let at_hand = from.and_then(|from| from.keeper.take());
-    let calling = match at_hand {
-        Some(_) => None,
-        None => Keeper::call(&ground.places.run)?,
+    let calling = match at_hand.is_some() || spare.is_some() {
+        true => None,
+        false => Keeper::call(&ground.places.run)?,
     };
     contract::admit(ground, config, &config.spec.limits)?;
     if from.is_none() {
         drive::admit_start(ground, config)?;
     }
-    let mut net = net::open(ground, config)?;
-    if let (Net::Private { kept, .. }, Some(from)) = (&mut net, from.filter(|from| from.wakes)) {
-        *kept = stacked::kept(ground, &config.id, &from.held)?;
-    }
-    match from {
-        None => net::end_quiet_in(ground, config, &net)?,
-        Some(from) if from.keeps_quiet => net::keep_quiet(ground, config, &net)?,
-        Some(_) => {}
-    }
-    // ORDER: before the cgroup is made: a limit of another verb is not below this.
-    if let Some(from) = from.filter(|from| !from.wakes) {
-        contract::expect_restored(ground, &config.id, from.memory_bytes())?;
-    }
-    let map = config.ids.to_proc_text();
-    let (mut flags, maps) = (process::namespaces(), (map.clone(), map));
-    // A restore sets the clocks of the checkpoint.
-    let has_clock = from.is_none() && view::has_clock(config);
-    flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
-    // Made at the clone, because it is connected while the newborn follows its plan.
-    flags.set(CloneFlags::NEWNET, matches!(net, Net::Private { kept: None, .. }));
-    let (cgroup, (mut keeper, expected)) =
-        ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
-            let mut keeper = at_hand.map_or_else(|| hold::complete_call(ground, calling), Ok)?;
-            let expected = keeper.expect(Spawn {
-                netns: net.netns().map(io::clone_fd).transpose()?,
-                cgroup,
-                id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
-                proc: true,
-                settle: true,
-                template: from.and_then(RestorePlan::template),
-                ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
-            })?;
-            Ok::<_, Error>((keeper, expected))
-        })?;
-    rate::set_new(ground, config, &cgroup)?;
-    contract::balance(ground, config)?;
-    if config.spec.systemd {
-        cgroup.delegate(config.ids.base, config.ids.base)?;
-    }
-    let placement = cgroup.placement()?;
-    if let Net::Domain(domain) = &net {
-        net::enter(ground, config, &cgroup, domain)?;
-    }
-    if matches!(net, Net::Domain(_) | Net::Private { .. }) {
-        let ports = from.map(RestorePlan::ports);
-        net::forget_ended(ground, config, &net, ports.as_deref())?;
-    }
-    gating::enter(ground, config, &cgroup, net.netns_cookie())?;
-    let shared = dir::make(ground, config)?;
-    let mut mounts = root::host_mounts(ground, config, &net, &shared)?;
-    // The keeper clones meanwhile.
-    let recorded = from.and_then(|from| from.user.clone());
-    let check = |user: &PasswdUser| from.map(|from| restore::check(config, user, from)).transpose();
-    let checked = recorded.as_ref().map_or(Ok(None), check)?;
-    let mut newborn = keeper.born(expected)?;
+    let (born, (user, checked)) = match spare {
+        Some(spare) => {
+            introduce_spare(ground, config)?;
+            // The mounts below this root are on other files.
+            let user = Users::read(spare.root.as_fd()).find(&config.spec.process.user)?;
+            (Born::ahead(spare), (user, None))
+        }
+        None => {
+            let recorded = from.and_then(|from| from.user.clone());
+            let starter =
+                Starter { ground, config, from, at_hand, calling, recorded, checked: None };
+            bear(ground, config, from, starter)?
+        }
+    };
+    let Born { mut keeper, mut newborn, mut plan, device, sources: _sources } = born;
     process::set_oom_score_adj(&newborn, &config.spec.security)?;
-    from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
-    let userns = if weakened("user-namespace") {
-        layer::user_namespace(config.ids)? // file ids are not mapped
-    } else {
-        pidfd::user_namespace(newborn.pidfd.as_fd())
-            .map_err(Error::call("cannot open the container's user namespace"))?
-    };
-    if let Net::Private { domain, kept } = &net {
-        let netns = pidfd::namespace(newborn.pidfd.as_fd(), Namespace::Net)
-            .map_err(Error::call("cannot open the container's network namespace"))?;
-        mounts.show(net::connect(ground, config, domain, netns.as_fd(), kept.is_some())?);
-    }
-    let mut plan = Plan::new();
-    for tasks in placement.v1_tasks {
-        let fd = plan.fd(tasks);
-        plan.join_cgroup(fd);
-    }
-    root::plan_namespaces(&mut plan, config);
-    if has_clock {
-        view::plan_clock(ground, &mut plan, config, (newborn.pid, newborn.start_time))?;
-    }
-    let mut plan = newborn.send_part(plan)?;
-    // The source mounts are closed at the end.
-    let Assembled { root, clones: _clones, filled: _filled } = layer::assemble(
-        ground,
-        config,
-        userns.as_fd(),
-        Purpose::Start,
-        from.and_then(|it| it.device),
-    )?;
-    let device = rustix::fs::fstat(&root)
-        .map_err(|e| Error::file("cannot look at", "the root")(e.into()))?;
-    let user = match recorded {
-        Some(user) => user,
-        // ORDER: before the newborn attaches the container's mounts below it: the user is one of the image.
-        None => Users::read(root.as_fd()).find(&config.spec.process.user)?,
-    };
-    // ORDER: before the newborn makes mount points.
-    let checked = checked.map_or_else(|| check(&user), |checked| Ok(Some(checked)))?;
-    let proc = newborn.take_proc();
-    let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
-    let own_stack = net.is_new();
-    let parts = RootParts { root, proc, mounts, userns, shared, terminals, own_stack };
-    root::plan_root(ground, &mut plan, config, parts)?;
-    let mut plan = newborn.send_part(plan)?;
     let streams = io::streams(ground, &mut keeper, config, &user, io)?;
     let restore = match from.zip(checked) {
         None => {
@@ -311,7 +236,7 @@ fn start_clean(
     from.map_or(Ok(()), RestorePlan::check_small)?;
     let console = newborn.ready().map_err(|e| process::exec_error(&config.spec.process, e))?;
     let init = InitRecord {
-        device: Some(device.st_dev),
+        device: Some(device),
         ..record_of(&newborn, console.is_some(), past, from, user)
     };
     let kept = io::hand_over(ground, &mut keeper, config, console, streams.kept)?;
@@ -339,6 +264,215 @@ fn start_clean(
         keeper,
         keeper_is_gone: false,
     })
+}
+
+/// A newborn with its root and all mounts, before the part of its plan with its program.
+pub(crate) struct Born {
+    pub(crate) keeper: Keeper,
+    pub(crate) newborn: Newborn,
+    /// The last part.
+    plan: Plan,
+    /// The number of its root (st_dev).
+    pub(crate) device: u64,
+    /// Mounts that are closed when no client waits.
+    sources: Option<(Vec<OwnedFd>, Option<Filled>)>,
+}
+
+impl Born {
+    /// The newborn of a spare.
+    fn ahead(spare: Spare) -> Self {
+        let Spare { keeper, newborn, device, .. } = spare;
+        Self { keeper, newborn, plan: Plan::new(), device, sources: None }
+    }
+}
+
+/// The process for which a newborn is made: a start, or the nursery.
+pub(crate) trait Bearer {
+    /// What is seen in the new root.
+    type Seen;
+
+    /// Returns the connection on which it is born.
+    fn keeper(&mut self) -> Result<Keeper>;
+
+    /// Registers the new cgroups.
+    fn introduce(&mut self, cgroup: &Cgroup, net: &Net) -> Result<()>;
+
+    /// Works while the keeper clones.
+    fn meanwhile(&mut self) -> Result<()>;
+
+    /// Stacks the layers of the root.
+    fn assemble(&mut self, userns: BorrowedFd<'_>) -> Result<Assembled>;
+
+    /// Looks at the root.
+    ///
+    /// ORDER: before the newborn attaches the container's mounts below it, and makes mount points.
+    fn look(&mut self, root: BorrowedFd<'_>) -> Result<Self::Seen>;
+}
+
+/// A start from nothing.
+struct Starter<'s> {
+    ground: &'s Ground,
+    config: &'s Config,
+    from: Option<&'s RestorePlan>,
+    at_hand: Option<Keeper>,
+    calling: Option<Calling>,
+    /// The user of a checkpoint. Otherwise the user is one of the image.
+    recorded: Option<PasswdUser>,
+    checked: Option<Checked>,
+}
+
+impl Starter<'_> {
+    fn check(&self, user: &PasswdUser) -> Result<Option<Checked>> {
+        self.from.map(|from| restore::check(self.config, user, from)).transpose()
+    }
+}
+
+impl Bearer for Starter<'_> {
+    type Seen = (PasswdUser, Option<Checked>);
+
+    fn keeper(&mut self) -> Result<Keeper> {
+        let calling = self.calling.take();
+        self.at_hand.take().map_or_else(|| hold::complete_call(self.ground, calling), Ok)
+    }
+
+    fn introduce(&mut self, cgroup: &Cgroup, net: &Net) -> Result<()> {
+        let Self { ground, config, from, .. } = *self;
+        rate::set_new(ground, config, cgroup)?;
+        contract::balance(ground, config)?;
+        if config.spec.systemd {
+            cgroup.delegate(config.ids.base, config.ids.base)?;
+        }
+        if let Net::Domain(domain) = net {
+            net::enter(ground, config, cgroup, domain)?;
+        }
+        if matches!(net, Net::Domain(_) | Net::Private { .. }) {
+            let ports = from.map(RestorePlan::ports);
+            net::forget_ended(ground, config, net, ports.as_deref())?;
+        }
+        gating::enter(ground, config, cgroup, net.netns_cookie())
+    }
+
+    fn meanwhile(&mut self) -> Result<()> {
+        if let Some(user) = &self.recorded {
+            self.checked = self.check(user)?;
+        }
+        Ok(())
+    }
+
+    fn assemble(&mut self, userns: BorrowedFd<'_>) -> Result<Assembled> {
+        let device = self.from.and_then(|it| it.device);
+        layer::assemble(self.ground, self.config, userns, Purpose::Start, device)
+    }
+
+    fn look(&mut self, root: BorrowedFd<'_>) -> Result<Self::Seen> {
+        match self.recorded.take() {
+            Some(user) => Ok((user, self.checked.take())),
+            None => {
+                let user = Users::read(root).find(&self.config.spec.process.user)?;
+                let checked = self.check(&user)?;
+                Ok((user, checked))
+            }
+        }
+    }
+}
+
+/// Makes known what a spare could not be known by: its names, and its party at the gates.
+fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
+    contract::balance(ground, config)?;
+    let net = net::open(ground, config)?;
+    if let Net::Domain(domain) = &net {
+        net::name(ground, config, domain)?;
+        ground.network()?.resolv_conf(domain); // up to date with the host's, as at each start
+    }
+    if gates::find(ground)?.is_some()
+        && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
+    {
+        gating::enter(ground, config, &cgroup, net.netns_cookie())?;
+    }
+    Ok(())
+}
+
+/// Makes the kernel objects of a container and its newborn, which has its root and all mounts then.
+pub(crate) fn bear<B: Bearer>(
+    ground: &Ground,
+    config: &Config,
+    from: Option<&RestorePlan>,
+    mut bearer: B,
+) -> Result<(Born, B::Seen)> {
+    let mut net = net::open(ground, config)?;
+    if let (Net::Private { kept, .. }, Some(from)) = (&mut net, from.filter(|from| from.wakes)) {
+        *kept = stacked::kept(ground, &config.id, &from.held)?;
+    }
+    match from {
+        None => net::end_quiet_in(ground, config, &net)?,
+        Some(from) if from.keeps_quiet => net::keep_quiet(ground, config, &net)?,
+        Some(_) => {}
+    }
+    // ORDER: before the cgroup is made: a limit of another verb is not below this.
+    if let Some(from) = from.filter(|from| !from.wakes) {
+        contract::expect_restored(ground, &config.id, from.memory_bytes())?;
+    }
+    let map = config.ids.to_proc_text();
+    let (mut flags, maps) = (process::namespaces(), (map.clone(), map));
+    // A restore sets the clocks of the checkpoint.
+    let has_clock = from.is_none() && view::has_clock(config);
+    flags.set(CloneFlags::NEWTIME, flags.contains(CloneFlags::NEWTIME) && !has_clock);
+    // Made at the clone, because it is connected while the newborn follows its plan.
+    flags.set(CloneFlags::NEWNET, matches!(net, Net::Private { kept: None, .. }));
+    let (cgroup, (mut keeper, expected)) =
+        ground.cgroups()?.create_with(config.id.as_str(), &config.spec.limits, |cgroup| {
+            let mut keeper = bearer.keeper()?;
+            let expected = keeper.expect(Spawn {
+                netns: net.netns().map(io::clone_fd).transpose()?,
+                cgroup,
+                id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
+                proc: true,
+                settle: true,
+                template: from.and_then(RestorePlan::template),
+                ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
+            })?;
+            Ok::<_, Error>((keeper, expected))
+        })?;
+    bearer.introduce(&cgroup, &net)?;
+    let placement = cgroup.placement()?;
+    let shared = dir::make(ground, config)?;
+    let mut mounts = root::host_mounts(ground, config, &net, &shared)?;
+    bearer.meanwhile()?;
+    let mut newborn = keeper.born(expected)?;
+    from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
+    let userns = if weakened("user-namespace") {
+        layer::user_namespace(config.ids)? // file ids are not mapped
+    } else {
+        pidfd::user_namespace(newborn.pidfd.as_fd())
+            .map_err(Error::call("cannot open the container's user namespace"))?
+    };
+    if let Net::Private { domain, kept } = &net {
+        let netns = pidfd::namespace(newborn.pidfd.as_fd(), Namespace::Net)
+            .map_err(Error::call("cannot open the container's network namespace"))?;
+        mounts.show(net::connect(ground, config, domain, netns.as_fd(), kept.is_some())?);
+    }
+    let mut plan = Plan::new();
+    for tasks in placement.v1_tasks {
+        let fd = plan.fd(tasks);
+        plan.join_cgroup(fd);
+    }
+    root::plan_namespaces(&mut plan, config);
+    if has_clock {
+        view::plan_clock(ground, &mut plan, config, (newborn.pid, newborn.start_time))?;
+    }
+    let mut plan = newborn.send_part(plan)?;
+    let Assembled { root, clones, filled } = bearer.assemble(userns.as_fd())?;
+    let device = rustix::fs::fstat(&root)
+        .map_err(|e| Error::file("cannot look at", "the root")(e.into()))?
+        .st_dev;
+    let seen = bearer.look(root.as_fd())?;
+    let proc = newborn.take_proc();
+    let terminals = from.map_or(io::TERMINALS, RestorePlan::terminals);
+    let own_stack = net.is_new();
+    let parts = RootParts { root, proc, mounts, userns, shared, terminals, own_stack };
+    root::plan_root(ground, &mut plan, config, parts)?;
+    let plan = newborn.send_part(plan)?;
+    Ok((Born { keeper, newborn, plan, device, sources: Some((clones, filled)) }, seen))
 }
 
 /// The record of a newborn, which keeps the counts of earlier runs, or of its checkpoint.

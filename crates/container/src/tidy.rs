@@ -1,6 +1,6 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `view` and `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `spare`, `view` and `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{disk, end, gating, hold, net, pending, shared, state, view};
+use crate::{disk, end, gating, hold, net, pending, shared, spare, state, view};
 
 /// How long the last output of containers that have ended is waited for.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Files on disk stay, so the effect is that of a reboot. An instance without containers also gives back its host ids.
 /// Refused while a container runs.
 pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
+    spare::dismiss(ground);
+    spare::sweep(ground)?;
     for id in ground.ids()? {
         let lock = match ground.lock(&id) {
             Err(Error::NoContainer(_)) => continue,

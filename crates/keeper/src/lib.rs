@@ -45,6 +45,7 @@ mod program;
 mod reader;
 pub mod server;
 mod setting;
+mod starts;
 mod sweep;
 mod template;
 pub mod tiny;

@@ -1,6 +1,6 @@
 //! ```text
 //! dormouse-keeper --run DIR [--cgroup DIR]... [--linger MILLISECONDS]
-//!                 [--settle WORD]... [--wake WORD]... [--tidy WORD]...
+//!                 [--settle WORD]... [--wake WORD]... [--tidy WORD]... [--nursery WORD]...
 //! ```
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
@@ -8,8 +8,8 @@
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
 //! arguments, one word each, that clean up after a container, `--wake` those that wake one,
-//! `--tidy` what the keeper becomes at its end, `--linger` how long it stays without work (see
-//! [`dormouse_keeper::server`]).
+//! `--tidy` what the keeper becomes at its end, `--nursery` those that make spares, `--linger` how long it stays
+//! without work (see [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +49,7 @@ struct Arguments {
     settle: Vec<CString>,
     wake: Vec<CString>,
     tidy: Vec<CString>,
+    nursery: Vec<CString>,
     linger: Duration,
 }
 
@@ -64,11 +65,12 @@ fn arguments() -> Result<Arguments, String> {
                 let ms = value.to_str().and_then(|ms| ms.parse().ok());
                 all.linger = Duration::from_millis(ms.ok_or("--linger is no number")?);
             }
-            Some(list @ ("--settle" | "--wake" | "--tidy")) => {
+            Some(list @ ("--settle" | "--wake" | "--tidy" | "--nursery")) => {
                 let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
                 match list {
                     "--settle" => all.settle.push(word),
                     "--wake" => all.wake.push(word),
+                    "--nursery" => all.nursery.push(word),
                     _ => all.tidy.push(word),
                 }
             }
@@ -128,8 +130,9 @@ fn start() -> Result<(), String> {
         let null = rustix::fs::openat(&outside.root, c"dev/null", flags, Mode::empty());
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
-    let Arguments { settle, wake, tidy, linger, .. } = all;
-    let parts = Parts { run, listener, vault, outside, heritage, settle, wake, tidy, linger };
+    let Arguments { settle, wake, tidy, nursery, linger, .. } = all;
+    let parts =
+        Parts { run, listener, vault, outside, heritage, settle, wake, tidy, nursery, linger };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { into_cgroup, ..CloneArgs::default() }) } {

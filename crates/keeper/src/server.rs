@@ -45,7 +45,6 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CString, c_int, c_void};
-use std::io::Write;
 use std::mem::MaybeUninit;
 use std::ops::Bound;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -58,7 +57,7 @@ use dormouse_launch::protocol::{
     DESCRIPTORS_MAX, Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
     feature, watch,
 };
-use dormouse_launch::{EXIT_FILE, wire};
+use dormouse_launch::wire;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -70,11 +69,12 @@ use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
-use crate::exit::code_of;
+use crate::exit::{code_of, write_exit_file};
 use crate::fill::{self, Fill};
 use crate::heritage::Heritage;
 use crate::output::{Outputs, Target};
 use crate::owner::AsOwner;
+use crate::starts::Starts;
 use crate::sweep::Sweep;
 use crate::template::{self, PendingBirth, Template};
 use crate::tiny::Outside;
@@ -193,6 +193,7 @@ struct Hand {
 enum HandKind {
     Waker,
     Settler,
+    Nursery,
 }
 
 impl Hand {
@@ -225,6 +226,8 @@ pub struct Parts {
     pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
+    /// Program and arguments of the nursery.
+    pub nursery: Vec<CString>,
     /// How long the keeper stays when nothing is left to keep; less than a second means a second.
     pub linger: Duration,
 }
@@ -262,6 +265,7 @@ pub struct Server {
     hands: HashMap<u64, Hand>,
     /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
+    starts: Starts,
     deaf_until: Option<Instant>,
     next_look: Instant,
     /// When the keeper exits, if it stays idle.
@@ -330,6 +334,7 @@ impl Server {
             errands: HashMap::new(),
             hands: HashMap::new(),
             next_waker: Instant::now(),
+            starts: Starts::default(),
             deaf_until: None,
             next_look: Instant::now(),
             exits_at: None,
@@ -661,6 +666,7 @@ impl Server {
         if self.connections.remove(&serial).is_none() {
             return;
         }
+        self.keep_nursery();
         self.waiters.retain(|(_, waiter)| *waiter != serial);
         self.outputs.close(serial);
         self.end_templates(Errno::CHILD, |_, template| template.connection == serial);
@@ -830,9 +836,31 @@ impl Server {
         self.children.insert(born.pid, Child { id, connection, kind, settle });
         if kind == Kind::Init {
             self.firsts.insert(id, born.pid);
+            self.note_start(connection);
         }
         let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
         (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
+    }
+
+    /// Notes that a client starts a container. The nursery makes spares, which are no starts.
+    fn note_start(&mut self, connection: u64) {
+        let peer = self.connections.get(&connection).map(sockopt::socket_peercred);
+        let Some(Ok(peer)) = peer else { return };
+        if self.nursery() != Some(peer.pid.as_raw_pid() as u32) {
+            self.starts.note(Instant::now());
+        }
+    }
+
+    fn nursery(&self) -> Option<u32> {
+        self.hands.values().find(|hand| hand.kind == HandKind::Nursery).map(|hand| hand.pid)
+    }
+
+    /// Starts a nursery while containers come and go. A client's connection has ended: it has its answer.
+    fn keep_nursery(&mut self) {
+        let may = !self.parts.nursery.is_empty() && self.nursery().is_none();
+        if may && self.starts.want_nursery(Instant::now()) {
+            let _ = self.make_hand(HandKind::Nursery); // starts wait for nothing that is made ahead
+        }
     }
 
     fn request_birth(
@@ -1209,6 +1237,7 @@ impl Server {
         self.queue.iter().position(|errand| match errand.by() {
             HandKind::Waker => wake,
             HandKind::Settler => settle,
+            HandKind::Nursery => false, // it has no errands
         })
     }
 
@@ -1271,6 +1300,7 @@ impl Server {
         let program = match kind {
             HandKind::Waker => &self.parts.wake,
             HandKind::Settler => &self.parts.settle,
+            HandKind::Nursery => &self.parts.nursery,
         };
         let pid = self.run_program(program, input.as_fd())?;
         self.serial += 1;
@@ -1418,7 +1448,7 @@ impl Server {
 fn long(kind: HandKind) -> Duration {
     match kind {
         HandKind::Waker => LONG_WAKE,
-        HandKind::Settler => LONG_SETTLE,
+        HandKind::Settler | HandKind::Nursery => LONG_SETTLE,
     }
 }
 
@@ -1433,26 +1463,6 @@ fn start_reader(
     let sock = outputs.start_reader(*serial, &parts.run, &parts.outside)?;
     let data = epoll::EventData::new_u64(*serial);
     epoll::add(epoll, sock, data, epoll::EventFlags::IN).map(|()| *serial)
-}
-
-/// Writes `c/ID/exit` under another name and renames it.
-fn write_exit_file(run: &OwnedFd, id: Id, pid: u32, ended: Ended) -> Result<(), Errno> {
-    let id = id.as_str();
-    let Ended { code, signal, finished_unix_ms } = ended;
-    let signal = if signal == 0 { "null".to_owned() } else { signal.to_string() };
-    let text = format!(
-        "{{\"version\":1,\"pid\":{pid},\"code\":{code},\"signal\":{signal},\"oom\":false,\
-         \"finished_unix_ms\":{finished_unix_ms}}}\n"
-    );
-    let (temporary, path) = (format!("c/{id}/.{EXIT_FILE}"), format!("c/{id}/{EXIT_FILE}"));
-    let flags =
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(0o600);
-    let file = rustix::fs::openat(run, &temporary, flags, mode)?;
-    let mut file = std::fs::File::from(file);
-    let written = file.write_all(text.as_bytes());
-    written.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-    rustix::fs::renameat(run, &temporary, run, &path)
 }
 
 /// Creates the listening socket of a runtime directory. The caller holds the lock.

@@ -23,6 +23,8 @@ use rustix::net::{
     socket_with, socketpair, sockopt,
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::protocol::{
     Ended, FILL_DESCRIPTORS, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
     feature, stream, with,
@@ -56,6 +58,9 @@ pub struct KeeperStart {
     /// Program and arguments that the keeper executes before it exits, after it has closed its
     /// socket, in the host's mount namespace. Empty: none.
     pub tidy: Vec<OsString>,
+    /// Program and arguments of the process that makes spares and gives them away. It exits at the end of its standard
+    /// input, a socket. Empty: there are none.
+    pub nursery: Vec<OsString>,
     /// How long the keeper stays when nothing is left to keep; less than a second means a second.
     pub linger: Duration,
 }
@@ -142,6 +147,18 @@ impl Calling {
 /// A requested process: the socket that will carry its plan.
 #[derive(Debug)]
 pub struct Expected(OwnedFd);
+
+/// What another process needs to go on with a newborn, beside the descriptors ([`Keeper::pass`]).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Passed {
+    pid: u32,
+    start_time: u64,
+    keeper: u32,
+    features: u32,
+    waits: bool,
+    sent: usize,
+    steps: Vec<(u16, String)>,
+}
 
 /// A connection to the keeper.
 #[derive(Debug)]
@@ -342,6 +359,45 @@ impl Keeper {
             takes_parts: self.features & feature::PARTS != 0,
             sent: 0,
         })
+    }
+
+    /// Describes this connection and a newborn of it for another process, which goes on with both. Their descriptors
+    /// are to be sent beside it, in this order: the connection, the newborn's pidfd, its socket.
+    ///
+    /// The keeper notices nothing: the connection stays that of the newborn's starter. The newborn has executed its
+    /// plan up to here, and waits for the next part.
+    pub fn pass<'k>(&'k self, newborn: &'k Newborn) -> (Passed, [BorrowedFd<'k>; 3]) {
+        let passed = Passed {
+            pid: newborn.pid,
+            start_time: newborn.start_time,
+            keeper: self.pid,
+            features: self.features,
+            waits: newborn.waits,
+            sent: newborn.sent,
+            steps: newborn.memory(),
+        };
+        (passed, [self.sock.as_fd(), newborn.pidfd.as_fd(), newborn.sock.as_fd()])
+    }
+
+    /// Goes on with what another process has [passed](Self::pass).
+    pub fn take_over(
+        run_dir: &Path,
+        passed: Passed,
+        [sock, pidfd, newborn]: [OwnedFd; 3],
+    ) -> (Self, Newborn) {
+        let Passed { pid, start_time, keeper, features, waits, sent, steps } = passed;
+        let path = run_dir.join(SOCKET);
+        let mine = HashSet::from([pid]);
+        let own = Self { sock, path, pid: keeper, features, mine, ended: HashMap::new() };
+        let mut newborn = Newborn::new(pid, start_time, pidfd, newborn);
+        newborn.recall(&steps);
+        (newborn.waits, newborn.takes_parts, newborn.sent) = (waits, true, sent);
+        (own, newborn)
+    }
+
+    /// Returns whether the keeper lives and has reported nothing: none of the children of this connection has exited.
+    pub fn is_quiet(&self) -> bool {
+        wire::is_quiet(&self.sock)
     }
 
     /// Waits until the child has exited. A child of another connection can be waited for too.
@@ -697,6 +753,9 @@ fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     }
     for word in &start.tidy {
         command.arg("--tidy").arg(word);
+    }
+    for word in &start.nursery {
+        command.arg("--nursery").arg(word);
     }
     let failed = |e: std::io::Error| LaunchError::Start { why: e.to_string() };
     dormouse_kernel::rlimit::without_raise(&mut command);

@@ -42,7 +42,7 @@ mod word;
 pub use error::LaunchError;
 pub use exit::{EXIT_FILE, ExitStatus};
 pub use failure::{Failure, NEVER_BEGAN};
-pub use keeper::{Calling, Expected, Keeper, KeeperStart, Spawn};
+pub use keeper::{Calling, Expected, Keeper, KeeperStart, Passed, Spawn};
 pub use newborn::Newborn;
 pub use plan::{
     CapabilityMasks, Exec, FdIndex, Follow, Ids, Node, Plan, Spread, Step, TargetKind, Terminal,

@@ -94,6 +94,16 @@ impl Newborn {
         self.proc.take()
     }
 
+    /// Returns whether its plan may have several parts.
+    pub fn takes_parts(&self) -> bool {
+        self.takes_parts
+    }
+
+    /// Returns whether it takes a plan in parts, and has executed all of them so far without a failure.
+    pub fn is_waiting(&self) -> bool {
+        self.takes_parts && wire::is_quiet(&self.sock)
+    }
+
     /// Sends a part of its plan, and returns the next part, which is empty. The newborn executes the part while
     /// the engine makes the next. With a keeper of an older program nothing is sent yet, and the plan goes on.
     ///

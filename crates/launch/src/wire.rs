@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 
 /// LIMIT: descriptors in one message (SCM_MAX_FD).
@@ -64,4 +64,10 @@ pub fn receive(
             Err(e) => return Err(e),
         }
     }
+}
+
+/// Returns whether the other end of a socket is open and has sent nothing that was not read.
+pub fn is_quiet(socket: impl AsFd) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(recv(socket, &mut [0; 1][..], flags), Err(Errno::AGAIN))
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result};
-use dormouse_container::{Created, Engine};
+use dormouse_container::{Create, Created, Engine};
 use dormouse_image::Image;
 use dormouse_model::Config;
 
@@ -25,7 +25,8 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let image = image(&engine, &args.create)?;
-    output::line(create(&engine, &args.create, image)?.config.id.as_str())?;
+    let created = create(&engine, &args.create, image, |engine, create| engine.create(create))?;
+    output::line(created.config.id.as_str())?;
     Ok(0)
 }
 
@@ -36,7 +37,12 @@ pub(crate) fn image(engine: &Engine, args: &CreateArgs) -> Result<Option<Image>>
 }
 
 /// Creates a container from the options and the image.
-pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -> Result<Created> {
+pub(crate) fn create(
+    engine: &Engine,
+    args: &CreateArgs,
+    image: Option<Image>,
+    make: impl Fn(&Engine, Create) -> dormouse_container::Result<Created>,
+) -> Result<Created> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
     let here = Here {
         cwd: &cwd,
@@ -55,7 +61,7 @@ pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -
             Some(file)
         }
     };
-    let created = with_name(args, || args.merge(image.clone(), &here), |c| engine.create(c));
+    let created = with_name(args, || args.merge(image.clone(), &here), |c| make(engine, c));
     let created = created.inspect_err(|_| forget_cidfile(args))?;
     if let Some(mut file) = id_file {
         file.write_all(created.config.id.as_str().as_bytes()).context("cannot write the id")?;

@@ -41,6 +41,9 @@ enum What {
     /// Put connections back that a checkpoint has changed, if its process is killed; reads them from standard input, a
     /// socket
     Rescue,
+    /// Make parts of containers ahead while containers come and go, and give them to commands that start containers;
+    /// exits at the end of standard input
+    Nursery,
     /// Remove the objects that containers share if none runs; called by the keeper at its end
     Tidy,
     /// Remove everything that a reboot would; refused while a container runs
@@ -119,6 +122,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
             let socket = socket.context("cannot duplicate a descriptor")?;
             dormouse_checkpoint::save::rescue_connections(socket)?;
+            Ok(0)
+        }
+        What::Nursery => {
+            global.engine()?.nurse(rustix::stdio::stdin())?;
             Ok(0)
         }
         What::Tidy => {

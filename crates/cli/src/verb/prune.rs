@@ -71,6 +71,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if args.volumes {
         volumes.extend(engine.remove_unused_volumes()?.iter().map(ToString::to_string));
     }
+    // They have their images mounted.
+    engine.dismiss_spares();
     engine.sweep()?;
     let grace = if args.all { Duration::ZERO } else { GRACE };
     let pruned = engine.images()?.prune(&Prune {

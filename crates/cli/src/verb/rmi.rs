@@ -33,6 +33,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (true, true) => names = store.list()?.into_iter().map(|i| i.id).collect(),
         (false, false) => {}
     }
+    // They have their image mounted.
+    engine.dismiss_spares();
     let in_use = engine.images_in_use()?;
     Ok(fail::for_each(&names, |name| {
         let image = match store.find(name) {

@@ -36,7 +36,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let image = create::image(&engine, create)?;
     // ORDER: before the container starts, so that no signal ends this program meanwhile.
     let signals = if stay { Some(Signals::take()?) } else { None };
-    let created = create::create(&engine, create, image)?;
+    let created =
+        create::create(&engine, create, image, |engine, create| engine.create_to_start(create))?;
     let id = created.config.id.clone();
     let io = if stay && !create.process.tty {
         let unwanted = if create.rm { || Stream::Null } else { || Stream::Log };

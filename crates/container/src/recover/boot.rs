@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::recover::interrupted;
 use crate::state;
-use crate::{contract, end, exit, pending, remove, unwoken};
+use crate::{contract, end, exit, pending, remove, spare, unwoken};
 
 /// Prepares the directories for a command, and finishes the work of killed ones.
 pub(crate) fn open(ground: &Ground) -> Result<()> {
@@ -79,7 +79,7 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
         }
         disk::make_dir(dir, mode)?;
     }
-    let lib = [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids")];
+    let lib = [p.containers(), p.pending(), p.names(), p.volumes(), p.spares(), p.lib.join("ids")];
     for dir in lib.into_iter().chain([p.running(), p.changes()]) {
         disk::make_dir(&dir, mode)?;
     }
@@ -140,17 +140,18 @@ pub(crate) fn sweep(ground: &Ground) -> Result<usize> {
         }
     }
     // The rest of a removal is released by the process that has its lock.
+    // ORDER: as they go from one to the next: a spare is adopted, created, withdrawn.
     let is_someone = |id: &ContainerId| {
-        ground.dir(id).exists()
-            || pending::withdrawn_dir(ground, id).exists()
+        spare::exists(ground, id)
             || pending::is_being_created(ground, id).unwrap_or(true)
+            || ground.dir(id).exists()
+            || pending::withdrawn_dir(ground, id).exists()
     };
     swept += ground.network()?.sweep(&is_someone)? as usize;
     for entry in fs::read_dir(ground.places.running()).into_iter().flatten().flatten() {
         let id = entry.file_name().to_str().and_then(|n| n.parse::<ContainerId>().ok());
         if let Some(id) = id
-            && !ground.dir(&id).exists()
-            && !pending::withdrawn_dir(ground, &id).exists()
+            && !is_someone(&id)
         {
             end::tear_down(ground, &id, None)?;
             swept += 1;

@@ -3,7 +3,7 @@
 //! Recovery never waits: a locked entry is left to the next command. An entry locked at last may have
 //! been published or finished meanwhile, so its name is looked up again.
 //!
-//! Uses `ground`, `state`, `freeze`, `pending`, `gating`, `end` and `twin`.
+//! Uses `ground`, `state`, `freeze`, `pending`, `gating`, `spare`, `end` and `twin`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{CONFIG, Ground};
 use crate::pending::{self, Intent};
-use crate::{end, freeze, gating, state, twin};
+use crate::{end, freeze, gating, spare, state, twin};
 
 /// Finishes interrupted commands. Returns their number.
 pub(crate) fn finish(ground: &Ground) -> Result<usize> {
@@ -26,15 +26,16 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         let all = lasting.chain(others).collect::<std::io::Result<_>>();
         all.map_err(Error::file("cannot list", &pending))
     };
+    let swept = spare::sweep(ground)?;
     let entries = list()?;
     if entries.is_empty() {
-        return Ok(0);
+        return Ok(swept);
     }
     // Another process is making an entry or recovering already: leave the entries to the next
     // command. Those that were there before have been locked by their makers when this lock is free.
-    let Some(alone) = Lock::try_take(&pending)? else { return Ok(0) };
+    let Some(alone) = Lock::try_take(&pending)? else { return Ok(swept) };
     let mut dead = Vec::new();
-    let mut finished = 0;
+    let mut finished = swept;
     // An entry that cannot be finished keeps no other from it.
     let mut failed = None;
     for entry in entries {
@@ -70,6 +71,9 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             continue;
         }
         finished += 1;
+        // A create that had adopted a spare has objects in the kernel.
+        let released = spare::release_adopted(ground, &id);
+        failed = failed.or(released.err());
         let released = pending::release(ground, &id, &entry.path(), None, false);
         failed = failed.or(released.err());
     }

@@ -1,6 +1,6 @@
 //! Settling of an ended container, and its restart policy.
 //!
-//! Uses `ground`, `state`, `pending`, `end` and `start`.
+//! Uses `ground`, `state`, `pending`, `spare`, `end` and `start`.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::end::{self, Removal};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::pending;
+use crate::spare;
 use crate::spec::Stdio;
 use crate::start::{self, Running};
 use crate::state::{self, Exit};
@@ -25,7 +26,11 @@ pub(crate) fn settle(
     waits: impl FnOnce(),
 ) -> Result<Option<Exit>> {
     let lock = match ground.lock(id) {
-        Err(Error::NoContainer(_)) => return end::complete_withdrawn(ground, id).map(|()| None),
+        Err(Error::NoContainer(_)) => {
+            // It is withdrawn, or was a spare that a killed process has held.
+            spare::sweep_one(ground, id)?;
+            return end::complete_withdrawn(ground, id).map(|()| None);
+        }
         other => other?,
     };
     let config = match ground.config(id) {

@@ -1,0 +1,588 @@
+//! Spares: the parts of a container that can be made before it is requested.
+//!
+//! Everything that bears a container's id can exist before the request, where the id is drawn ahead. A spare is such
+//! an id in `LIB/spares/ID`, with its slot, addresses, writable layer, cgroups, identity in its domain, directories on
+//! a shared tmpfs, and a newborn: born into its cgroups and namespaces, with the image and all usual mounts attached.
+//! The newborn waits for the last part of its plan, before any credential, limit or filter of a program, and has
+//! executed no foreign code.
+//!
+//! ```text
+//! LIB/spares/ID/          locked by the nursery (`nursery`), then by the adopting command
+//! LIB/pending/new-ID/     adopted: an ordinary create in progress, with objects in the kernel
+//! RUN/spares.sock         where the nursery gives spares away
+//! RUN/spares.lock         held by the nursery for its life
+//! ```
+//!
+//! **Adoption.** `run` asks for a spare of the [`Kind`] that it needs, and receives its descriptors in one message: the
+//! lock of its directory, the connection to the keeper on which it was born, the newborn's pidfd and socket, the root.
+//! The command is then what the nursery was, its starter and the holder of its lock. One rename makes the spare a
+//! create in progress. The ordinary create and start follow, and each of their steps is made or found made. An option
+//! that changes a part made ahead has no kind, and the container is made from nothing.
+//!
+//! **Killed anywhere.** A spare lives as long as the socket of its newborn is open, and the lock of its directory is
+//! held. A killed nursery or command closes both: the newborn exits by itself, and the settler that the keeper starts
+//! at the exit of any first process, or the next command, releases the rest by the id ([`sweep`], [`crate::recover`]).
+//!
+//! **Nothing old.** A spare was never a container. What it has was made for its id, and is removed with it.
+//!
+//! **Settings.** What a spare has copied from its surroundings is its [`Stamp`]. The command's own stamp must be equal.
+//! A container inherits nothing from its caller, so limits and umask of the caller are not in it.
+//!
+//! Uses `ground`, `gates`, `shared` and `pending`.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dormouse_launch::{Keeper, Newborn, Passed, wire};
+use dormouse_model::{
+    Config, ContainerId, Evict, IdMap, Limits, Name, NetMode, OutOfMemory, Process, Restart,
+    RootSource, SeccompChoice, Security, Sleep, Spec, Views, WakeOn,
+};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{self, Lock};
+use crate::error::{Error, Result};
+use crate::event;
+use crate::gates;
+use crate::ground::{self, Ground};
+use crate::pending::{self, New};
+use crate::shared;
+use crate::spec::Create;
+
+/// LIMIT: bytes of a message to or from the nursery. A newborn's steps are named in it.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// Descriptors of a spare: lock, root, connection to the keeper, newborn and its socket.
+const DESCRIPTORS: usize = 5;
+
+/// LIMIT: how long a start waits for the nursery, which answers in some ten microseconds unless it is stopped.
+const ANSWER_WITHIN: Duration = Duration::from_millis(100);
+
+/// LIMIT: how long a command waits until the nursery has released all spares.
+const DISMISSED_WITHIN: Duration = Duration::from_secs(30);
+
+/// LIMIT: how long a killed newborn may take to end.
+const KILLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// The choices of an operator that a spare is made with. Each other choice is made at its adoption, or has no spare.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kind {
+    image: String,
+    domain: Name,
+    auto_remove: bool,
+    limits: Limits,
+}
+
+impl Kind {
+    /// The kind of a requested container; `None` if it differs in a part that is made ahead.
+    pub(crate) fn of(create: &Create) -> Option<Self> {
+        // A new field of a specification is to be placed here: made ahead, decided later, or refused.
+        let Spec {
+            // Made ahead.
+            root,
+            net,
+            limits,
+            auto_remove,
+            // Decided by the last part of the plan, or by the engine beside it.
+            process: _,
+            security,
+            publish: _,
+            restart: _,
+            init: _,
+            log_max_bytes: _,
+            log_driver: _,
+            stop_signal: _,
+            stop_timeout_s: _,
+            labels: _,
+            account: _,
+            shared: _,
+            // None is made ahead.
+            hostname,
+            domainname,
+            extra_hosts,
+            dns,
+            anonymous_volumes,
+            mounts,
+            sleep,
+            drowsy,
+            wake_on,
+            oom,
+            evict,
+            read_only,
+            devpts,
+            systemd,
+            sysctls,
+            views,
+            nproc,
+        } = &create.spec;
+        let (RootSource::Image { id, .. }, NetMode::Address { domain }) = (root, net) else {
+            return None;
+        };
+        let has_limits_of_group = {
+            let Limits { cpu_weight, pids_max, io_weight, .. } = limits.clone();
+            *limits == Limits { cpu_weight, pids_max, io_weight, ..Limits::default() }
+        };
+        let has_usual_mounts = mounts.is_empty()
+            && anonymous_volumes.is_empty()
+            && extra_hosts.is_empty()
+            && dns.is_empty()
+            && *devpts
+            && !*read_only
+            && !*systemd
+            && !security.privileged
+            && *views != Views::Yes;
+        let has_usual_names = hostname.is_empty() && domainname.is_none() && sysctls.is_empty();
+        let stays_awake = *sleep == Sleep::default()
+            && *drowsy == Sleep::default()
+            && *wake_on == WakeOn::default()
+            && *oom == OutOfMemory::default()
+            && *evict == Evict::default();
+        let is_usual = has_limits_of_group
+            && has_usual_mounts
+            && has_usual_names
+            && stays_awake
+            && nproc.is_none()
+            && !create.wide_ids
+            && create.addresses.is_empty()
+            // A program with weakened protections: the nursery has the usual ones.
+            && std::env::var_os("DORMOUSE_WEAKEN").is_none();
+        is_usual.then(|| Self {
+            image: id.clone(),
+            domain: domain.clone(),
+            auto_remove: *auto_remove,
+            limits: limits.clone(),
+        })
+    }
+
+    /// The trust domain.
+    pub(crate) fn domain(&self) -> &Name {
+        &self.domain
+    }
+
+    /// The configuration of a spare. The name is that of no container, and the program is none.
+    pub(crate) fn config(
+        &self,
+        id: &ContainerId,
+        ids: IdMap,
+        addresses: Vec<IpAddr>,
+    ) -> Result<Config> {
+        let invalid = |e: dormouse_model::Invalid| Error::Invalid(e.to_string());
+        let spec = Spec {
+            root: RootSource::Image {
+                reference: "spare".parse().map_err(invalid)?,
+                id: self.image.clone(),
+            },
+            process: Process::default(),
+            security: Security {
+                capabilities: Vec::new(),
+                no_new_privileges: true,
+                seccomp: SeccompChoice::Default,
+                privileged: false,
+                rlimits: Vec::new(),
+                oom_score_adj: None,
+            },
+            hostname: id.short().to_owned(),
+            domainname: None,
+            extra_hosts: Vec::new(),
+            dns: Vec::new(),
+            anonymous_volumes: Vec::new(),
+            mounts: Vec::new(),
+            net: NetMode::Address { domain: self.domain.clone() },
+            publish: Vec::new(),
+            limits: self.limits.clone(),
+            restart: Restart::default(),
+            sleep: Sleep::default(),
+            drowsy: Sleep::default(),
+            wake_on: WakeOn::default(),
+            oom: OutOfMemory::default(),
+            evict: Evict::default(),
+            auto_remove: self.auto_remove,
+            read_only: false,
+            init: false,
+            devpts: true,
+            systemd: false,
+            log_max_bytes: 0,
+            log_driver: dormouse_model::LogDriver::default(),
+            stop_signal: 15,
+            stop_timeout_s: 10,
+            labels: Default::default(),
+            sysctls: Default::default(),
+            account: None,
+            shared: false,
+            views: Views::default(),
+            nproc: None,
+        };
+        Ok(Config {
+            version: 1,
+            id: id.clone(),
+            name: "spare".parse().map_err(invalid)?,
+            created_unix_s: event::now_unix_ms() / 1000,
+            ids,
+            addresses,
+            spec,
+        })
+    }
+}
+
+/// A file as it was: device, number, size, time of its last change.
+type Seen = Option<(u64, u64, u64, i64, i64)>;
+
+/// What a spare has copied from its surroundings: the program, the operator's settings, and the host's NIS domain name
+/// (uname(2)), which a new UTS namespace copies. The files of names are those of the domain, whose inodes stay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    program: Seen,
+    settings: Seen,
+    domain_name: String,
+}
+
+impl Stamp {
+    /// The stamp of this moment.
+    pub(crate) fn now(ground: &Ground) -> Self {
+        let seen = |path: &Path| -> Seen {
+            let meta = fs::metadata(path).ok()?;
+            Some((meta.dev(), meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+        };
+        Self {
+            program: seen(Path::new("/proc/self/exe")),
+            settings: seen(&ground.settings()),
+            domain_name: rustix::system::uname().domainname().to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// What is asked of the nursery.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// A spare, if there is one. The connection is closed when the start has its answer: then another one is made.
+    Take { kind: Kind, stamp: Stamp },
+    /// That all spares are released, and the nursery exits. It closes the connection at the end.
+    Dismiss,
+}
+
+/// A spare in a message; an empty message is no spare.
+#[derive(Debug, Serialize, Deserialize)]
+struct Given {
+    id: ContainerId,
+    ids: IdMap,
+    addresses: Vec<IpAddr>,
+    device: u64,
+    passed: Passed,
+}
+
+/// A spare, held by its nursery or by the command that starts it.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    pub(crate) id: ContainerId,
+    pub(crate) ids: IdMap,
+    pub(crate) addresses: Vec<IpAddr>,
+    /// The lock of its directory, until it is a create in progress.
+    pub(crate) lock: Option<Lock>,
+    /// The connection on which its newborn was born.
+    pub(crate) keeper: Keeper,
+    pub(crate) newborn: Newborn,
+    /// Its root, without what is mounted there, and its number (st_dev).
+    pub(crate) root: OwnedFd,
+    pub(crate) device: u64,
+}
+
+impl Spare {
+    /// Returns whether its newborn waits, and the keeper lives.
+    pub(crate) fn is_fit(&self) -> bool {
+        self.newborn.is_waiting() && self.keeper.is_quiet()
+    }
+
+    /// Gives it to another process.
+    pub(crate) fn give(&self, to: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+        let (passed, [keeper, newborn, socket]) = self.keeper.pass(&self.newborn);
+        let Self { id, ids, addresses, device, .. } = self;
+        let given = Given {
+            id: id.clone(),
+            ids: *ids,
+            addresses: addresses.clone(),
+            device: *device,
+            passed,
+        };
+        let text = serde_json::to_vec(&given).map_err(|_| Errno::INVAL)?;
+        let lock = self.lock.as_ref().ok_or(Errno::INVAL)?;
+        let fds = [lock.file().as_fd(), self.root.as_fd(), keeper, newborn, socket];
+        wire::send(to, &text, &fds, SendFlags::DONTWAIT)
+    }
+
+    fn receive(ground: &Ground, from: BorrowedFd<'_>) -> Option<Self> {
+        let mut text = vec![0; MESSAGE_BYTES_MAX];
+        let mut fds = Vec::with_capacity(DESCRIPTORS);
+        let n = wire::receive(from, &mut text, RecvFlags::empty(), |fd| fds.push(fd)).ok()?;
+        let [lock, root, keeper, newborn, socket] = fds.try_into().ok()?;
+        let Given { id, ids, addresses, device, passed } =
+            serde_json::from_slice(&text[..n]).ok()?;
+        let fds = [keeper, newborn, socket];
+        let (keeper, newborn) = Keeper::take_over(&ground.places.run, passed, fds);
+        let lock = Some(Lock::received(lock));
+        Some(Self { id, ids, addresses, lock, keeper, newborn, root, device })
+    }
+}
+
+/// Adopts a spare for a requested container: from now on it is a create in progress. `None` if there is none.
+///
+/// ORDER: the rename is under the lock that came with the spare. A kill before it leaves a spare, and a kill after it a
+/// create; both are released by their id.
+pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
+    let kind = Kind::of(create)?;
+    let nursery = connect(ground)?;
+    sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(ANSWER_WITHIN)).ok()?;
+    request(nursery.as_fd(), &Request::Take { kind, stamp: Stamp::now(ground) })?;
+    let spare = Spare::receive(ground, nursery.as_fd());
+    ground.keep_open(nursery);
+    let mut spare = spare?;
+    let lock = spare.lock.take()?;
+    let dir = ground.places.spares().join(spare.id.as_str());
+    if !spare.is_fit() || rename_to_new(ground, &spare.id, &dir).is_err() {
+        let Spare { id, ids, .. } = spare; // the newborn exits
+        let _ = release(ground, &id, &dir, Some(ids)); // otherwise the next command does
+        drop(lock);
+        return None;
+    }
+    let dir = pending::new_dir(ground, &spare.id);
+    Some((spare, New { dir, lock, account: None }))
+}
+
+fn rename_to_new(ground: &Ground, id: &ContainerId, dir: &Path) -> std::io::Result<()> {
+    fs::rename(dir, pending::new_dir(ground, id))
+}
+
+/// The socket of the nursery.
+pub(crate) fn socket(ground: &Ground) -> PathBuf {
+    ground.places.run.join("spares.sock")
+}
+
+/// The lock of the nursery.
+pub(crate) fn lock(ground: &Ground) -> PathBuf {
+    ground.places.run.join("spares.lock")
+}
+
+/// Connects to the nursery, if there is one.
+fn connect(ground: &Ground) -> Option<OwnedFd> {
+    let kind = SocketType::SEQPACKET;
+    let sock =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).ok()?;
+    let address = address(&socket(ground))?;
+    rustix::net::connect(&sock, &address.0).ok()?;
+    sockopt::socket_peercred(&sock).is_ok_and(|peer| peer.uid.is_root()).then_some(sock)
+}
+
+/// An address for a path of any length: one of 108 bytes at most fits, and a longer one is reached by its directory.
+pub(crate) fn address(path: &Path) -> Option<(SocketAddrUnix, Option<OwnedFd>)> {
+    use std::os::fd::AsRawFd;
+    if let Ok(address) = SocketAddrUnix::new(path) {
+        return Some((address, None));
+    }
+    let flags =
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let dir = rustix::fs::open(path.parent()?, flags, rustix::fs::Mode::empty()).ok()?;
+    let name = path.file_name()?.to_str()?;
+    let short = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+    Some((SocketAddrUnix::new(short).ok()?, Some(dir)))
+}
+
+fn request(to: BorrowedFd<'_>, request: &Request) -> Option<()> {
+    let text = serde_json::to_vec(request).ok()?;
+    wire::send(to, &text, &[], SendFlags::empty()).ok()
+}
+
+/// Has all spares released, and waits for it: before an image, an address or a slot that they have is needed. Nothing
+/// is asked where no process makes spares.
+pub(crate) fn dismiss(ground: &Ground) {
+    let Some(nursery) = connect(ground) else { return };
+    let limit = Some(DISMISSED_WITHIN);
+    let _ = sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, limit);
+    if request(nursery.as_fd(), &Request::Dismiss).is_some() {
+        // Its end is the end of the connection.
+        let _ = rustix::net::recv(&nursery, &mut [0; 1][..], RecvFlags::empty());
+    }
+}
+
+/// Releases what a spare has, its directory last. `ids` are known to the process that made it; otherwise they are
+/// searched for. The caller holds the lock of the directory.
+pub(crate) fn release(
+    ground: &Ground,
+    id: &ContainerId,
+    dir: &Path,
+    ids: Option<IdMap>,
+) -> Result<()> {
+    release_objects(ground, id)?;
+    ground.network()?.release(id)?;
+    match ids {
+        Some(ids) => ground.slots.release(ids, id)?,
+        None => {
+            ground.slots.release_all(id)?;
+            // Of an allocation that was killed between its two records.
+            ground.network()?.sweep(&|other| other != id)?;
+        }
+    }
+    disk::remove_tree(dir)
+}
+
+/// Releases the kernel objects of a create that had adopted a spare. Most have adopted none, and have none.
+pub(crate) fn release_adopted(ground: &Ground, id: &ContainerId) -> Result<()> {
+    match ground.run_dir(id).exists() {
+        true => release_objects(ground, id),
+        false => Ok(()),
+    }
+}
+
+/// Releases the kernel objects of a spare. No program has run in them, so nothing is charged.
+///
+/// ORDER: `RUN/c/ID` last, as in every teardown.
+pub(crate) fn release_objects(ground: &Ground, id: &ContainerId) -> Result<()> {
+    if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
+        cgroup.kill()?;
+        cgroup.wait_empty(KILLED_WITHIN)?;
+        cgroup.remove()?;
+        gates::leave(ground, &cgroup)?;
+    }
+    ground.network()?.leave(id)?;
+    shared::remove(ground, id)?;
+    disk::remove_tree(&ground.run_dir(id))
+}
+
+/// Returns whether an id is that of a spare.
+pub(crate) fn exists(ground: &Ground, id: &ContainerId) -> bool {
+    ground.places.spares().join(id.as_str()).exists()
+}
+
+/// Releases what a killed nursery has left. Nothing is done while one lives: its spares are locked.
+pub(crate) fn sweep(ground: &Ground) -> Result<usize> {
+    let all = ground.places.spares();
+    let left = match ground::ids_in(&all) {
+        Ok(left) => left,
+        Err(_) if !all.exists() => return Ok(0), // the first nursery makes it
+        Err(e) => return Err(e),
+    };
+    if left.is_empty() {
+        return Ok(0);
+    }
+    let Some(_alone) = Lock::try_take_new(&lock(ground))? else { return Ok(0) };
+    let (mut swept, mut failed) = (0, None);
+    // One that cannot be released keeps no other from it.
+    for id in left {
+        match sweep_one(ground, &id) {
+            Ok(is_swept) => swept += usize::from(is_swept),
+            Err(e) => failed = failed.or(Some(e)),
+        }
+    }
+    failed.map_or(Ok(swept), Err)
+}
+
+/// Releases one of them, whose newborn has exited. Returns false if a process holds it, or it is gone.
+pub(crate) fn sweep_one(ground: &Ground, id: &ContainerId) -> Result<bool> {
+    let dir = ground.places.spares().join(id.as_str());
+    let Some(_lock) = Lock::try_take(&dir)? else { return Ok(false) };
+    // ORDER: its last holder may have adopted it after it was opened here.
+    if !dir.exists() {
+        return Ok(false);
+    }
+    release(ground, id, &dir, None).map(|()| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_model::{Mount, MountKind};
+
+    use super::*;
+
+    fn create() -> Create {
+        let id = ContainerId::from_bytes([7; 16]);
+        let kind = Kind {
+            image: "5".repeat(64),
+            domain: "default".parse().unwrap(),
+            auto_remove: true,
+            limits: Limits::default(),
+        };
+        let mut spec = kind
+            .config(&id, IdMap::narrow(dormouse_model::IdSlot(70_000)), Vec::new())
+            .unwrap()
+            .spec;
+        spec.hostname.clear();
+        Create {
+            name: "x".parse().unwrap(),
+            image: None,
+            spec,
+            addresses: Vec::new(),
+            wide_ids: false,
+        }
+    }
+
+    fn kind_with(change: impl FnOnce(&mut Create)) -> Option<Kind> {
+        let mut create = create();
+        change(&mut create);
+        Kind::of(&create)
+    }
+
+    #[test]
+    fn kind_is_that_of_usual_containers_alone() {
+        let usual = kind_with(|_| {}).expect("a kind");
+        // Decided later: the same kind.
+        for change in [
+            (|it| it.spec.process.args = vec!["sh".into()]) as fn(&mut Create),
+            |it| it.spec.process.terminal = true,
+            |it| it.spec.security.capabilities = vec!["CAP_CHOWN".into()],
+            |it| it.spec.security.no_new_privileges = false,
+            |it| it.spec.security.oom_score_adj = Some(7),
+            |it| it.spec.restart = Restart::Always,
+            |it| it.spec.init = true,
+            |it| it.spec.labels.extend([("a".into(), "b".into())]),
+            |it| it.name = "y".parse().unwrap(),
+        ] {
+            assert_eq!(kind_with(change).as_ref(), Some(&usual));
+        }
+        // Made ahead: another kind.
+        for change in [
+            (|it| it.spec.auto_remove = false) as fn(&mut Create),
+            |it| it.spec.limits.pids_max = Some(9),
+            |it| it.spec.net = NetMode::Address { domain: "other".parse().unwrap() },
+        ] {
+            assert!(kind_with(change).is_some_and(|kind| kind != usual));
+        }
+        // Made from nothing.
+        let tmpfs = |it: &mut Create| {
+            it.spec.mounts.push(Mount {
+                target: "/mnt".into(),
+                read_only: false,
+                no_exec: false,
+                kind: MountKind::Tmpfs { size_bytes: None, mode: 0o755 },
+            });
+        };
+        assert_eq!(kind_with(tmpfs), None);
+        for change in [
+            (|it| it.spec.root = RootSource::Directory("/srv".into())) as fn(&mut Create),
+            |it| it.spec.net = NetMode::Host,
+            |it| it.spec.net = NetMode::None,
+            |it| it.spec.security.privileged = true,
+            |it| it.spec.hostname = "named".into(),
+            |it| it.spec.domainname = Some("domain".into()),
+            |it| it.spec.read_only = true,
+            |it| it.spec.devpts = false,
+            |it| it.spec.systemd = true,
+            |it| it.spec.limits.memory_max_bytes = Some(1 << 26),
+            |it| it.spec.limits.cpu_reserve_milli = Some(100),
+            |it| it.spec.limits.disk_bytes = Some(1 << 30),
+            |it| it.spec.views = Views::Yes,
+            |it| it.spec.nproc = Some(1),
+            |it| it.spec.evict = Evict::Kill,
+            |it| it.wide_ids = true,
+            |it| it.addresses = vec![[10, 136, 0, 9].into()],
+        ] {
+            assert_eq!(kind_with(change), None);
+        }
+    }
+}
