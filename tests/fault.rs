@@ -142,7 +142,8 @@ impl Counts {
         list(&host.root(), &mut files);
         // Files that come and go with the keeper, which outlives its last child for a moment, and
         // locks, which are created at first use and stay.
-        let not_counted = ["/keeper.sock", "/vault.sock", "/lib/custody", ".lock"];
+        let not_counted =
+            ["/keeper.sock", "/vault.sock", "/spares.sock", "/lib/custody", "/lib/spares", ".lock"];
         files.retain(|path| not_counted.iter().all(|end| !path.ends_with(end)));
         // A tmpfs shared by containers stays mounted until the last container ends. The directories of
         // a container below it do not.
@@ -154,8 +155,10 @@ impl Counts {
         let mut cgroups = Vec::new();
         host.cgroups().iter().for_each(|dir| list_dirs(dir, &mut cgroups));
         let mut processes = processes_of(host, &cgroups);
-        // Settlers and wakers rest for a second before they exit.
-        let rests = |line: &String| [" settle", " wake"].iter().any(|verb| line.ends_with(verb));
+        // Settlers, wakers and the nursery rest for a second before they exit.
+        let rests = |line: &String| {
+            [" settle", " wake", " nursery"].iter().any(|verb| line.ends_with(verb))
+        };
         processes.retain(|line| !rests(line));
         for one in [KEEPER, VAULT] {
             if let Some(at) = processes.iter().position(|line| *line == format!("[{one}]")) {
@@ -366,8 +369,19 @@ struct Scene {
 }
 
 impl Scene {
+    /// Without spares, so that each start has the same steps.
     fn new() -> Self {
+        Self::with("[spares]\nkeep = 0\n")
+    }
+
+    fn with_spares() -> Self {
+        Self::with("")
+    }
+
+    fn with(settings: &str) -> Self {
         let host = Host::with_busybox();
+        std::fs::create_dir_all(host.root().join("etc")).expect("a directory");
+        std::fs::write(host.root().join("etc/config.toml"), settings).expect("written");
         host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
         // With views, whose file system stays.
         host.dm(&["run", "--rm", "--memory", "64m", "busybox", "true"]).ok();
@@ -498,7 +512,7 @@ fn host_survives_random_kills_of_all_processes() {
     let (kills, seed) = (number("DORMOUSE_FAULT_KILLS", 500), number("DORMOUSE_FAULT_SEED", 1));
     println!("seed {seed}, {kills} kills");
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let scene = Scene::new();
+    let scene = Scene::with_spares();
     let host = &scene.host;
     let mut history: Vec<String> = Vec::new();
     for kill in 1..=kills {
@@ -616,6 +630,121 @@ fn settling_of_withdrawn_container_survives_kill_at_any_step() {
     }
     verb.assert_usable(&scene, "ps without a kill");
     assert!(number > 20, "{number} steps settle a container");
+}
+
+/// Returns how many spares there are, with those that are being made.
+fn spares(host: &Host) -> usize {
+    std::fs::read_dir(host.root().join("lib/spares")).map_or(0, Iterator::count)
+}
+
+/// The nursery, once containers come and go.
+fn nursery(host: &Host) -> u32 {
+    let mut found = None;
+    let is_found = wait_until(soon(), || {
+        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        let is_it = |(_, line): &(u32, String)| line.ends_with(" internal nursery");
+        found = host.processes().into_iter().find(is_it).map(|(pid, _)| pid);
+        found.is_some()
+    });
+    assert!(is_found, "no nursery: {:?}", host.processes());
+    found.expect("a pid")
+}
+
+/// Starts containers until spares are ready.
+fn stock(host: &Host) {
+    let is_stocked = wait_until(soon(), || {
+        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        spares(host) >= 2
+    });
+    assert!(is_stocked, "no spares: {:?}", host.processes());
+}
+
+const ONCE: Verb = Verb {
+    before: &[],
+    command: RUN_ONCE,
+    states: &["none", "created", "running", "stopped"],
+    after: &[REMOVE, RUN_ONCE, RUN, REMOVE],
+};
+
+/// The command is killed before and after it has adopted a spare.
+#[test]
+fn run_with_spare_survives_kill_at_any_step() {
+    let scene = Scene::with_spares();
+    let keeper = scene.host.keeper().expect("a keeper");
+    let mut adopted = 0;
+    for number in 0.. {
+        stock(&scene.host);
+        let there = spares(&scene.host);
+        let Some((mut led, call)) = lead_to(&scene.host, RUN_ONCE, number) else { break };
+        adopted += usize::from(spares(&scene.host) < there);
+        let slow = Slow::of_step(number)[0];
+        slow.kill(&mut led, keeper);
+        ONCE.assert_usable(&scene, &format!("run killed at step {number}, {call}, slow: {slow:?}"));
+    }
+    assert!(adopted > 5, "{adopted} runs had adopted a spare");
+}
+
+/// The nursery is killed at each step of making and releasing spares, while commands take them.
+#[test]
+fn commands_survive_nursery_killed_at_any_step() {
+    let scene = Scene::with_spares();
+    let host = &scene.host;
+    // All steps of several spares are many.
+    let stride = if std::env::var("DORMOUSE_FAULT").as_deref() == Ok("all") { 1 } else { 5 };
+    let mut killed = 0;
+    for number in (0..).step_by(stride) {
+        let pid = nursery(host);
+        let mut led = Led::seize(pid);
+        let commands = [(); 3].map(|()| host.dormouse(&["run", "--rm", "busybox", "true"]));
+        let waiter =
+            thread::spawn(|| commands.map(|command| run(command, b"", Duration::from_secs(60))));
+        let call = (0..=number).try_fold("", |_, _| led.next_step());
+        let what = format!("the nursery killed at step {number}, {call:?}");
+        if call.is_some() {
+            led.kill();
+        }
+        led.detach();
+        for out in waiter.join().expect("the commands end") {
+            assert_eq!(out.status, 0, "{what}: {out}");
+        }
+        ONCE.assert_usable(&scene, &what);
+        if call.is_none() {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed * stride > 100, "{killed} kills");
+}
+
+/// The keeper is killed at each of its steps while spares are made and taken.
+#[test]
+fn spares_survive_keeper_killed_at_any_step() {
+    let scene = Scene::with_spares();
+    let host = &scene.host;
+    for number in 0..40 {
+        host.dm(&["exec", "other", "true"]).ok();
+        stock(host);
+        let pid = host.keeper().expect("a keeper");
+        let mut led = Led::seize(pid);
+        let command = host.dormouse(RUN_ONCE);
+        let waiter = thread::spawn(move || {
+            let out = run(command, b"", Duration::from_secs(60));
+            signal(pid, Signal::WINCH);
+            out
+        });
+        let call = (0..=number).try_fold("", |_, _| led.next_step());
+        let what = format!("the keeper killed beside spares at step {number}, {call:?}");
+        if call.is_some() {
+            led.kill();
+        }
+        led.detach();
+        let out = waiter.join().expect("the command ends");
+        assert!(out.status != 101 && out.status < 128, "{what}: {out}");
+        ONCE.assert_usable(&scene, &what);
+        if call.is_none() {
+            break;
+        }
+    }
 }
 
 #[test]

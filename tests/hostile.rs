@@ -588,6 +588,7 @@ fn container_with_full_shared_memory_stops_no_other() {
     }
     host.dm(&["restart", "--time", "0", "before"]).ok();
     host.dm(&["rm", "--force", "greedy"]).ok();
+    host.await_settlers(); // spares have directories, too
     let left = host.sh(&format!("find {root}/run/tmpfs -mindepth 2 -maxdepth 2 -type d | wc -l"));
     assert_eq!(left.ok(), "1");
 }

@@ -48,6 +48,7 @@ mod shortage;
 mod sleep;
 mod soak;
 mod software;
+mod spares;
 mod swap;
 mod terminal;
 mod unwoken;

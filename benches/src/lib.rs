@@ -118,6 +118,26 @@ pub fn interleave(arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
     Ok((0..arms.len()).map(|i| Times::new(of_arm(i))).collect())
 }
 
+/// Runs each arm `row` times back to back, then the next one, after a warm-up, until each had at least `rounds` turns.
+///
+/// The kernel then spares some commands a wait that the last one has had, and a command meets what the last one does
+/// behind its answer. Disturbed rounds count.
+pub fn interleave_rows(arms: &[Arm], rounds: usize, row: usize) -> Result<Vec<Times>> {
+    round(arms, 0)?;
+    let mut taken = vec![Vec::with_capacity(rounds + row); arms.len()];
+    let mut number = 1;
+    for start in 0..rounds.div_ceil(row) {
+        for i in (0..arms.len()).map(|i| (i + start) % arms.len()) {
+            for _ in 0..row {
+                let arm = &arms[i];
+                taken[i].push(turn(arm, number).with_context(|| format!("{} failed", arm.name))?);
+                number += 1;
+            }
+        }
+    }
+    Ok(taken.into_iter().map(Times::new).collect())
+}
+
 /// One turn of each arm. Each round begins with another arm, and every second one runs backwards, so
 /// that no arm always follows the same one: what a command leaves in caches and behind itself, such
 /// as ending namespaces, costs the next one time.
@@ -310,6 +330,15 @@ impl Bench {
         self.copy_programs()?;
         before.copy_programs()?;
         Ok(before)
+    }
+
+    /// A second instance on the same host with the same programs, which makes no parts of containers ahead.
+    pub fn without_spares(&self) -> Result<Self> {
+        let bench = Self::of_programs(&self.place.bin, self.place.disk, Some("10.132.0.0/14"))?;
+        let settings = bench.path("root/etc/config.toml");
+        let text = fs::read_to_string(&settings)? + "[spares]\nkeep = 0\n";
+        fs::write(settings, text)?;
+        Ok(bench)
     }
 
     /// Runs copies of the programs from now on, each made by one write(2).

@@ -14,7 +14,8 @@ use anyhow::Result;
 use clap::Parser;
 use dormouse_benches::podman::Podman;
 use dormouse_benches::{
-    Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, ok, promise,
+    Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, interleave_rows,
+    ok, promise,
 };
 
 /// Options.
@@ -31,6 +32,12 @@ struct Options {
     before: Option<PathBuf>,
 }
 
+/// Turns of an arm back to back.
+const ROW: usize = 8;
+
+/// The name of the arm in which no part of a container is made ahead.
+const NO_SPARES: &str = "no spares";
+
 /// The name of the arm of `--before`.
 const BEFORE: &str = "before";
 
@@ -46,16 +53,20 @@ fn main() -> Result<()> {
     for disk in [Disk::Journaled, Disk::OfRepository] {
         let mut bench = Bench::on(disk)?;
         let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
+        let cold = bench.without_spares()?;
         let arms = |netns| {
             let mut arms = start_arms(&bench, netns)?;
             // The cost of a devpts alone.
             arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
+            arms.extend((!netns).then(|| ours(NO_SPARES, &cold, netns)));
             arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
             anyhow::Ok(arms)
         };
         let shared = arms(false)?;
         let times = interleave(&shared, options.rounds)?;
         report(&shared, &times, disk, "shared or no network stack", 0.5);
+        let times = interleave_rows(&shared, options.rounds, ROW)?;
+        report(&shared, &times, disk, "the same, eight times in a row", 0.5);
         let mut own = arms(true)?;
         own.push(ours_with(PRIVATE, &bench, "private", &[]));
         report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.6);

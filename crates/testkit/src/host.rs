@@ -186,15 +186,18 @@ impl Host {
         assert!(wait_until(soon(), is_done), "a change of {} never ends", self.root().display());
     }
 
-    /// Waits until no change is in progress, and the processes that have settled containers have exited.
+    /// Waits until no change is in progress, and the processes that settle containers and make spares
+    /// have exited.
     ///
     /// # Panics
     /// If one stays.
     #[track_caller]
     pub fn await_settlers(&self) {
         self.await_removals();
-        let is_settler = |line: &str| line.ends_with(" internal settle");
-        let is_done = || !self.processes().iter().any(|(_, line)| is_settler(line));
+        let rests = |line: &str| {
+            [" internal settle", " internal nursery"].iter().any(|verb| line.ends_with(verb))
+        };
+        let is_done = || !self.processes().iter().any(|(_, line)| rests(line));
         assert!(wait_until(soon(), is_done), "a settler stays: {:?}", self.processes());
     }
 

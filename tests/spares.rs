@@ -1,0 +1,308 @@
+//! Parts of containers made ahead: what takes them, what must not, and what is left of them.
+//!
+//! A container took a spare if its id was there, in `lib/spares`, before the request.
+
+use std::collections::BTreeSet;
+
+use dormouse_testkit::{Host, soon, wait_until};
+
+/// Ids of the spares of a host, with those that are being made.
+fn spares(host: &Host) -> BTreeSet<String> {
+    let all = std::fs::read_dir(host.root().join("lib/spares")).into_iter().flatten().flatten();
+    all.map(|entry| entry.file_name().into_string().expect("an id")).collect()
+}
+
+/// Pids of the nurseries.
+fn nurseries(host: &Host) -> Vec<u32> {
+    let all = host.processes().into_iter();
+    all.filter(|(_, line)| line.ends_with(" internal nursery")).map(|(pid, _)| pid).collect()
+}
+
+/// Starts containers until the next one takes a spare, and returns the spares that are there.
+fn stock(host: &Host) -> BTreeSet<String> {
+    let mut there = BTreeSet::new();
+    let is_stocked = || {
+        let before = spares(host);
+        let id = host.dm(&["run", "-d", "--name", "probe", "busybox", "true"]).ok();
+        host.dm(&["rm", "--force", "probe"]).ok();
+        // Others are there, too: more than one start was seen within the last second.
+        there = spares(host);
+        before.contains(&id) && !there.is_empty()
+    };
+    assert!(wait_until(soon(), is_stocked), "no start takes a spare: {:?}", host.processes());
+    there
+}
+
+/// Starts a container, and returns whether it took a spare.
+fn takes(host: &Host, options: &[&str], program: &[&str]) -> bool {
+    let there = stock(host);
+    let words = [&["run", "-d", "--name", "x"], options, &["busybox"], program].concat();
+    let id = host.dm(&words).ok();
+    host.dm(&["rm", "--force", "x"]).ok();
+    there.contains(&id)
+}
+
+/// Whether a start takes a spare at last: one may be in the making, or dropped for want of memory.
+fn takes_at_last(host: &Host, options: &[&str]) -> bool {
+    wait_until(soon(), || takes(host, options, &["true"]))
+}
+
+fn set(host: &Host, text: &str) {
+    std::fs::write(host.root().join("etc/config.toml"), text).expect("written");
+}
+
+/// What a program finds around it. The id, the host name and the addresses differ from container to container, as do
+/// numbers of mounts and devices.
+const LOOK: &str = r#"
+    id; umask; pwd; tty; env | sort; ulimit -a
+    grep -E '^(Cap|Seccomp|NoNewPrivs|Groups|Uid|Gid|Threads|NStgid|SigBlk|SigIgn|SigCgt)' /proc/self/status
+    cut -d' ' -f5- /proc/self/mountinfo | sed -E 's/(upperdir|workdir|lowerdir|gid)=?[^ ,]*//g' | sort
+    ls -ln / /dev /dev/shm /etc /proc/self/fd |
+        sed -E 's/ [A-Z][a-z]+ +[0-9]+ +[0-9:]+ / /; s/^([a-z-]{10}) +[0-9]+ /\1 /; s/pipe:.*/a pipe/'
+    cat /proc/self/oom_score_adj /proc/self/uid_map /proc/sys/user/max_pid_namespaces /proc/1/comm
+    cat /proc/self/cgroup /proc/self/timens_offsets; hostname; cat /etc/hosts /etc/resolv.conf
+    readlink /proc/self/ns/cgroup >/dev/null && echo alone; ps
+"#;
+
+fn look(host: &Host, options: &[&str]) -> (String, String) {
+    let words = [&["run", "--name", "x"], options, &["busybox", "sh", "-c", LOOK]].concat();
+    let seen = host.dm(&words).ok();
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let plain = seen.replace(&id, "ID").replace(&id[..12], "SHORT");
+    let base = plain.lines().map(|line| {
+        // The base of its ids on the host, and padding of the domain's hosts file.
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        if words.len() == 3 && words.iter().all(|word| word.parse::<u64>().is_ok()) {
+            words[1] = "BASE";
+        }
+        if words.ends_with(&["SHORT", "x"]) {
+            words[0] = "ADDRESS";
+        }
+        words.join(" ")
+    });
+    let plain: Vec<String> = base.filter(|line| !line.is_empty()).collect();
+    host.dm(&["rm", "x"]).ok();
+    (id, plain.join("\n"))
+}
+
+#[test]
+fn vm_program_finds_the_same_in_a_spare_as_without() {
+    let host = Host::with_busybox();
+    let cases: [&[&str]; 4] = [
+        &[],
+        &["-e", "A=b", "-w", "/tmp", "--cap-drop", "all", "--ulimit", "nofile=77:88"],
+        &["-u", "7:9", "--security-opt", "no-new-privileges"],
+        &["--oom-score-adj", "500", "--pids", "50", "--init"],
+    ];
+    for options in cases {
+        set(&host, "[spares]\nkeep = 0\n");
+        let (_, without) = look(&host, options);
+        assert!(spares(&host).is_empty() && nurseries(&host).is_empty(), "none is made");
+        host.dm(&["internal", "reset"]).ok();
+        set(&host, "");
+        let mut seen = String::new();
+        let took = wait_until(soon(), || {
+            let there = spares(&host);
+            let (id, with) = look(&host, options);
+            seen = with;
+            there.contains(&id)
+        });
+        assert!(took, "{options:?}");
+        assert_eq!(seen, without, "{options:?}");
+        host.dm(&["internal", "reset"]).ok();
+    }
+}
+
+#[test]
+fn vm_start_takes_spare_with_each_option_of_its_program() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
+    for options in [
+        &["--name", "y", "-e", "A=b"][2..],
+        &["--label", "a=b", "--restart", "no", "--stop-timeout", "3"],
+        &["-p", "8080:80", "--cpu-weight", "200", "--pids", "100"],
+        &["-t", "-i"],
+    ] {
+        assert!(takes_at_last(&host, options), "{options:?}");
+    }
+    // It is known by its names, has its address, and answers at the published port.
+    let words = ["-p", "8080:80", "--name", "web"];
+    let is_taken = wait_until(soon(), || {
+        let there = stock(&host);
+        host.dm(&["rm", "--force", "--ignore", "web"]).ok();
+        let run = [&["run", "-d"], &words[..], &["busybox", "httpd", "-f", "-h", "/www"]].concat();
+        there.contains(&host.dm(&run).ok())
+    });
+    assert!(is_taken);
+    host.wait_inside("other", "wget -q -O - http://web/");
+    assert!(!host.fetch(&format!("http://{}:8080/", Host::ADDRESS)).is_empty());
+    host.dm(&["exec", "web", "sh", "-c", "echo written >/file"]).ok();
+    host.dm(&["restart", "--time", "0", "web"]).ok();
+    assert_eq!(host.dm(&["exec", "web", "cat", "/file"]).ok(), "written");
+}
+
+#[test]
+fn start_with_another_root_network_or_limit_takes_no_spare() {
+    let host = Host::with_busybox();
+    std::fs::create_dir(host.dir().join("shared")).expect("a directory");
+    let volume = format!("{}:/mnt", host.dir().join("shared").display());
+    for options in [
+        &["--net", "none"][..],
+        &["--net", "host"],
+        &["--domain", "other"],
+        &["--ids", "65536"],
+        &["--privileged"],
+        &["--read-only"],
+        &["--hostname", "named"],
+        &["--memory", "64m"],
+        &["--cpus", "1"],
+        &["--tmpfs", "/tmp"],
+        &["-v", &volume],
+        &["--dns", "192.0.2.53"],
+        &["--add-host", "a:192.0.2.9"],
+        &["--devpts", "no"],
+        &["--sysctl", "kernel.msgmax=9000"],
+        &["--sleep-after", "1h"],
+        &["--views", "yes"],
+    ] {
+        assert!(!takes(&host, options, &["true"]), "{options:?}");
+    }
+    // They work all the same, and spares are still there for others.
+    assert!(takes_at_last(&host, &[]));
+}
+
+#[test]
+fn vm_spares_go_a_second_after_the_last_start() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
+    host.await_settlers();
+    let taken = || {
+        let info = host.dm(&["info", "--json"]).ok();
+        let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
+        let running = std::fs::read_dir(host.root().join("run/c")).expect("a directory").count();
+        let groups = |dir: &std::path::PathBuf| std::fs::read_dir(dir).map_or(0, Iterator::count);
+        let groups: usize = host.cgroups().iter().map(groups).sum();
+        (
+            info["id_slots"].as_u64(),
+            info["addresses"].as_u64(),
+            running,
+            groups,
+            // A tmpfs that containers share stays mounted.
+            host.mounts().into_iter().filter(|at| !at.contains("/run/tmpfs/")).collect::<Vec<_>>(),
+        )
+    };
+    let before = taken();
+    let made = stock(&host).len();
+    assert!((1..=8).contains(&made), "{made}");
+    // No list shows them.
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok().lines().count(), 1);
+    let is_gone = || nurseries(&host).is_empty() && spares(&host).is_empty() && taken() == before;
+    assert!(wait_until(soon(), is_gone), "{before:?} is {:?}", taken());
+    assert!(!host.root().join("run/spares.sock").exists());
+}
+
+#[test]
+fn no_spares_are_made_for_a_single_start_or_with_keep_0() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(nurseries(&host), [0; 0]);
+    set(&host, "[spares]\nkeep = 9\n");
+    let refused = host.dm(&["run", "--rm", "busybox", "true"]).fails();
+    assert!(refused.contains("config.toml") && refused.contains('9'), "{refused}");
+    // Also beside a keeper that was started with other settings.
+    set(&host, "[spares]\nkeep = 0\n");
+    for _ in 0..8 {
+        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        assert!(spares(&host).is_empty());
+    }
+}
+
+#[test]
+fn changed_settings_make_spares_unfit() {
+    let host = Host::with_busybox();
+    for text in ["# a comment\n", "[wake]\nreserve = \"1m\"\n"] {
+        assert!(takes_at_last(&host, &[]));
+        let there = stock(&host);
+        set(&host, text);
+        let id = host.dm(&["run", "-d", "--name", "x", "busybox", "true"]).ok();
+        assert!(!there.contains(&id), "made under other settings");
+        host.dm(&["rm", "--force", "x"]).ok();
+        assert!(wait_until(soon(), || spares(&host).is_disjoint(&there)), "they are released");
+    }
+}
+
+#[test]
+fn removed_image_and_prune_find_no_spare() {
+    let host = Host::with_busybox();
+    stock(&host);
+    host.dm(&["prune"]).ok();
+    assert!(spares(&host).is_empty());
+    stock(&host);
+    host.dm(&["rmi", "busybox"]).ok();
+    host.dm(&["prune", "--all"]).ok();
+    assert!(spares(&host).is_empty());
+    let images = host.root().join("run/images").display().to_string();
+    assert!(!host.mounts().iter().any(|at| at.starts_with(&images)), "{:?}", host.mounts());
+    host.dm(&["run", "--rm", "--pull", "never", "busybox", "true"]).fails();
+}
+
+#[test]
+fn big_spares_give_their_addresses_back_before_there_is_none() {
+    let host = Host::with_busybox();
+    // The smallest pool: 1,024 addresses.
+    set(&host, "[network]\npool = \"10.99.0.0/22\"\n");
+    let create = || host.dm(&["create", "busybox", "true"]);
+    let mut ids = Vec::new();
+    loop {
+        let created = create();
+        if created.status != 0 {
+            break;
+        }
+        ids.push(created.ok());
+    }
+    assert!(ids.len() > 200, "{} containers", ids.len());
+    for round in 0..3 {
+        let free: Vec<String> = ids.drain(..3).collect();
+        free.iter().for_each(|id| drop(host.dm(&["rm", id]).ok()));
+        stock(&host);
+        for n in 0..3 {
+            let created = create();
+            assert_eq!(created.status, 0, "round {round}, container {n}: {created}");
+            ids.push(created.ok());
+        }
+    }
+}
+
+#[test]
+fn stopped_nursery_delays_no_start() {
+    let host = Host::with_busybox();
+    stock(&host);
+    let nursery = nurseries(&host);
+    assert_eq!(nursery.len(), 1);
+    host.sh(&format!("kill -STOP {}", nursery[0])).ok();
+    for _ in 0..3 {
+        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    }
+    host.sh(&format!("kill -CONT {}", nursery[0])).ok();
+    // What it has given away to commands that did not wait is released, too.
+    let is_gone = || nurseries(&host).is_empty() && spares(&host).is_empty();
+    assert!(wait_until(soon(), is_gone), "{:?}", spares(&host));
+    host.await_removals();
+}
+
+#[test]
+fn killed_nursery_leaves_nothing() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
+    for _ in 0..5 {
+        stock(&host);
+        for pid in nurseries(&host) {
+            host.sh(&format!("kill -KILL {pid}")).ok();
+        }
+        // By the settlers of its newborns, and no command.
+        assert!(wait_until(soon(), || spares(&host).is_empty()), "{:?}", spares(&host));
+        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    }
+    assert_eq!(host.dm(&["exec", "other", "echo", "on"]).ok(), "on");
+}
