@@ -38,6 +38,7 @@ mod network;
 mod oci;
 mod oci_checkpoint;
 mod oci_scripts;
+mod order;
 mod podman;
 mod podman_user;
 mod private;

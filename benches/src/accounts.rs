@@ -21,10 +21,15 @@
 //!
 //! **bill**: a day of a small hoster, compressed: 200 sites with one front and one database, and the bill of each site
 //! beside the cost of its requests (accounts/bill.rs).
+//!
+//! **insulation**: two sites share a single-threaded backend, under rising load of one of them, without gates, with
+//! gates, with an order of connections, and with a backend for each (accounts/insulation.rs).
 #![forbid(unsafe_code)]
 
 #[path = "accounts/bill.rs"]
 mod bill;
+#[path = "accounts/insulation.rs"]
+mod insulation;
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -56,6 +61,9 @@ struct Options {
     /// Mean requests a second of that day, to all sites.
     #[arg(long, default_value_t = 150.0)]
     rate: f64,
+    /// Duration of each load of two sites, in seconds.
+    #[arg(long, default_value_t = 5)]
+    point_seconds: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,6 +72,7 @@ enum Part {
     Gates,
     Http,
     Bill,
+    Insulation,
 }
 
 /// LIMIT: the time until a server answers.
@@ -173,6 +182,9 @@ fn main() -> Result<()> {
         let time = Duration::from_secs(options.seconds);
         let day = bill::Day { sites: options.sites, time, rate: options.rate };
         bill::bill(&bench, database.server, day)?;
+    }
+    if wants(Part::Insulation) {
+        insulation::insulation(&bench, options.rounds, options.point_seconds)?;
     }
     Ok(())
 }

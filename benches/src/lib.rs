@@ -483,6 +483,13 @@ pub const FLOOR_CGROUPS: [&str; 7] =
 /// Our daemon; its drop ends it.
 pub struct Daemon(Child);
 
+impl Daemon {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);

@@ -34,6 +34,7 @@
  * burn ADDRESS PORT         one thread serves all connections: it burns "N\n" microseconds of its CPU time and
  *                           answers "done\n". An ADDRESS with a slash is a unix socket
  * burn-each ADDRESS PORT    the same by a process for each connection
+ * burn-one ADDRESS PORT     the same, one connection after the other
  * burn-forks ADDRESS PORT   the same, each request by as many processes as it has microseconds, which are
  *                           made one by the other
  * burn-behind ADDRESS PORT NAME PORT
@@ -42,6 +43,20 @@
  * work-lines NAME PORT      the same, a request for each line of standard input, which has its microseconds. A line
  *                           of output follows each
  * burn-udp ADDRESS PORT     the same as burn, for datagrams
+ * queue STYLE ADDRESS PORT US
+ *                           accepts no connection before the file /go is there. Then it burns US microseconds of its
+ *                           CPU time for one request of each connection, prints the address of the client, answers
+ *                           "done\n" and closes. STYLE is block, poll, select, level or edge (epoll), prefork (four
+ *                           processes), threads (four) or group (four sockets with SO_REUSEPORT)
+ * visit NAME PORT TIMES     has so many empty requests served by a server of burn-one, each over a new connection,
+ *                           and prints the median of their durations in nanoseconds
+ * site NAME PORT WORKERS SECONDS
+ *                           so many workers, each of which thinks for 170 ms in the mean (exponentially), works for
+ *                           1 ms, and in 30 % of all cases has a request of up to 10 ms served by a server of burn-one
+ *                           over a new connection. Prints how many such operations ended in the last SECONDS, and the
+ *                           mean of their durations without the thinking, in microseconds
+ * burst NAME PORT COUNT     has a request served over each of so many connections at once. Prints "asked" when all
+ *                           are on their way, and then how many were answered
  * work-udp NAME PORT TIMES US SOURCE
  *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
  *                           the usual one
@@ -55,10 +70,12 @@
 #include <linux/futex.h>
 #include <linux/if_packet.h>
 #include <net/if.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/ip_icmp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -825,6 +842,21 @@ static int burn_each(char **args)
 	}
 }
 
+static int burn_one(char **args)
+{
+	int listener = burn_socket(args[0], args[1], bind);
+
+	if (listen(listener, 1024))
+		return fail("listen");
+	for (;;) {
+		int fd = accept(listener, 0, 0);
+
+		while (serve_burn(fd))
+			;
+		close(fd);
+	}
+}
+
 static int burn_forks(char **args)
 {
 	served = fork_for;
@@ -915,6 +947,261 @@ static int burn_udp(char **args)
 	}
 }
 
+/* ---- many connections at once ---- */
+
+static long queue_us;
+
+static void wait_for_go(void)
+{
+	while (access("/go", F_OK))
+		usleep(1000);
+}
+
+/* Serves the one request of a connection. */
+static void queue_serve(int fd)
+{
+	struct sockaddr_storage peer;
+	socklen_t length = sizeof(peer);
+	char name[64], text[128];
+
+	if (read(fd, text, 1) == 1 && !getpeername(fd, (void *)&peer, &length)) {
+		burn_for(queue_us);
+		getnameinfo((void *)&peer, length, name, sizeof(name), 0, 0, NI_NUMERICHOST);
+		length = snprintf(text, sizeof(text), "%s\n", name);
+		if (write(1, text, length) != (ssize_t)length || write(fd, "done\n", 5) != 5)
+			fail("answer");
+	}
+	close(fd);
+}
+
+static int queue_socket(char **args, int is_group)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_STREAM, &own), one = 1;
+
+	if (is_group && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)))
+		exit(fail("SO_REUSEPORT"));
+	if (bind(fd, own->ai_addr, own->ai_addrlen) || listen(fd, 128))
+		exit(fail("listen"));
+	return fd;
+}
+
+static void *queue_block(void *listener)
+{
+	for (;;) {
+		int fd = accept(*(int *)listener, 0, 0);
+
+		if (fd >= 0)
+			queue_serve(fd);
+	}
+	return 0;
+}
+
+/* One connection after the other, when the listener is ready. Not one that is ready has none. */
+static void queue_ready(int listener, int is_poll)
+{
+	fcntl(listener, F_SETFL, O_NONBLOCK);
+	for (;;) {
+		struct pollfd one = { .fd = listener, .events = POLLIN };
+		fd_set set;
+		int fd;
+
+		FD_ZERO(&set);
+		FD_SET(listener, &set);
+		if (is_poll ? poll(&one, 1, -1) != 1 : select(listener + 1, &set, 0, 0, 0) != 1)
+			exit(fail("wait"));
+		fd = accept(listener, 0, 0);
+		if (fd < 0)
+			exit(fail("accept"));
+		fcntl(fd, F_SETFL, 0);
+		queue_serve(fd);
+	}
+}
+
+/* An event loop, which accepts all that are there before it serves. */
+static void queue_events(int listener, uint32_t edge)
+{
+	int all = epoll_create1(0);
+	struct epoll_event event = { .events = EPOLLIN | edge, .data.fd = listener }, ready[64];
+
+	fcntl(listener, F_SETFL, O_NONBLOCK);
+	epoll_ctl(all, EPOLL_CTL_ADD, listener, &event);
+	for (;;) {
+		int count = epoll_wait(all, ready, 64, -1), fd;
+
+		for (int i = 0; i < count; i++) {
+			if (ready[i].data.fd != listener) {
+				queue_serve(ready[i].data.fd);
+				continue;
+			}
+			while ((fd = accept4(listener, 0, 0, SOCK_CLOEXEC)) >= 0) {
+				event.events = EPOLLIN | edge;
+				event.data.fd = fd;
+				epoll_ctl(all, EPOLL_CTL_ADD, fd, &event);
+			}
+			if (errno != EAGAIN)
+				exit(fail("accept"));
+		}
+	}
+}
+
+static int queue(char **args)
+{
+	const char *style = args[0];
+	int is_group = !strcmp(style, "group"), listener = queue_socket(args + 1, is_group);
+	pthread_t thread;
+
+	queue_us = atol(args[3]);
+	if (is_group || !strcmp(style, "prefork")) {
+		for (int i = 0; i < 3; i++) {
+			if (fork())
+				continue;
+			if (is_group)
+				listener = queue_socket(args + 1, 1);
+			break;
+		}
+	}
+	wait_for_go();
+	if (!strcmp(style, "threads"))
+		for (int i = 0; i < 3; i++)
+			pthread_create(&thread, 0, queue_block, &listener);
+	if (!strcmp(style, "level") || !strcmp(style, "edge"))
+		queue_events(listener, style[0] == 'e' ? EPOLLET : 0);
+	if (!strcmp(style, "poll") || !strcmp(style, "select"))
+		queue_ready(listener, style[0] == 'p');
+	queue_block(&listener);
+	return 1;
+}
+
+static int burst(char **args)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
+	int count = atoi(args[2]), all = epoll_create1(0), left = count, answered = 0;
+
+	if (getaddrinfo(args[0], args[1], &hints, &other))
+		return fail(args[0]);
+	for (int i = 0; i < count; i++) {
+		int fd = socket(other->ai_family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		struct epoll_event event = { .events = EPOLLOUT, .data.fd = fd };
+
+		if (connect(fd, other->ai_addr, other->ai_addrlen) && errno != EINPROGRESS)
+			return fail("connect");
+		epoll_ctl(all, EPOLL_CTL_ADD, fd, &event);
+	}
+	puts("asked");
+	fflush(stdout);
+	while (left) {
+		struct epoll_event event;
+		char text[8];
+		int fd;
+
+		if (epoll_wait(all, &event, 1, 60000) != 1)
+			break;
+		fd = event.data.fd;
+		if (event.events & EPOLLOUT && write(fd, "x", 1) == 1) {
+			event.events = EPOLLIN;
+			epoll_ctl(all, EPOLL_CTL_MOD, fd, &event);
+			continue;
+		}
+		answered += read(fd, text, sizeof(text)) == 5;
+		close(fd);
+		left--;
+	}
+	printf("%d\n", answered);
+	return 0;
+}
+
+/* ---- the workers of a site ---- */
+
+static struct addrinfo *site_backend;
+static volatile int site_counts;
+static long site_operations, site_us;
+
+static double site_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+}
+
+static void *site_worker(void *number)
+{
+	unsigned short seed[3] = { (long)number, (long)number >> 8, getpid() };
+
+	for (;;) {
+		double begun;
+
+		usleep(-170000 * log(1 - erand48(seed)));
+		begun = site_now();
+		burn_for(1000);
+		if (erand48(seed) < 0.3) {
+			int fd = socket(site_backend->ai_family, SOCK_STREAM, 0);
+
+			if (connect(fd, site_backend->ai_addr, site_backend->ai_addrlen) ||
+			    ask_for(fd, erand48(seed) * 10000))
+				exit(fail("request"));
+			close(fd);
+		}
+		if (site_counts) {
+			__atomic_add_fetch(&site_operations, 1, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&site_us, (long)(site_now() - begun), __ATOMIC_RELAXED);
+		}
+	}
+	return 0;
+}
+
+static int site(char **args)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
+	pthread_attr_t small;
+	pthread_t thread;
+
+	if (getaddrinfo(args[0], args[1], &hints, &site_backend))
+		return fail(args[0]);
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 64 << 10);
+	for (long i = 0; i < atol(args[2]); i++)
+		if (pthread_create(&thread, &small, site_worker, (void *)(i + 1)))
+			return fail("pthread_create");
+	sleep(2);
+	site_counts = 1;
+	sleep(atoi(args[3]));
+	site_counts = 0;
+	printf("%ld %ld\n", site_operations, site_operations ? site_us / site_operations : 0);
+	fflush(stdout);
+	_exit(0);
+}
+
+static int by_size(const void *a, const void *b)
+{
+	long x = *(const long *)a, y = *(const long *)b;
+
+	return (x > y) - (x < y);
+}
+
+static int visit(char **args)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
+	int times = atoi(args[2]);
+	long *all = calloc(times, sizeof(*all));
+
+	if (getaddrinfo(args[0], args[1], &hints, &other))
+		return fail(args[0]);
+	for (int i = 0; i < times; i++) {
+		double begun = site_now();
+		int fd = socket(other->ai_family, SOCK_STREAM, 0);
+
+		if (connect(fd, other->ai_addr, other->ai_addrlen) || ask_for(fd, 0))
+			return fail("request");
+		close(fd);
+		all[i] = (site_now() - begun) * 1e3;
+	}
+	qsort(all, times, sizeof(*all), by_size);
+	printf("%ld\n", all[times / 2]);
+	return 0;
+}
+
 static int work_udp(char **args)
 {
 	struct addrinfo *other;
@@ -958,10 +1245,12 @@ int main(int argc, char **argv)
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
 		      { "crowd", 2, crowd }, { "lines", 2, lines },
-		      { "burn", 2, burn }, { "burn-each", 2, burn_each },
+		      { "burn", 2, burn }, { "burn-each", 2, burn_each }, { "burn-one", 2, burn_one },
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
-		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp } };
+		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
+		      { "queue", 4, queue }, { "burst", 3, burst },
+		      { "site", 4, site }, { "visit", 3, visit } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -1,5 +1,6 @@
 //! Debts: what a daemon needs to know of running containers so that the work of shared services is paid by their
-//! clients ([`dormouse_governor::debt`]), and how the settings of the contracts are found again without it.
+//! clients ([`dormouse_governor::debt`]), and how the settings of the contracts are found again without it. The same
+//! knowledge orders the connections of shared services ([`dormouse_governor::order`]).
 //!
 //! `RUN/governed` has a line with the id of each container whose weight or quota may differ from its contract. A daemon
 //! writes the line before it changes one. [`give_back`] writes the settings of these containers.
@@ -9,16 +10,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use dormouse_bpf::gates::{Party, Use};
 use dormouse_kernel::cgroup::Hierarchy;
-use dormouse_model::{ContainerId, Cpu, Limits};
+use dormouse_model::{ContainerId, Cpu, Limits, Name, NetMode};
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
 use crate::ground::{CONFIG, Ground};
+use crate::place::Places;
 use crate::{account, gates, settings};
 
 /// LIMIT: a larger file is none of ours: some 30,000 containers with debts.
@@ -33,6 +37,12 @@ pub struct Debtor {
     pub cpu: Cpu,
     /// Its cgroup, which is another one after a restart.
     pub cgroup_v2_id: u64,
+    /// The domain in whose stack it has addresses.
+    pub domain: Option<Name>,
+    /// Its addresses there.
+    pub addresses: Vec<IpAddr>,
+    /// Whether it works for its clients.
+    pub is_shared: bool,
     /// Of the file with its configuration.
     stamp: (u64, i64, i64),
 }
@@ -42,6 +52,39 @@ pub(crate) fn is_on(ground: &Ground) -> Result<bool> {
     // A damaged setting is reported by the verbs, and ends no debts.
     let is_wanted = || settings::charges_debts(&ground.settings()).unwrap_or(true);
     Ok(gates::find(ground)?.is_some() && is_wanted())
+}
+
+/// Returns whether connections of shared services are to be ordered: gates are loaded, and the setting is on.
+pub(crate) fn orders(ground: &Ground) -> Result<bool> {
+    let is_wanted = || settings::orders_services(&ground.settings()).unwrap_or(true);
+    Ok(gates::find(ground)?.is_some() && is_wanted())
+}
+
+/// What a thread of a daemon that orders connections looks up: stacks, and what services have worked.
+#[derive(Debug, Clone)]
+pub struct Services {
+    places: Places,
+}
+
+impl Services {
+    /// Opens nothing yet.
+    pub fn new(places: &Places) -> Self {
+        Self { places: places.clone() }
+    }
+
+    /// Returns the network stack of a domain; `None` if it is gone.
+    pub fn stack(&self, domain: &Name) -> Result<Option<OwnedFd>> {
+        let ground = Ground::new(self.places.clone());
+        Ok(ground.network()?.find_domain(domain)?.map(|domain| domain.netns))
+    }
+
+    /// Returns what the container with this cgroup has worked for other accounts, with the load of the gates that have
+    /// counted; the number is 0 if that is nothing.
+    pub fn worked(&self, cgroup_v2_id: u64) -> Result<(u32, Vec<Use>)> {
+        let ground = Ground::new(self.places.clone());
+        let Some(gates) = gates::find(&ground)? else { return Ok((0, Vec::new())) };
+        Ok(gates.uses_of(cgroup_v2_id)?)
+    }
 }
 
 /// Returns the running containers. Those that are `known` are read again only if they have changed.
@@ -65,7 +108,14 @@ pub(crate) fn debtors(
                     let config = config?;
                     let party = account::party(ground, &config)?;
                     let payer = (party.account != 0).then_some(party);
-                    Debtor { payer, cpu: Cpu::of(&config.spec.limits), cgroup_v2_id, stamp }
+                    let domain = match &config.spec.net {
+                        NetMode::Address { domain } => Some(domain.clone()),
+                        NetMode::Host | NetMode::None => None,
+                    };
+                    let (cpu, is_shared) =
+                        (Cpu::of(&config.spec.limits), account::is_shared(&config));
+                    let addresses = config.addresses;
+                    Debtor { payer, cpu, cgroup_v2_id, domain, addresses, is_shared, stamp }
                 }
             },
         };

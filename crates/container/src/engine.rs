@@ -631,6 +631,12 @@ impl Engine {
         debt::is_on(&self.ground)
     }
 
+    /// Returns whether connections of shared services are to be ordered: gates are loaded, and `service-order` is not
+    /// off.
+    pub fn orders_services(&self) -> Result<bool> {
+        debt::orders(&self.ground)
+    }
+
     /// Returns the running containers as debts need them, in cgroups that the caller has opened. Those that are
     /// `known` are read again only if they have changed.
     pub fn debtors(

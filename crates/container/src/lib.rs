@@ -212,7 +212,7 @@ pub use account::{
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
-pub use debt::Debtor;
+pub use debt::{Debtor, Services};
 pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
 pub use drive::Writable;
 pub use drowsy::PushOut;

@@ -25,6 +25,7 @@
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
 //! host-memory-reserve = "5%"   # memory that containers cannot reserve, or use beside a guarantee
 //! service-debt = true   # clients pay for the work of shared services from their own share of CPU time
+//! service-order = true   # a shared service has the connection next whose account had the least service
 //!
 //! [account]
 //! every = "15m"   # how often the daemon charges what running containers have used, 1s to 1d
@@ -126,11 +127,17 @@ struct ContractSection {
     host_cpu_reserve: Option<String>,
     host_memory_reserve: Option<String>,
     service_debt: Option<bool>,
+    service_order: Option<bool>,
 }
 
 /// Returns whether clients pay for the work of shared services from their own share of CPU time.
 pub(crate) fn charges_debts(path: &Path) -> Result<bool> {
     Ok(read(path)?.contract.service_debt.unwrap_or(true))
+}
+
+/// Returns whether connections of shared services are ordered by account.
+pub(crate) fn orders_services(path: &Path) -> Result<bool> {
+    Ok(read(path)?.contract.service_order.unwrap_or(true))
 }
 
 /// The part of the CPUs that is kept for the host by default: a twentieth.

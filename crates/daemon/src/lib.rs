@@ -17,6 +17,7 @@
 //! space of disks without a guarantee, once a second ----> what they may accept ([`space`])
 //! free memory of the host and of all containers ----> a worker has one above its guarantee give memory ([`evict`])
 //! the open of a view inside a container ----> its contents ([`view`])
+//! first packets of connections to shared services, while gates are loaded ----> one account after the other ([`order`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
 //!
@@ -38,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod admit;
 mod budget;
 mod debts;
 mod error;
@@ -46,6 +48,7 @@ mod gate;
 mod govern;
 mod idle;
 mod notify;
+mod order;
 mod popularity;
 mod recovery;
 mod room;
@@ -78,6 +81,7 @@ use gate::Gate;
 use govern::Governor;
 use idle::IdleRoom;
 use notify::say;
+use order::Order;
 use recovery::Recovery;
 use room::Room;
 pub use settings::{Batch, Memory, Reclaim, Settings};
@@ -123,6 +127,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
         rooms.push(Box::new(gate));
     }
     rooms.push(Box::new(Governor::begin(Rc::clone(&engine), Rc::clone(&cpu))));
+    rooms.push(Box::new(Order::begin(Rc::clone(&engine))));
     rooms.push(Box::new(Accounts::begin(&engine)?));
     if let Some(shortages) = Shortages::begin(Rc::clone(&engine))? {
         rooms.push(Box::new(shortages));

@@ -10,3 +10,4 @@ pub mod debt;
 pub mod disk;
 pub mod eviction;
 pub mod memory;
+pub mod order;

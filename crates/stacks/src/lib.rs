@@ -9,10 +9,11 @@
 //!   quiet    rules that drop packets of saved connections      net      devices, addresses, routes,
 //!   packet   packets that sockets receive again                         rules, filters, settings
 //!   accept   connections of an accept queue                    buffer   sizes of buffers for a while
+//!   held     first packets of connections, until admitted
 //! ```
 //!
 //! Modules form a line: `quiet` uses `stack`; `packet` and `net` use both; `buffer` uses `repair`; `accept`
-//! uses `packet` and `buffer`. Records (crate `record`) are taken as checked. Not here: sockets as objects of
+//! uses `packet` and `buffer`; `held` uses `quiet`. Records (crate `record`) are taken as checked. Not here: sockets as objects of
 //! processes, which are the work of `checkpoint`, and addresses and bridges of the host, the work of
 //! `network`.
 //!
@@ -23,6 +24,7 @@
 
 pub mod accept;
 pub mod buffer;
+pub mod held;
 pub mod net;
 pub mod packet;
 pub mod quiet;

@@ -195,7 +195,7 @@ fn compiled(name: &str) -> PathBuf {
     cached(&format!("{name}-{:016x}", crate::leftover::fnv(&text)), |path| {
         let mut compile = Command::new("gcc");
         compile.args(["-O1", "-static", "-Wall", "-Wno-unused-result", "-o"]);
-        compile.arg(path).arg(&source);
+        compile.arg(path).arg(&source).arg("-lm");
         run(compile, b"", Duration::from_secs(60)).ok();
     })
 }

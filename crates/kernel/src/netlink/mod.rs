@@ -8,9 +8,13 @@
 //! number of its request, and has the format. Its size is read before it is received. A list that
 //! changed while the kernel wrote it (`NLM_F_DUMP_INTR`) is requested again.
 //!
+//! [`queue`] receives packets, which are no answers, and [`listener`] asks one question many times.
+//!
 //! Not here: the meaning of entries. [`route`] and [`traffic`] have the numbers that several crates use.
 
+pub mod listener;
 mod message;
+pub mod queue;
 pub mod route;
 pub mod traffic;
 
@@ -34,6 +38,9 @@ pub const REPLACE: u16 = 0x100 | 0x400;
 const REQUEST: u16 = 1;
 const ACKNOWLEDGE: u16 = 4;
 const LIST: u16 = 0x300;
+/// `NFNL_MSG_BATCH_BEGIN` and `NFNL_MSG_BATCH_END`.
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
 
 /// LIMIT: how often a list that changes meanwhile is requested.
 const ATTEMPTS: usize = 32;
@@ -130,6 +137,22 @@ impl Socket {
         Err(self.error(kind, Refusal { errno: libc::EAGAIN, text }))
     }
 
+    /// Requests a change of nftables, which are changed in batches: this one has one message.
+    pub fn request_in_batch(&mut self, kind: u16, flags: u16, message: &Message) -> Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let too_long = || self.error(kind, Refusal { errno: libc::EMSGSIZE, text: String::new() });
+        // struct nfgenmsg: family, version, NFNL_SUBSYS_NFTABLES in the byte order of the network.
+        let edge = Message::new(&[0, 0, 0, 10]);
+        let parts = [
+            edge.request(BATCH_BEGIN, REQUEST, self.sequence),
+            message.request(kind, REQUEST | ACKNOWLEDGE | flags, self.sequence),
+            edge.request(BATCH_END, REQUEST, self.sequence),
+        ];
+        let batch: Option<Vec<Vec<u8>>> = parts.into_iter().collect();
+        let batch = batch.ok_or_else(too_long)?.concat();
+        self.converse(&batch).map(drop).map_err(|refusal| self.error(kind, refusal))
+    }
+
     /// Sends a request, and receives its answer.
     fn exchange(&mut self, kind: u16, flags: u16, message: &Message) -> Result<Answer> {
         self.exchange_bare(kind, flags, message).map_err(|refusal| self.error(kind, refusal))
@@ -144,8 +167,11 @@ impl Socket {
         self.sequence = self.sequence.wrapping_add(1);
         let too_long = || Refusal { errno: libc::EMSGSIZE, text: String::new() };
         let request = message.request(kind, REQUEST | flags, self.sequence);
-        let request = request.ok_or_else(too_long)?;
-        retry(|| rustix::net::send(&self.socket, &request, SendFlags::empty()))?;
+        self.converse(&request.ok_or_else(too_long)?)
+    }
+
+    fn converse(&mut self, request: &[u8]) -> std::result::Result<Answer, Refusal> {
+        retry(|| rustix::net::send(&self.socket, request, SendFlags::empty()))?;
         let mut answer = Answer::new(self.sequence);
         loop {
             if self.buffer.is_empty() {

@@ -481,6 +481,13 @@ static FEATURES: &[Feature] = &[
         net::masquerade,
     ),
     feature(
+        "NFQUEUE",
+        "3.10",
+        "connections of shared services are ordered by account",
+        ("none", "the kernel's order: a client with many connections makes others wait"),
+        net::queue,
+    ),
+    feature(
         "CAP_SYS_RESOURCE",
         "-",
         "resource limits above the caller's own",

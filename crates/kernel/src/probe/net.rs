@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use super::scratch::{Probed, Reason, Scratch, lack};
-use crate::netlink::{self, Message, Protocol, Socket, route, traffic};
+use crate::netlink::{self, Message, Protocol, Socket, queue, route, traffic};
 use crate::nft::{self, NftError};
 use crate::process::{self, CloneFlags};
 
@@ -80,5 +80,24 @@ pub(super) fn masquerade(_: &Scratch) -> Probed {
             Err(e @ NftError::NotRun(_)) => Err(Reason(format!("nft cannot be run: {e}"))),
             Err(NftError::Refused(message)) => lack(message),
         }
+    })
+}
+
+/// As `dormouse_stacks::held` does it.
+pub(super) fn queue(_: &Scratch) -> Probed {
+    in_scratch(|| {
+        queue::Queue::open(1, 1)?;
+        let rules = |rule: &str| format!("table ip probe {{ chain held {{ {rule} }}; }}\n");
+        if nft::apply(&rules("queue flags bypass to 1")).is_ok() {
+            return Ok(String::new());
+        }
+        match nft::apply(&rules("")) {
+            Ok(()) => queue::add_rule(libc::AF_INET as u8, ("probe", "held"), 1)?,
+            Err(e @ NftError::NotRun(_)) => {
+                return Err(Reason(format!("nft cannot be run: {e}")));
+            }
+            Err(NftError::Refused(message)) => return lack(message),
+        }
+        Ok("by xtables".into())
     })
 }

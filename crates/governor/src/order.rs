@@ -1,0 +1,433 @@
+//! Order: which pending connection of a shared service is admitted next.
+//!
+//! Connections wait in a queue for each listener, in the order of arrival for each account. The account with the
+//! least service by its weight comes first. Service is CPU time, as the gates read it:
+//!
+//! ```text
+//! tag = service of the account / its weight         V = tag of the connection that was admitted last
+//! an account without a waiting connection that gets one: tag = max(tag, V)
+//! ```
+//!
+//! So an account that has used nothing for a while is next, and saves nothing up: start-time fair queueing (Goyal et
+//! al., SIGCOMM 1996). A reading comes late, so an admitted connection adds the mean cost of one at once, and the
+//! readings replace these estimates: over time the tags are the readings. A reading that comes while a connection is
+//! worked for has not all of it, so an estimate is replaced by the reading after the next one.
+//!
+//! **How many are admitted.** Connections that the service has not accepted yet are in the order of the kernel. They
+//! should be few, but the service should not have to wait for the next look either. [`Limit`] finds their number as the
+//! kernel's queue limits of network devices do (lib/dynamic_queue_limits.c): doubled when all were accepted since the
+//! last look, lowered by those that were left over in each of some looks.
+#![allow(
+    clippy::cast_precision_loss,
+    reason = "times and weights of connections are far below 2^52"
+)]
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// The cost of a connection before anything is known.
+const COST_NS: f64 = 1_000_000.0;
+/// LIMIT: an account's connections that wait at one listener. The next one is dropped, as by a full backlog.
+pub const WAITING_MAX: usize = 256;
+/// LIMIT: accounts of which a service remembers the service.
+const ACCOUNTS_MAX: usize = 4096;
+/// What is kept of the sums behind a mean cost at each reading.
+const KEPT: f64 = 0.9;
+
+/// What an account has had of a service.
+#[derive(Debug, Clone, Default)]
+struct Account {
+    /// Service by weight.
+    tag: f64,
+    /// The last reading; `None` before the first.
+    read_ns: Option<u64>,
+    /// Estimates that no reading has replaced: of the last period, and of this one.
+    estimated_ns: [f64; 2],
+    /// Connections admitted since the last reading.
+    admitted: u32,
+    /// The number of the last one.
+    last: u64,
+    mean: Mean,
+}
+
+/// The mean cost of a connection, by two sums that fade.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mean {
+    used_ns: f64,
+    admitted: f64,
+}
+
+impl Mean {
+    fn add(&mut self, used_ns: f64, admitted: u32) {
+        self.used_ns = self.used_ns * KEPT + used_ns;
+        self.admitted = self.admitted * KEPT + f64::from(admitted);
+    }
+
+    fn cost_ns(&self) -> Option<f64> {
+        (self.admitted >= 1.0 && self.used_ns > 0.0).then(|| self.used_ns / self.admitted)
+    }
+}
+
+/// The accounts of one service.
+#[derive(Debug)]
+pub struct Service<A> {
+    accounts: BTreeMap<A, Account>,
+    /// The tag of the connection that was admitted last.
+    reached: f64,
+    /// Connections admitted.
+    count: u64,
+    mean: Mean,
+    /// The counters that readings are of.
+    load: u32,
+}
+
+impl<A> Default for Service<A> {
+    fn default() -> Self {
+        let accounts = BTreeMap::new();
+        Self { accounts, reached: 0.0, count: 0, mean: Mean::default(), load: 0 }
+    }
+}
+
+impl<A: Ord + Clone> Service<A> {
+    /// A connection of the account arrives; `is_first`: none of it waits at this listener.
+    fn arrives(&mut self, account: &A, is_first: bool) {
+        if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(account) {
+            // Those below the reached tag would begin there all the same.
+            let reached = self.reached;
+            self.accounts.retain(|_, one| one.tag > reached);
+        }
+        let reached = self.reached;
+        let one = self.accounts.entry(account.clone()).or_default();
+        if is_first {
+            one.tag = one.tag.max(reached);
+        }
+    }
+
+    /// The place of an account: its tag, and of equal ones the account that has waited longest.
+    fn place(&self, account: &A) -> (f64, u64) {
+        self.accounts.get(account).map_or((self.reached, 0), |one| (one.tag, one.last))
+    }
+
+    /// A connection of the account was admitted.
+    fn admitted(&mut self, account: &A, weight: u32) {
+        let cost_ns = self.mean.cost_ns();
+        self.count += 1;
+        let one = self.accounts.entry(account.clone()).or_default();
+        self.reached = self.reached.max(one.tag);
+        let cost_ns = one.mean.cost_ns().or(cost_ns).unwrap_or(COST_NS);
+        one.tag += cost_ns / f64::from(weight.max(1));
+        one.estimated_ns[1] += cost_ns;
+        one.admitted = one.admitted.saturating_add(1);
+        one.last = self.count;
+    }
+
+    /// Takes a reading: CPU time that the service has used for each account since the gates were loaded, by counters
+    /// with this number.
+    pub fn read<'a>(
+        &mut self,
+        load: u32,
+        readings: impl Iterator<Item = (&'a A, u64)>,
+        weight: impl Fn(&A) -> u32,
+    ) where
+        A: 'a,
+    {
+        let is_new = std::mem::replace(&mut self.load, load) != load;
+        let mut now: BTreeMap<&A, u64> = BTreeMap::new();
+        for (account, ns) in readings {
+            *now.entry(account).or_default() += ns;
+        }
+        let (mut used, mut admitted) = (0.0, 0);
+        for (account, one) in &mut self.accounts {
+            let ns = now.get(account).copied().unwrap_or(0);
+            let was_ns = one.read_ns.filter(|_| !is_new).unwrap_or(if is_new { ns } else { 0 });
+            one.read_ns = Some(ns);
+            let new_ns = ns.saturating_sub(was_ns) as f64;
+            one.tag += (new_ns - one.estimated_ns[0]) / f64::from(weight(account).max(1));
+            one.estimated_ns = [one.estimated_ns[1], 0.0];
+            one.mean.add(new_ns, one.admitted);
+            used += new_ns;
+            admitted += std::mem::take(&mut one.admitted);
+        }
+        self.mean.add(used, admitted);
+    }
+}
+
+/// How many connections a service may have that it has not accepted yet.
+#[derive(Debug, Clone)]
+pub struct Limit {
+    limit: u32,
+    /// Admitted since the last look.
+    admitted: u32,
+    /// The least number that was left over in the last looks.
+    left: u32,
+    looks: u32,
+}
+
+/// LIMIT: connections that wait in the kernel.
+const LIMIT_MAX: u32 = 256;
+/// Looks after which the limit is lowered.
+const LOOKS: u32 = 8;
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self { limit: 1, admitted: 0, left: u32::MAX, looks: 0 }
+    }
+}
+
+impl Limit {
+    /// A look at a regular time, while connections are held: `pending` are in the kernel.
+    pub fn look(&mut self, pending: u32) {
+        let admitted = std::mem::take(&mut self.admitted);
+        if pending == 0 && admitted >= self.limit {
+            self.limit = (self.limit * 2).min(LIMIT_MAX);
+            (self.left, self.looks) = (u32::MAX, 0);
+            return;
+        }
+        self.left = self.left.min(pending);
+        self.looks += 1;
+        if self.looks == LOOKS {
+            self.limit = self.limit.saturating_sub(self.left).max(1);
+            (self.left, self.looks) = (u32::MAX, 0);
+        }
+    }
+
+    /// How many may be admitted now.
+    pub fn room(&self, pending: u32) -> u32 {
+        self.limit.saturating_sub(pending)
+    }
+
+    fn admitted(&mut self) {
+        self.admitted = self.admitted.saturating_add(1);
+    }
+}
+
+/// The connections that wait at one listener.
+#[derive(Debug)]
+pub struct Queue<A, T> {
+    waiting: BTreeMap<A, VecDeque<T>>,
+    /// How many the service may have.
+    pub limit: Limit,
+}
+
+impl<A, T> Default for Queue<A, T> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), limit: Limit::default() }
+    }
+}
+
+impl<A: Ord + Clone, T> Queue<A, T> {
+    /// Adds a connection at the end of its account's; returns it if too many wait.
+    pub fn push(&mut self, service: &mut Service<A>, account: &A, one: T) -> Option<T> {
+        let waiting = self.waiting.entry(account.clone()).or_default();
+        if waiting.len() >= WAITING_MAX {
+            return Some(one);
+        }
+        service.arrives(account, waiting.is_empty());
+        waiting.push_back(one);
+        None
+    }
+
+    /// The account that is next.
+    fn next(&self, service: &Service<A>) -> Option<A> {
+        let by_place = |a: &&A, b: &&A| {
+            let (a, b) = (service.place(a), service.place(b));
+            a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
+        };
+        self.waiting.keys().min_by(by_place).cloned()
+    }
+
+    /// The connection that is next.
+    pub fn peek(&self, service: &Service<A>) -> Option<&T> {
+        self.waiting.get(&self.next(service)?)?.front()
+    }
+
+    /// Admits the connection that is next.
+    pub fn pop(&mut self, service: &mut Service<A>, weight: impl Fn(&A) -> u32) -> Option<T> {
+        let account = self.next(service)?;
+        let waiting = self.waiting.get_mut(&account)?;
+        let one = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&account);
+        }
+        service.admitted(&account, weight(&account));
+        self.limit.admitted();
+        one
+    }
+
+    /// Finds a waiting connection.
+    pub fn find(&mut self, account: &A, mut is_it: impl FnMut(&T) -> bool) -> Option<&mut T> {
+        self.waiting.get_mut(account)?.iter_mut().find(|one| is_it(one))
+    }
+
+    /// Ends the waiting of all, in no order.
+    pub fn take_all(&mut self) -> impl Iterator<Item = T> + use<A, T> {
+        std::mem::take(&mut self.waiting).into_values().flatten()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Plain = Queue<char, u32>;
+
+    fn push(
+        queue: &mut Plain,
+        service: &mut Service<char>,
+        account: char,
+        numbers: std::ops::Range<u32>,
+    ) {
+        for number in numbers {
+            assert_eq!(queue.push(service, &account, number), None);
+        }
+    }
+
+    fn drain(
+        queue: &mut Plain,
+        service: &mut Service<char>,
+        weight: impl Fn(&char) -> u32,
+    ) -> Vec<u32> {
+        std::iter::from_fn(|| queue.pop(service, &weight)).collect()
+    }
+
+    #[test]
+    fn accounts_alternate_and_each_is_served_in_its_order() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'b', 0..4);
+        assert_eq!(queue.pop(&mut service, |_| 100), Some(0));
+        push(&mut queue, &mut service, 'a', 10..12);
+        assert_eq!(queue.peek(&service), Some(&10));
+        assert_eq!(drain(&mut queue, &mut service, |_| 100), [10, 1, 11, 2, 3]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn weights_divide_the_service() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'a', 0..100);
+        push(&mut queue, &mut service, 'b', 100..200);
+        let order = drain(&mut queue, &mut service, |of| if *of == 'a' { 400 } else { 100 });
+        let of_a = order[..100].iter().filter(|number| **number < 100).count();
+        assert!((79..=81).contains(&of_a), "{of_a}");
+    }
+
+    #[test]
+    fn account_with_costly_connections_has_fewer() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        let (mut used, mut load) = ([0u64; 2], Vec::new());
+        for round in 0..200 {
+            for (account, first) in [('a', 0), ('b', 1000)] {
+                if queue.find(&account, |_| true).is_none() {
+                    push(&mut queue, &mut service, account, first..first + 8);
+                }
+            }
+            let is_a = queue.pop(&mut service, |_| 100).is_some_and(|number| number < 1000);
+            used[usize::from(!is_a)] += if is_a { 1_000_000 } else { 4_000_000 };
+            load.push(is_a);
+            if round % 5 == 0 {
+                service.read(1, [(&'a', used[0]), (&'b', used[1])].into_iter(), |_| 100);
+            }
+        }
+        let part = used[0] as f64 / used[1] as f64;
+        assert!((0.9..1.1).contains(&part), "{part} of the time after {load:?}");
+    }
+
+    #[test]
+    fn account_that_was_idle_saves_nothing_up() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'a', 0..1);
+        push(&mut queue, &mut service, 'b', 100..200);
+        for _ in 0..50 {
+            queue.pop(&mut service, |_| 100);
+        }
+        push(&mut queue, &mut service, 'a', 1..20);
+        let order = drain(&mut queue, &mut service, |_| 100);
+        let of_a = order[..20].iter().filter(|number| **number < 100).count();
+        assert!((9..=11).contains(&of_a), "{order:?}");
+    }
+
+    #[test]
+    fn new_counters_charge_nothing_twice() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'a', 0..2);
+        queue.pop(&mut service, |_| 1);
+        service.read(1, [(&'a', 5)].into_iter(), |_| 1);
+        service.read(1, [(&'a', 2_000_005)].into_iter(), |_| 1);
+        let before = service.place(&'a').0;
+        service.read(2, [(&'a', 90_000_000)].into_iter(), |_| 1);
+        assert!((service.place(&'a').0 - before).abs() < 1.0);
+        service.read(2, [(&'a', 91_000_000)].into_iter(), |_| 1);
+        assert!((service.place(&'a').0 - before - 1_000_000.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn account_has_a_bound_of_waiting_connections() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'b', 0..WAITING_MAX as u32);
+        assert_eq!(queue.push(&mut service, &'b', 7777), Some(7777));
+        assert_eq!(queue.push(&mut service, &'a', 1), None);
+        assert_eq!(queue.take_all().count(), WAITING_MAX + 1);
+        for account in 0..2 * ACCOUNTS_MAX as u32 {
+            let account = char::from_u32(0x1_0000 + account).unwrap();
+            queue.push(&mut service, &account, 1);
+            assert!(service.accounts.len() <= ACCOUNTS_MAX);
+            queue.take_all().for_each(drop);
+        }
+    }
+
+    #[test]
+    fn limit_follows_the_speed_of_the_service() {
+        let mut limit = Limit::default();
+        // Each look finds that all were accepted: the service is faster than looks are.
+        for expected in [2, 4, 8] {
+            for _ in 0..limit.room(0) {
+                limit.admitted();
+            }
+            limit.look(0);
+            assert_eq!(limit.room(0), expected);
+        }
+        // It accepts one in several looks now.
+        for _ in 0..LOOKS {
+            limit.look(7);
+        }
+        assert_eq!(limit.room(0), 1);
+        for _ in 0..10 * LOOKS {
+            limit.look(1);
+        }
+        assert_eq!([limit.room(0), limit.room(1), limit.room(5)], [1, 0, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn each_connection_is_admitted_once_and_accounts_keep_their_order(
+            steps in prop::collection::vec((0u8..3, 0u8..4, 1u32..1000), 1..200)
+        ) {
+            let (mut queue, mut service) = (Queue::<u8, (u8, usize)>::default(), Service::default());
+            let (mut count, mut admitted) = (0usize, Vec::new());
+            let weight = |account: &u8| 1 + u32::from(*account) * 50;
+            for (step, account, number) in steps {
+                match step {
+                    0 => {
+                        prop_assert_eq!(queue.push(&mut service, &account, (account, count)), None);
+                        count += 1;
+                    }
+                    1 => admitted.extend(queue.pop(&mut service, weight)),
+                    _ => service.read(1, [(&account, u64::from(number))].into_iter(), weight),
+                }
+                prop_assert!(service.reached.is_finite());
+            }
+            admitted.extend(std::iter::from_fn(|| queue.pop(&mut service, weight)));
+            prop_assert_eq!(admitted.len(), count);
+            for account in 0..4 {
+                let of: Vec<_> = admitted.iter().filter(|one| one.0 == account).collect();
+                prop_assert!(of.is_sorted());
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The socket that will have a connection, or has it, and what it has not accepted or read yet (sock_diag(7)).
+//!
+//! The question is asked for each connection, so it has a socket of its own and no acknowledgement.
+
+use std::net::{IpAddr, SocketAddr};
+
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::{Message, Protocol, Socket, attributes, u16_at, u32_at};
+use crate::error::{Explain, Result};
+
+/// `SOCK_DIAG_BY_FAMILY`
+const BY_FAMILY: u16 = 20;
+/// An error in place of an answer.
+const ERROR: u16 = 2;
+/// The state of a listening socket (include/net/tcp_states.h).
+const LISTEN: u8 = 10;
+/// `INET_DIAG_INFO` as a bit of the request, and as the kind of the attribute: 1 << (2 - 1) is 2.
+const INFO: u8 = 2;
+/// `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1.
+const RECEIVED_AT: usize = 128;
+/// Bytes of an answer, and more.
+const ANSWER_BYTES: usize = 1024;
+
+/// A listening socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listener {
+    /// Its cookie, which no other socket of this boot has.
+    pub cookie: u64,
+    /// Connections that are established and not accepted.
+    pub pending: u32,
+}
+
+/// A connection, as the side that has accepted it has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// Bytes that were received and not read.
+    pub unread_bytes: u32,
+    /// Whether any were received.
+    pub has_received: bool,
+}
+
+/// What the kernel has for a pair of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// A connection between them would come to this.
+    Listener(Listener),
+    /// They are connected.
+    Connection(Connection),
+}
+
+/// A place to ask, in the stack of the thread that opened it.
+#[derive(Debug)]
+pub struct Listeners {
+    socket: Socket,
+}
+
+impl Listeners {
+    /// Opens the place.
+    pub fn open() -> Result<Self> {
+        Socket::open(Protocol::SocketDiagnosis).map(|socket| Self { socket })
+    }
+
+    /// Returns the listening socket that the kernel would choose for a first packet between these; of a group with
+    /// SO_REUSEPORT the very one. `None` if the packet would find none, or a connection.
+    pub fn find(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Listener>> {
+        Ok(match self.ask(ends, 0)? {
+            Some(Found::Listener(listener)) => Some(listener),
+            Some(Found::Connection(_)) | None => None,
+        })
+    }
+
+    /// Returns what there is for a connection from the first to the second.
+    pub fn connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Found>> {
+        self.ask(ends, INFO)
+    }
+
+    fn ask(&mut self, [from, to]: [SocketAddr; 2], extensions: u8) -> Result<Option<Found>> {
+        let what = || "AF_NETLINK, NETLINK_SOCK_DIAG".to_owned();
+        self.socket.sequence = self.socket.sequence.wrapping_add(1);
+        let sequence = self.socket.sequence;
+        let request = Message::new(&request(from, to, extensions));
+        let request = request.request(BY_FAMILY, super::REQUEST, sequence).unwrap_or_default();
+        let socket = &self.socket.socket;
+        rustix::io::retry_on_intr(|| rustix::net::send(socket, &request, SendFlags::empty()))
+            .explain("send", what)?;
+        let mut buffer = [0; ANSWER_BYTES];
+        loop {
+            let receive = || rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty());
+            let (_, length) = rustix::io::retry_on_intr(receive).explain("recv", what)?;
+            let answer = buffer.get(..length).unwrap_or_default();
+            if u32_at(answer, 8) == Some(sequence) {
+                return Ok(found(answer));
+            }
+        }
+    }
+}
+
+/// A `struct inet_diag_req_v2` for TCP: family, protocol, extensions, padding; states; struct inet_diag_sockid (own
+/// port, port of the peer, both addresses, device, no cookie).
+fn request(from: SocketAddr, to: SocketAddr, extensions: u8) -> [u8; 56] {
+    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let mut request = [0; 56];
+    (request[0], request[1]) = (family as u8, libc::IPPROTO_TCP as u8);
+    request[2] = extensions;
+    request[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    for (end, port, address) in [(to, 8, 12), (from, 10, 28)] {
+        request[port..port + 2].copy_from_slice(&end.port().to_be_bytes());
+        match end.ip() {
+            IpAddr::V4(ip) => request[address..address + 4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => request[address..address + 16].copy_from_slice(&ip.octets()),
+        }
+    }
+    request[48..].copy_from_slice(&[0xff; 8]); // INET_DIAG_NOCOOKIE
+    request
+}
+
+/// Parses an answer: a netlink header and `struct inet_diag_msg`: family, state, timer, retransmits; struct
+/// inet_diag_sockid; expiry, pending connections or unread bytes. `struct tcp_info` follows as an attribute.
+fn found(answer: &[u8]) -> Option<Found> {
+    if u16_at(answer, 4)? == ERROR {
+        return None;
+    }
+    let message = answer.get(16..)?;
+    let count = u32_at(message, 56)?;
+    if *message.get(1)? == LISTEN {
+        let cookie = [u32_at(message, 44)?, u32_at(message, 48)?].map(u64::from);
+        return Some(Found::Listener(Listener {
+            cookie: cookie[0] | cookie[1] << 32,
+            pending: count,
+        }));
+    }
+    let all = attributes(message.get(72..)?)?;
+    let info = all.iter().find(|(kind, _)| *kind == u16::from(INFO)).map(|(_, info)| *info);
+    // A connection that is being made or has ended has none.
+    let received = info.and_then(|info| info.get(RECEIVED_AT..RECEIVED_AT + 8));
+    let has_received = received.is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0));
+    Some(Found::Connection(Connection { unread_bytes: count, has_received }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn listener_is_found_with_its_pending_connections() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(any).unwrap();
+            let to = listener.local_addr().unwrap();
+            let from = SocketAddr::new(to.ip(), 1);
+            let mut listeners = Listeners::open().unwrap();
+            let empty = listeners.find([from, to]).unwrap().unwrap();
+            assert_eq!(empty.pending, 0);
+            let clients = [(); 3].map(|()| TcpStream::connect(to).unwrap());
+            let full = listeners.find([from, to]).unwrap().unwrap();
+            assert_eq!((full.pending, full.cookie), (3, empty.cookie));
+            let (mut accepted, _) = listener.accept().unwrap();
+            assert_eq!(listeners.find([from, to]).unwrap().unwrap().pending, 2);
+            // A connection, and nothing.
+            let own = clients[0].local_addr().unwrap();
+            assert_eq!(listeners.find([own, to]).unwrap(), None);
+            let is = |listeners: &mut Listeners, unread_bytes, has_received| {
+                let found = listeners.connection([own, to]).unwrap().unwrap();
+                assert_eq!(found, Found::Connection(Connection { unread_bytes, has_received }));
+            };
+            is(&mut listeners, 0, false);
+            (&clients[0]).write_all(b"abc").unwrap();
+            is(&mut listeners, 3, true);
+            accepted.read_exact(&mut [0; 3]).unwrap();
+            is(&mut listeners, 0, true);
+            drop((clients, listener, accepted));
+            assert_eq!(listeners.find([from, to]).unwrap(), None);
+        }
+    }
+}

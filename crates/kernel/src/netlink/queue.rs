@@ -1,0 +1,233 @@
+//! Packets that a rule of the packet filter gives to a process, which decides about each (nfnetlink_queue).
+//!
+//! A queue belongs to the network namespace in which it was opened, and ends with its descriptor. Packets of a queue
+//! that is full, and packets that find no room in the socket, go on (`NFQA_CFG_F_FAIL_OPEN`). Without a queue those of
+//! a rule with *bypass* do as well. The packets that an ended queue holds are lost.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvFlags, SendFlags, sockopt};
+
+use super::{Message, Protocol, Socket, attributes};
+use crate::call;
+use crate::error::{Explain, Result};
+
+/// `NFNL_SUBSYS_QUEUE`, with the kinds of messages.
+const PACKET: u16 = 3 << 8;
+const VERDICT: u16 = 3 << 8 | 1;
+const CONFIGURE: u16 = 3 << 8 | 2;
+
+/// Attributes of `CONFIGURE`: a command, what is copied, the most packets, flags and their mask.
+const COMMAND: u16 = 1;
+const PARAMETERS: u16 = 2;
+const LENGTH_MAX: u16 = 3;
+const FLAG_MASK: u16 = 4;
+const FLAGS: u16 = 5;
+const FAIL_OPEN: u32 = 1;
+/// Attributes of packets and verdicts.
+const PACKET_HEAD: u16 = 1;
+const VERDICT_HEAD: u16 = 2;
+const PAYLOAD: u16 = 10;
+
+/// Bytes of a packet that are copied: an IPv6 header, and a TCP header with all options.
+const COPY_BYTES: u32 = 40 + 60;
+/// Bytes of a message with a packet. The kernel adds devices, marks and times.
+const MESSAGE_BYTES: usize = 2048;
+/// Messages that wait to be received.
+const RECEIVE_BYTES: usize = 8 << 20;
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is lost.
+    Drop = 0,
+    /// It goes on.
+    Accept = 1,
+}
+
+/// A packet that waits for its verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Its number in the queue.
+    pub id: u32,
+    /// Source and destination, if it is TCP without extension headers.
+    pub ends: Option<[SocketAddr; 2]>,
+}
+
+/// An open queue.
+#[derive(Debug)]
+pub struct Queue {
+    socket: OwnedFd,
+    number: u16,
+}
+
+impl Queue {
+    /// Opens the queue with this number, for at most so many packets, in the stack of the calling thread. EBUSY if
+    /// another process has it (EPERM before Linux 6.18).
+    pub fn open(number: u16, length_max: u32) -> Result<Self> {
+        let mut socket = Socket::open(Protocol::Filter)?;
+        let parameters = [&COPY_BYTES.to_be_bytes()[..], &[2]].concat(); // NFQNL_COPY_PACKET
+        let message = Message::new(&head(number))
+            .with(COMMAND, &[1, 0, 0, 0]) // NFQNL_CFG_CMD_BIND
+            .with(PARAMETERS, &parameters)
+            .with(LENGTH_MAX, &length_max.to_be_bytes())
+            .with(FLAG_MASK, &FAIL_OPEN.to_be_bytes())
+            .with(FLAGS, &FAIL_OPEN.to_be_bytes());
+        let what = || "AF_NETLINK, NETLINK_NETFILTER".to_owned();
+        sockopt::set_socket_recv_buffer_size_force(&socket.socket, RECEIVE_BYTES)
+            .explain("setsockopt", what)?;
+        call::set_int_option(socket.socket.as_fd(), libc::SOL_NETLINK, libc::NETLINK_NO_ENOBUFS, 1)
+            .explain("setsockopt", what)?;
+        socket.request(CONFIGURE, 0, &message)?;
+        Ok(Self { socket: socket.socket, number })
+    }
+
+    /// Returns the next packet, if one waits.
+    pub fn next(&mut self) -> Result<Option<Packet>> {
+        let mut buffer = [0; MESSAGE_BYTES];
+        loop {
+            let received = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT);
+            let (_, length) = match received {
+                Err(rustix::io::Errno::AGAIN) => return Ok(None),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => continue,
+                other => other.explain("recv", || "AF_NETLINK, NETLINK_NETFILTER".into())?,
+            };
+            // Other messages are errors about packets that have no verdict any more.
+            if let Some(packet) = buffer.get(..length).and_then(packet) {
+                return Ok(Some(packet));
+            }
+        }
+    }
+
+    /// Gives a packet its verdict. A packet that goes on is delivered before the call returns, unless it leaves the
+    /// host.
+    pub fn decide(&self, id: u32, verdict: Verdict) -> Result<()> {
+        let value = [(verdict as u32).to_be_bytes(), id.to_be_bytes()].concat();
+        let message = Message::new(&head(self.number)).with(VERDICT_HEAD, &value);
+        let request = message.request(VERDICT, super::REQUEST, 0).unwrap_or_default();
+        let send = || rustix::net::send(&self.socket, &request, SendFlags::empty());
+        rustix::io::retry_on_intr(send)
+            .map(drop)
+            .explain("send", || "AF_NETLINK, NETLINK_NETFILTER".into())
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// `NFT_MSG_NEWRULE` of `NFNL_SUBSYS_NFTABLES`, its flags (create, append), and its attributes.
+const NEW_RULE: u16 = 10 << 8 | 6;
+const APPEND: u16 = 0x400 | 0x800;
+const RULE_TABLE: u16 = 1;
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+const ELEMENT: u16 = 1;
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const TARGET_NAME: u16 = 1;
+const TARGET_REVISION: u16 = 2;
+const TARGET_INFO: u16 = 3;
+
+/// Appends a rule to a chain of a table of AF_INET or AF_INET6, in the stack of the calling thread: all its packets go
+/// to a queue, or on if no process has that. By the target NFQUEUE of xtables, which nft(8) cannot write, and which is
+/// in kernels without the `queue` of nftables. ENOENT if neither table, chain nor target is there.
+pub fn add_rule(family: u8, (table, chain): (&str, &str), number: u16) -> Result<()> {
+    let [low, high] = number.to_ne_bytes();
+    // struct xt_NFQ_info_v3: number, how many queues, flags (bypass); aligned as xtables does.
+    let [one, zero] = 1u16.to_ne_bytes();
+    let info = [low, high, one, zero, one, zero, 0, 0];
+    let data = Message::new(&[])
+        .with_text(TARGET_NAME, "NFQUEUE")
+        .with(TARGET_REVISION, &3u32.to_be_bytes())
+        .with(TARGET_INFO, &info);
+    let expression =
+        Message::new(&[]).with_text(EXPRESSION_NAME, "target").nested(EXPRESSION_DATA, &data);
+    let expressions = Message::new(&[]).nested(ELEMENT, &expression);
+    let message = Message::new(&[family, 0, 0, 0])
+        .with_text(RULE_TABLE, table)
+        .with_text(RULE_CHAIN, chain)
+        .nested(RULE_EXPRESSIONS, &expressions);
+    Socket::open(Protocol::Filter)?.request_in_batch(NEW_RULE, APPEND, &message)
+}
+
+/// `struct nfgenmsg`: family, version, number of the queue.
+fn head(number: u16) -> [u8; 4] {
+    let [high, low] = number.to_be_bytes();
+    [0, 0, high, low]
+}
+
+/// Parses a message.
+fn packet(message: &[u8]) -> Option<Packet> {
+    if super::u16_at(message, 4)? != PACKET {
+        return None;
+    }
+    let all = attributes(message.get(20..)?)?;
+    let of = |kind| all.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value);
+    let id = u32::from_be_bytes(*of(PACKET_HEAD)?.first_chunk()?);
+    Some(Packet { id, ends: of(PAYLOAD).and_then(ends) })
+}
+
+/// Source and destination of a TCP packet.
+fn ends(packet: &[u8]) -> Option<[SocketAddr; 2]> {
+    let (from, to, tcp): (IpAddr, IpAddr, &[u8]) = match packet.first()? >> 4 {
+        4 => {
+            let words = usize::from(packet.first()? & 15);
+            let at = |at: usize| Some(Ipv4Addr::from(*packet.get(at..)?.first_chunk::<4>()?));
+            let is_tcp = *packet.get(9)? == 6 && words >= 5;
+            is_tcp.then_some(())?;
+            (at(12)?.into(), at(16)?.into(), packet.get(words * 4..)?)
+        }
+        6 => {
+            let at = |at: usize| Some(Ipv6Addr::from(*packet.get(at..)?.first_chunk::<16>()?));
+            (*packet.get(6)? == 6).then_some(())?;
+            (at(8)?.into(), at(24)?.into(), packet.get(40..)?)
+        }
+        _ => return None,
+    };
+    let port = |at: usize| Some(u16::from_be_bytes(*tcp.get(at..)?.first_chunk()?));
+    Some([SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_those_of_tcp_alone() {
+        let mut v4 = vec![0x46, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        v4.extend([1, 1, 1, 1]); // an option
+        v4.extend([0x30, 0x39, 0, 80]);
+        let expected = Some(["10.0.0.1:12345", "10.0.0.2:80"].map(|end| end.parse().unwrap()));
+        assert_eq!(ends(&v4), expected);
+        for length in 0..v4.len() {
+            assert_eq!(ends(&v4[..length]), None);
+        }
+        v4[9] = 17;
+        assert_eq!(ends(&v4), None);
+        let mut v6 = vec![0x60, 0, 0, 0, 0, 20, 6, 64];
+        v6.extend(Ipv6Addr::LOCALHOST.octets());
+        v6.extend("fd00::5".parse::<Ipv6Addr>().unwrap().octets());
+        v6.extend([0, 9, 0x1f, 0x90]);
+        let expected = Some(["[::1]:9", "[fd00::5]:8080"].map(|end| end.parse().unwrap()));
+        assert_eq!(ends(&v6), expected);
+        v6[6] = 0; // an extension header
+        assert_eq!(ends(&v6), None);
+        assert_eq!(ends(&[]), None);
+    }
+
+    #[test]
+    fn other_messages_are_no_packets() {
+        assert_eq!(packet(&[]), None);
+        let error = Message::new(&[0; 4]).request(2, 0, 0).unwrap();
+        assert_eq!(packet(&error), None);
+        let id = 7u32.to_be_bytes();
+        let message = Message::new(&head(1)).with(PACKET_HEAD, &[&id[..], &[8, 0, 1]].concat());
+        let message = message.with(PAYLOAD, &[0x45, 0]).request(PACKET, 0, 0).unwrap();
+        assert_eq!(packet(&message), Some(Packet { id: 7, ends: None }));
+        assert_eq!(packet(&message[..message.len() - 3]), None);
+    }
+}

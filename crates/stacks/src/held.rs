@@ -1,0 +1,198 @@
+//! First packets of TCP connections to some addresses of a stack, held until a process admits them.
+//!
+//! A table gives the SYN packets to a queue ([`dormouse_kernel::netlink::queue`]). The rule has *bypass*: while no
+//! process has the queue, the packets go on. The table may therefore stay after a process that was killed.
+//!
+//! ```text
+//! table ip dormouse_order {                       and the same for ip6
+//!     set services { ... }
+//!     chain in { type filter hook input priority filter; tcp flags syn ... ip daddr @services jump held }
+//!     chain held { queue flags bypass to 25709 }
+//! }
+//! ```
+//!
+//! The hook is the last one before the packet is delivered: filters have let it pass, and programs at the device have
+//! chosen its socket. Packets of the engine itself ([`quiet::MARK`](crate::quiet::MARK)) are not held.
+//!
+//! KERNEL: `queue` of nftables is a module (`nft_queue`). Where it is missing, the target NFQUEUE of xtables does the
+//! same, which nft(8) cannot write. The rule in the chain `held` is then made by a request of ours
+//! ([`queue::add_rule`]).
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::netlink::listener::Listeners;
+use dormouse_kernel::netlink::queue::{self, Queue};
+use dormouse_kernel::{namespace, nft};
+use dormouse_record::Error;
+
+use crate::quiet;
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// The number of the queue. No one else has one in these stacks.
+const QUEUE: u16 = 0x646d;
+/// LIMIT: packets that are held in one stack, some 1 KB of the kernel's memory each. Further ones go on.
+pub const HELD_MAX: u32 = 8192;
+const TABLE: &str = "dormouse_order";
+/// The families that have a table: name, the word for addresses, the type of a set, number.
+const FAMILIES: [(&str, &str, u8); 2] =
+    [("ip", "ipv4_addr", libc::AF_INET as u8), ("ip6", "ipv6_addr", libc::AF_INET6 as u8)];
+
+/// What a process needs to hold packets.
+#[derive(Debug)]
+pub struct Holding {
+    /// The packets.
+    pub queue: Queue,
+    /// The listeners that will have them.
+    pub listeners: Listeners,
+}
+
+/// Opens the queue of a stack. No packet comes before [`hold`]. EBUSY or EPERM if another process has it.
+pub fn open(netns: BorrowedFd<'_>) -> Result<Holding> {
+    inside(netns, || {
+        let queue = Queue::open(QUEUE, HELD_MAX).map_err(elsewhere)?;
+        Ok(Holding { queue, listeners: Listeners::open().map_err(elsewhere)? })
+    })
+}
+
+/// Holds the first packets to these addresses, and no others any more.
+pub fn hold(netns: BorrowedFd<'_>, services: &[IpAddr]) -> Result<()> {
+    inside(netns, || {
+        if services.is_empty() {
+            return apply(&nothing());
+        }
+        // The rule of nft(8) first: it needs no window without a rule.
+        if apply(&rules(services, true)).is_ok() {
+            return Ok(());
+        }
+        apply(&rules(services, false))?;
+        let add = |(_, _, family): (_, _, u8)| queue::add_rule(family, (TABLE, "held"), QUEUE);
+        FAMILIES.into_iter().try_for_each(add).map_err(elsewhere)
+    })
+}
+
+fn inside<T: Send>(netns: BorrowedFd<'_>, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let done = namespace::visit(netns, Namespace::Net, act);
+    done.map_err(Error::call("enter the network namespace of a domain"))?
+}
+
+fn apply(rules: &str) -> Result<()> {
+    nft::apply(rules)
+        .map_err(|e| Error::Elsewhere(format!("nft cannot hold first packets of connections: {e}")))
+}
+
+fn elsewhere(e: dormouse_kernel::CallError) -> Error {
+    Error::Elsewhere(format!("first packets of connections cannot be held: {e}"))
+}
+
+/// The text that removes both tables.
+fn nothing() -> String {
+    let remove = |(family, ..): (&str, &str, u8)| {
+        format!("table {family} {TABLE}\ndelete table {family} {TABLE}\n")
+    };
+    FAMILIES.map(remove).concat()
+}
+
+fn rules(services: &[IpAddr], has_queue: bool) -> String {
+    let mut text = nothing();
+    for (family, kind, _) in FAMILIES {
+        let of_family = services.iter().filter(|ip| ip.is_ipv4() == (family == "ip"));
+        let elements: Vec<String> = of_family.map(IpAddr::to_string).collect();
+        let elements = match elements.is_empty() {
+            true => String::new(),
+            false => format!("elements = {{ {} }};", elements.join(", ")),
+        };
+        let rule = match has_queue {
+            true => format!("queue flags bypass to {QUEUE}"),
+            false => String::new(),
+        };
+        let mark = quiet::MARK;
+        // Writing to a string does not fail.
+        let _ = write!(
+            text,
+            "table {family} {TABLE} {{\nset services {{ type {kind}; {elements} }}\nchain held {{\n{rule}\n}}\n\
+             chain in {{ type filter hook input priority filter;\n\
+             meta l4proto tcp tcp flags & (fin|syn|rst|ack) == syn meta mark != {mark} {family} daddr @services \
+             jump held\n}}\n}}\n"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::time::{Duration, Instant};
+
+    use dormouse_kernel::netlink::queue::{Packet, Verdict};
+    use dormouse_kernel::netlink::{Protocol, Socket, route};
+
+    use super::*;
+
+    /// A stack with a loopback device.
+    fn stack() -> OwnedFd {
+        let netns = namespace::new_network().expect("root can make a stack");
+        namespace::visit(netns.as_fd(), Namespace::Net, || {
+            let mut socket = Socket::open(Protocol::Route).unwrap();
+            socket.request(route::NEW_LINK, 0, &route::link(1, 1, 1)).unwrap();
+        })
+        .unwrap();
+        netns
+    }
+
+    fn there<T: Send>(netns: &OwnedFd, act: impl FnOnce() -> T + Send) -> T {
+        namespace::visit(netns.as_fd(), Namespace::Net, act).unwrap()
+    }
+
+    #[track_caller]
+    fn next(holding: &mut Holding) -> Packet {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            match holding.queue.next().unwrap() {
+                Some(packet) => return packet,
+                None => assert!(Instant::now() < until, "no packet is held"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn root_connection_is_established_when_its_first_packet_is_admitted() {
+        let netns = stack();
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = there(&netns, || TcpListener::bind(any).unwrap());
+            let to = listener.local_addr().unwrap();
+            let mut holding = open(netns.as_fd()).unwrap();
+            let busy = open(netns.as_fd()).unwrap_err();
+            assert!(busy.to_string().contains("held"), "{busy}");
+            hold(netns.as_fd(), &[to.ip()]).unwrap();
+            std::thread::scope(|scope| {
+                let client = scope.spawn(|| there(&netns, || TcpStream::connect(to).unwrap()));
+                let packet = next(&mut holding);
+                let ends = packet.ends.expect("TCP");
+                assert_eq!(ends[1], to);
+                let found = holding.listeners.find(ends).unwrap().expect("it listens");
+                assert_eq!(found.pending, 0);
+                holding.queue.decide(packet.id, Verdict::Accept).unwrap();
+                let found = there(&netns, || Listeners::open().unwrap().find([to, to]).unwrap());
+                assert_eq!(
+                    found.expect("it listens").pending,
+                    1,
+                    "admitted before the call returns"
+                );
+                client.join().unwrap();
+            });
+            // The process ends, and the table stays.
+            drop(holding);
+            there(&netns, || TcpStream::connect(to).unwrap());
+            hold(netns.as_fd(), &[]).unwrap();
+            hold(netns.as_fd(), &[]).unwrap();
+            let left = there(&netns, || nft::list().unwrap());
+            assert!(!left.contains(TABLE), "{left}");
+        }
+    }
+}
