@@ -1,10 +1,12 @@
 //! Order: of the connections that wait at a shared service, the next one is that of the account with the least service,
 //! whatever the structure of the service. Without a daemon, and for other containers, they come in the kernel's order.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
 use dormouse_testkit::{Host, soon, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contracts::Daemon;
 
@@ -121,7 +123,10 @@ fn assert_ordered(style: &str, address: &str, service: &str) {
     let _daemon = Daemon::start(&host);
     await_order(&host, "db");
     let service = match service {
-        "6" => addresses(&host, "db").into_iter().find(|ip| ip.contains(':')).expect("one of each"),
+        "6" => {
+            let all = addresses(&host, "db");
+            all.into_iter().find(|ip| ip.contains(':')).expect("one of each")
+        }
         name => name.to_owned(),
     };
     let places = places(&host, &service);
@@ -185,4 +190,137 @@ fn other_services_have_their_clients_as_they_come() {
     await_order(&host, "s");
     assert!(!is_ordered(&host, &host.address_of("db")));
     assert_eq!(places(&host, "db"), (FIRST..FIRST + SECOND).collect::<Vec<_>>());
+}
+
+/// A service with an order, and two clients.
+#[track_caller]
+fn ordered(style: &str, options: &[&str]) -> (Host, Daemon) {
+    let host = Host::with_busybox();
+    host.dm(&["gate", "load"]).ok();
+    serve(&host, style, "0.0.0.0", &[&["--shared"], options].concat());
+    clients(&host, &["a", "b"]);
+    let daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    (host, daemon)
+}
+
+/// Waits until so many clients were served.
+#[track_caller]
+fn await_served(host: &Host, count: usize) {
+    assert!(wait_until(soon(), || served(host).len() >= count), "{:?}", served(host));
+}
+
+#[test]
+fn vm_killed_daemon_loses_no_connection() {
+    let (host, mut daemon) = ordered("block", &[]);
+    let first = Burst::begin(&host, "b", "db", FIRST);
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    go(&host);
+    await_served(&host, 5);
+    daemon.kill();
+    assert_eq!([first.answered(), second.answered()], [FIRST, SECOND]);
+    // The next one goes on where it finds the rules.
+    let _daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+}
+
+#[test]
+fn stopped_daemon_admits_all_and_leaves_no_rule() {
+    let (host, mut daemon) = ordered("block", &[]);
+    let first = Burst::begin(&host, "b", "db", FIRST);
+    kill_process(Pid::from_child(daemon.child()), Signal::TERM).expect("our child");
+    assert!(daemon.child().wait().expect("our child").success());
+    assert!(!is_ordered(&host, &host.address_of("db")));
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    go(&host);
+    assert_eq!([first.answered(), second.answered()], [FIRST, SECOND]);
+    await_served(&host, FIRST + SECOND);
+    let own = host.address_of("a");
+    let served = served(&host);
+    assert!(served[FIRST..].iter().all(|line| *line == own), "as they came: {served:?}");
+}
+
+/// The kernel resets the one connection that the worker has.
+#[test]
+fn killed_worker_loses_its_own_connection_alone() {
+    let (host, _daemon) = ordered("prefork", &[]);
+    let first = Burst::begin(&host, "b", "db", FIRST);
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    go(&host);
+    await_served(&host, 5);
+    // The first process of a container ignores a signal from inside.
+    host.dm(&[
+        "exec",
+        "db",
+        "sh",
+        "-c",
+        "kill -9 $(pidof probe | tr ' ' '\n' | grep -vx 1 | head -n 1)",
+    ])
+    .ok();
+    let answered = first.answered() + second.answered();
+    assert!(answered >= FIRST + SECOND - 1, "{answered}");
+}
+
+#[test]
+fn held_connections_of_a_service_that_ends_are_refused() {
+    let (host, _daemon) = ordered("block", &[]);
+    let burst = Burst::begin(&host, "b", "db", FIRST);
+    host.dm(&["kill", "db"]).ok();
+    assert_eq!(burst.answered(), 0);
+}
+
+#[test]
+fn client_beyond_its_bound_does_not_keep_others_away() {
+    let (host, _daemon) = ordered("block", &[]);
+    let first = Burst::begin(&host, "b", "db", 700);
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    go(&host);
+    assert_eq!(second.answered(), SECOND);
+    let before = served(&host).len();
+    assert!(before < 200, "{before} were served before");
+    assert_eq!(first.answered(), 700, "the rest is repeated");
+}
+
+#[test]
+fn switched_off_order_leaves_connections_as_they_come() {
+    let host = Host::with_busybox();
+    let config = host.root().join("etc/config.toml");
+    let text = fs::read_to_string(&config).expect("the settings");
+    fs::write(&config, text + "[contract]\nservice-order = false\n").expect("written");
+    host.dm(&["gate", "load"]).ok();
+    serve(&host, "block", "0.0.0.0", &["--shared"]);
+    clients(&host, &["a", "b"]);
+    let _daemon = Daemon::start(&host);
+    assert_eq!(places(&host, "db"), (FIRST..FIRST + SECOND).collect::<Vec<_>>());
+    assert!(!is_ordered(&host, &host.address_of("db")));
+}
+
+#[test]
+fn order_begins_and_ends_with_the_gates() {
+    let (host, _daemon) = ordered("block", &[]);
+    let address = host.address_of("db");
+    let burst = Burst::begin(&host, "b", "db", FIRST);
+    host.dm(&["gate", "unload"]).ok();
+    assert!(wait_until(soon(), || !is_ordered(&host, &address)));
+    go(&host);
+    assert_eq!(burst.answered(), FIRST);
+    host.dm(&["gate", "load"]).ok();
+    await_order(&host, "db");
+    assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+}
+
+/// Held packets are no connections yet, so a sleep and a wake need nothing of the order.
+#[test]
+fn vm_shared_service_that_sleeps_is_woken_and_ordered_again() {
+    let (host, _daemon) = ordered("block", &[]);
+    go(&host);
+    assert_eq!(Burst::begin(&host, "b", "db", SECOND).answered(), SECOND);
+    host.put_to_sleep("db");
+    let address = host.address_of("db");
+    assert!(wait_until(soon(), || !is_ordered(&host, &address)), "no process is ordered");
+    let bursts = ["a", "b"].map(|client| Burst::begin(&host, client, "db", SECOND));
+    assert_eq!(bursts.map(Burst::answered), [SECOND; 2]);
+    await_order(&host, "db");
+    assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
 }

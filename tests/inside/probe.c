@@ -47,7 +47,7 @@
  *                           accepts no connection before the file /go is there. Then it burns US microseconds of its
  *                           CPU time for one request of each connection, prints the address of the client, answers
  *                           "done\n" and closes. STYLE is block, poll, select, level or edge (epoll), prefork (four
- *                           processes), threads (four) or group (four sockets with SO_REUSEPORT)
+ *                           processes), threads (four) or group (two sockets with SO_REUSEPORT)
  * visit NAME PORT TIMES     has so many empty requests served by a server of burn-one, each over a new connection,
  *                           and prints the median of their durations in nanoseconds
  * site NAME PORT WORKERS SECONDS
@@ -1053,7 +1053,7 @@ static int queue(char **args)
 
 	queue_us = atol(args[3]);
 	if (is_group || !strcmp(style, "prefork")) {
-		for (int i = 0; i < 3; i++) {
+		for (int i = 0; i < (is_group ? 1 : 3); i++) {
 			if (fork())
 				continue;
 			if (is_group)

@@ -69,7 +69,8 @@ struct Set {
 impl Set {
     fn begin(bench: &Bench, is_loaded: bool, has_order: bool) -> Result<Self> {
         let path = bench.path("root/etc/config.toml");
-        let plain = fs::read_to_string(&path)?;
+        fs::create_dir_all(bench.path("root/etc"))?;
+        let plain = fs::read_to_string(&path).unwrap_or_default();
         let plain = plain.split("[contract]").next().unwrap_or_default().to_owned();
         let own = format!("[contract]\nservice-debt = {has_order}\nservice-order = {has_order}\n");
         fs::write(&path, plain + &own)?;

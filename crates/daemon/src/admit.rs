@@ -1,4 +1,5 @@
-//! The thread that holds new connections to shared services, and admits them in the order of [`dormouse_governor::order`].
+//! The thread that holds new connections to shared services, and admits them in the order of
+//! [`dormouse_governor::order`].
 //!
 //! A *first packet* (SYN) to a service comes to the queue of the stack ([`dormouse_stacks::held`]). While few
 //! connections are pending at the service, it goes on at once. Otherwise it is held, and admitted when the service

@@ -17,7 +17,7 @@
 //! space of disks without a guarantee, once a second ----> what they may accept ([`space`])
 //! free memory of the host and of all containers ----> a worker has one above its guarantee give memory ([`evict`])
 //! the open of a view inside a container ----> its contents ([`view`])
-//! first packets of connections to shared services, while gates are loaded ----> one account after the other ([`order`])
+//! connections to shared services, while gates are loaded ----> one account after the other ([`order`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
 //! ```
 //!

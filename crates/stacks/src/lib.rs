@@ -13,9 +13,9 @@
 //! ```
 //!
 //! Modules form a line: `quiet` uses `stack`; `packet` and `net` use both; `buffer` uses `repair`; `accept`
-//! uses `packet` and `buffer`; `held` uses `quiet`. Records (crate `record`) are taken as checked. Not here: sockets as objects of
-//! processes, which are the work of `checkpoint`, and addresses and bridges of the host, the work of
-//! `network`.
+//! uses `packet` and `buffer`; `held` uses `quiet`. Records (crate `record`) are taken as
+//! checked. Not here: sockets as objects of processes, which are the work of `checkpoint`, and addresses and
+//! bridges of the host, the work of `network`.
 //!
 //! Kernel facts: a stack is configured by rtnetlink(7), nft(8) and files of `/proc/sys/net`. Sockets are
 //! listed by `/proc/net`. A connection that was taken from an accept queue is put back by a BPF program
