@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
-use dormouse_testkit::{Host, soon, wait_until};
+use dormouse_testkit::{Host, image, soon, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contracts::Daemon;
@@ -84,7 +84,8 @@ fn await_order(host: &Host, service: &str) {
 
 /// The clients in the order in which the service had them.
 fn served(host: &Host) -> Vec<String> {
-    host.dm(&["logs", "db"]).stdout.lines().map(str::to_owned).collect()
+    let logs = host.dm(&["logs", "db"]);
+    logs.stdout.lines().chain(logs.stderr.lines()).map(str::to_owned).collect()
 }
 
 /// Has both clients served, and returns the places of the second: 0 is the first of all.
@@ -323,4 +324,122 @@ fn vm_shared_service_that_sleeps_is_woken_and_ordered_again() {
     assert_eq!(bursts.map(Burst::answered), [SECOND; 2]);
     await_order(&host, "db");
     assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+}
+
+/// A real server, which is shared, and two clients of these images. Nothing of it runs before the order is in force.
+#[track_caller]
+fn real(server: &str, ready: &str, client_image: &str) -> (Host, Daemon) {
+    let host = Host::with_busybox();
+    host.import(&image::services(), "services");
+    host.dm(&["gate", "load"]).ok();
+    host.dm(&["run", "-d", "--name", "db", "--shared", "services", "sh", "-c", server]).ok();
+    for name in ["a", "b"] {
+        host.dm(&["run", "-d", "--name", name, client_image, "sleep", "100000"]).ok();
+    }
+    let daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    host.wait_inside("db", ready);
+    (host, daemon)
+}
+
+/// Has so many processes of a client run a command, and returns when they do.
+#[track_caller]
+fn many(host: &Host, client: &str, count: usize, program: &str, command: &str) -> Child {
+    let all = format!("for i in $(seq {count}); do {command} > /dev/null & done; wait");
+    let mut exec = host.dormouse(&["exec", client, "sh", "-c", &all]);
+    let child = exec.stdout(Stdio::null()).spawn().expect("the command starts");
+    host.wait_inside(client, &format!("[ $(pidof {program} | wc -w) -ge {count} ]"));
+    child
+}
+
+/// The places of lines that belong to the second client.
+#[track_caller]
+fn places_of<'a>(
+    lines: impl Iterator<Item = &'a str>,
+    is_of_a: impl Fn(&str) -> bool,
+) -> Vec<usize> {
+    let places: Vec<usize> =
+        lines.enumerate().filter(|(_, line)| is_of_a(line)).map(|(at, _)| at).collect();
+    println!("the second client has {places:?}");
+    assert_eq!(places.len(), SECOND);
+    places
+}
+
+/// One thread, which accepts all connections that are there before it reads from one.
+#[test]
+fn big_redis_has_its_clients_in_turn() {
+    let server = "redis-server --save '' --protected-mode no --bind 0.0.0.0; true";
+    let (host, _daemon) = real(server, "redis-cli ping | grep -q PONG", "services");
+    let signal = |signal: &str| {
+        let kill = format!("kill -{signal} $(pidof redis-server)");
+        host.dm(&["exec", "db", "sh", "-c", &kill]).ok();
+    };
+    let script = |client: &str| {
+        let lua = "local i = 0 while i < 200000 do i = i + 1 end redis.call('rpush', 'o', ARGV[1])";
+        format!("redis-cli -h db EVAL \"{lua}\" 0 {client}")
+    };
+    signal("STOP");
+    let first = many(&host, "b", FIRST, "redis-cli", &script("b"));
+    let second = many(&host, "a", SECOND, "redis-cli", &script("a"));
+    signal("CONT");
+    for mut child in [first, second] {
+        assert!(child.wait().expect("a child").success());
+    }
+    let order = host.dm(&["exec", "db", "redis-cli", "lrange", "o", "0", "-1"]).ok();
+    let places = places_of(order.lines(), |line| line.contains('a'));
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
+}
+
+/// Two processes with an event loop each.
+#[test]
+fn big_nginx_has_its_clients_in_turn() {
+    let server = "echo 'daemon off; worker_processes 2; user root; error_log /dev/null; pid /tmp/pid; events {} http { \
+                  log_format o $remote_addr; access_log /dev/stdout o; server { listen 80; location / { return 200 x; } \
+                  } }' > /tmp/conf; exec nginx -c /tmp/conf";
+    let (host, _daemon) = real(server, "[ $(pidof nginx | wc -w) = 3 ]", "busybox");
+    let workers = |signal: &str| {
+        let kill = format!("kill -{signal} $(pidof nginx | tr ' ' '\\n' | grep -vx 1)");
+        host.dm(&["exec", "db", "sh", "-c", &kill]).ok();
+    };
+    workers("STOP");
+    let first = many(&host, "b", FIRST, "wget", "wget -qO- http://db/");
+    let second = many(&host, "a", SECOND, "wget", "wget -qO- http://db/");
+    workers("CONT");
+    for mut child in [first, second] {
+        assert!(child.wait().expect("a child").success());
+    }
+    await_served(&host, FIRST + SECOND);
+    let own = host.address_of("a");
+    let lines = served(&host);
+    let places = places_of(lines.iter().map(String::as_str), |line| line == own);
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
+}
+
+/// One process accepts, and makes another for each connection.
+#[test]
+fn big_postgresql_has_its_clients_in_turn() {
+    let server = "chown postgres /tmp; exec su postgres -s /bin/bash -c 'PATH=$PATH:/usr/lib/postgresql/15/bin; \
+                  cd /tmp && initdb -D /tmp/db --auth=trust >/dev/null && \
+                  echo host all all all trust >> /tmp/db/pg_hba.conf && \
+                  exec postgres -D /tmp/db -h 0.0.0.0 -p 80 -k /tmp -N 400 -c log_connections=on \
+                  -c authentication_timeout=2'";
+    let (host, _daemon) = real(server, "grep -q ready /tmp/db/postmaster.pid", "busybox");
+    let signal = |signal: &str| {
+        let kill = format!("kill -{signal} $(head -n 1 /tmp/db/postmaster.pid)");
+        host.dm(&["exec", "db", "sh", "-c", &kill]).ok();
+    };
+    signal("STOP");
+    // It waits for the rest of a request that is none, and ends the connection.
+    let first = Burst::begin(&host, "b", "db", FIRST);
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    signal("CONT");
+    assert_eq!([first.answered(), second.answered()], [0, 0]);
+    let received = || {
+        let lines = served(&host).into_iter().filter(|line| line.contains("connection received: "));
+        lines.collect::<Vec<_>>()
+    };
+    assert!(wait_until(soon(), || received().len() == FIRST + SECOND), "{:?}", received());
+    let own = format!("host={} ", host.address_of("a"));
+    let places = places_of(received().iter().map(String::as_str), |line| line.contains(&own));
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
 }

@@ -2,7 +2,8 @@
 //!
 //! Two sites share one single-threaded backend, as in the paper's experiment with FastCGI (Reumann et al., section 5).
 //! Site A has 30 workers, site B from 10 to 90. A worker thinks for 170 ms in the mean, works for 1 ms, and in three of
-//! ten cases has the backend work for up to 10 ms. All work on one processor. The arms take turns:
+//! ten cases has the backend work for up to 10 ms. All work on one processor, which others on the machine have after
+//! them. The arms take turns:
 //!
 //! - *none*: without gates;
 //! - *gates*: gates charge, and nothing else;
@@ -13,6 +14,7 @@
 //! processor.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -59,6 +61,30 @@ fn run(bench: &Bench, name: &str, options: &[&str], command: &[&str]) -> Result<
     let mut run = bench.dormouse();
     run.args(["run", "-d", "--name", name]).args(ONE_CPU).args(options).arg("probes");
     ok(run.args(command)).map(drop)
+}
+
+/// Has the containers of the benchmark get the processor before all others on the machine. `name` is one of them.
+fn take_processor(bench: &Bench, name: &str) -> Result<()> {
+    let text = ok(bench.dormouse().args(["inspect", "--json", name]))?;
+    let record: serde_json::Value = serde_json::from_str(&text)?;
+    let pid = record.get(0).unwrap_or(&record)["pid"].as_u64().context("no pid")?;
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let is_cpu = |part: &str| part.split(',').any(|controller| controller == "cpu");
+    let of = |line: &str| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let above = Path::new(path.trim_start_matches('/')).parent()?.to_owned();
+        match controllers {
+            "" => Some((Path::new("/sys/fs/cgroup").join(above), "cpu.weight", "10000")),
+            some if is_cpu(some) => {
+                Some((Path::new("/sys/fs/cgroup/cpu").join(above), "cpu.shares", "262144"))
+            }
+            _ => None,
+        }
+    };
+    let file = |(dir, file, most): (PathBuf, &str, &'static str)| (dir.join(file), most);
+    let found = groups.lines().filter_map(of).map(file).find(|(path, _)| path.exists());
+    let (path, most) = found.context("no cgroup with a weight")?;
+    fs::write(&path, most).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Gates, and a daemon, as an arm has them.
@@ -130,6 +156,7 @@ fn turn(bench: &Bench, arm: Arm, weights: [u32; 2], others: u32, seconds: u64) -
     if arm != Arm::Replicated {
         run(bench, "svc", &["--shared"], &backend)?;
     }
+    take_processor(bench, "a")?;
     let backends = if arm == Arm::Replicated { ["a", "b"] } else { ["svc", "svc"] };
     for (name, backend) in ["a", "b"].iter().zip(backends) {
         await_service(bench, name, backend, arm == Arm::Order)?;
@@ -229,6 +256,7 @@ fn price(bench: &Bench, rounds: usize) -> Result<()> {
             let set = Set::begin(bench, n > 0, n == 2)?;
             run(bench, "svc", &["--shared"], &["probe", "burn-one", "0.0.0.0", "80"])?;
             run(bench, "a", &[], &["sleep", "1000000"])?;
+            take_processor(bench, "a")?;
             await_service(bench, "a", "svc", n == 2)?;
             if let Some(daemon) = &set.daemon {
                 let pid = daemon.pid().to_string();

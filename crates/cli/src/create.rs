@@ -101,7 +101,8 @@ pub(crate) struct CreateArgs {
     /// Serve other containers: its work for a client is charged to the client's account
     ///
     /// As a rule: whenever it receives from a container, it works for that container's account. Rules of 'dormouse
-    /// rules' rank before it.
+    /// rules' rank before it. While gates are loaded, 'dormouse daemon' admits its TCP connections in turn: next is the
+    /// account with the least service by its weight.
     #[arg(long)]
     shared: bool,
     /// Write its id to a file, which must not exist

@@ -72,6 +72,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 const LOOKS_AGAIN: Duration = Duration::from_millis(5);
 /// The weight of the outside and of root: that of a container by default.
 const WEIGHT: u32 = 100;
+/// The nice value of the thread.
+const NICE: i32 = -10;
 const NAME: &str = "admit";
 
 /// An account; `None` for the outside and root, which are one.
@@ -185,6 +187,8 @@ struct Listening {
     moved: Instant,
     /// It has stalled: connections go on until its backlog is empty.
     is_open: bool,
+    /// It accepts connections before it has begun with those that it has.
+    is_eager: bool,
 }
 
 impl Listening {
@@ -205,6 +209,7 @@ impl Listening {
                 self.admitted.push_back((ends, since));
             }
         }
+        self.is_eager |= unread > found.pending;
         // Those in the backlog may have unread requests as well.
         Ok(found.pending.max(unread))
     }
@@ -287,14 +292,17 @@ impl Stack {
             admitted: VecDeque::new(),
             moved: now,
             is_open: false,
+            is_eager: false,
         });
         if listening.queue.is_empty() {
             listening.moved = now;
         }
-        let found = Listener {
-            pending: listening.pending(found, &mut self.holding.listeners, now)?,
-            ..found
+        // The backlog alone, where that says enough: a question for each connection is a part of its price.
+        let pending = match listening.is_eager {
+            true => listening.pending(found, &mut self.holding.listeners, now)?,
+            false => found.pending,
         };
+        let found = Listener { pending, ..found };
         listening.is_open &= found.pending > 0;
         let served = served(all, listening.service, now);
         let held = Held { id, ends };
@@ -416,6 +424,8 @@ struct Work {
 
 impl Work {
     fn run(&mut self, shared: &Shared, call: &OwnedFd) {
+        // The thread works some microseconds at a time, for which a service may wait. Without the right it waits longer.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
         let (mut look, mut read) = (Instant::now(), Instant::now());
         loop {
             let now = Instant::now();
