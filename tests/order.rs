@@ -106,8 +106,8 @@ fn places(host: &Host, service: &str) -> Vec<usize> {
     places
 }
 
-/// Connections in turn have the places up to 20, and 10 in the mean. Readings shift some, several workers begin at once,
-/// and a socket of a group may have more of them than another. In the kernel's order the mean is 44.5.
+/// Connections in turn have the places up to 20, and 10 in the mean. Readings shift some, several workers begin at
+/// once, and a socket of a group may have more of them than another. In the kernel's order the mean is 44.5.
 const MEAN_ORDERED: usize = 24;
 
 fn mean(places: &[usize]) -> usize {
@@ -394,8 +394,8 @@ fn big_redis_has_its_clients_in_turn() {
 #[test]
 fn big_nginx_has_its_clients_in_turn() {
     let server = "echo 'daemon off; worker_processes 2; user root; error_log /dev/null; pid /tmp/pid; events {} http { \
-                  log_format o $remote_addr; access_log /dev/stdout o; server { listen 80; location / { return 200 x; } \
-                  } }' > /tmp/conf; exec nginx -c /tmp/conf";
+                  log_format o $remote_addr; access_log /dev/stdout o; server { listen 80; \
+                  location / { return 200 x; } } }' > /tmp/conf; exec nginx -c /tmp/conf";
     let (host, _daemon) = real(server, "[ $(pidof nginx | wc -w) = 3 ]", "busybox");
     let workers = |signal: &str| {
         let kill = format!("kill -{signal} $(pidof nginx | tr ' ' '\\n' | grep -vx 1)");

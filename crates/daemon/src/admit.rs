@@ -424,7 +424,8 @@ struct Work {
 
 impl Work {
     fn run(&mut self, shared: &Shared, call: &OwnedFd) {
-        // The thread works some microseconds at a time, for which a service may wait. Without the right it waits longer.
+        // The thread works some microseconds at a time, for which a service may wait. Without the right to set it, the
+        // wait is longer.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
         let (mut look, mut read) = (Instant::now(), Instant::now());
         loop {
