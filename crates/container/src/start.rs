@@ -18,8 +18,8 @@
 //!
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]).
 //!
-//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`, `net`,
-//! `later`, `layer`, `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
+//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`,
+//! `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
