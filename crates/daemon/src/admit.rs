@@ -391,15 +391,24 @@ impl Stack {
         cookies.into_iter().try_for_each(|cookie| self.release(cookie))
     }
 
-    /// Removes the rules. Held packets go on.
-    fn close(mut self) -> Result<(), String> {
-        let released = self.release_all(|_| false).map_err(|e| e.to_string());
-        let unheld = held::hold(self.netns.as_fd(), &[]).map_err(|e| e.to_string());
-        // Those that have come since.
-        while let Ok(Some(packet)) = self.holding.queue.next() {
-            let _ = self.decide(packet.id, Verdict::Accept);
+    /// Lets all packets go on: those that are held, and those that wait to be received.
+    ///
+    /// ORDER: before the rules are removed or replaced. The kernel then drops what is in the queue.
+    fn flush(&mut self) -> Result<(), CallError> {
+        self.release_all(|_| false)?;
+        while let Some(packet) = self.holding.queue.take()? {
+            self.decide(packet.id, Verdict::Accept)?;
         }
-        released.and(unheld)
+        Ok(())
+    }
+
+    /// Removes the rules. All packets go on.
+    fn close(mut self) -> Result<(), String> {
+        let flushed = self.flush().map_err(|e| e.to_string());
+        let Self { netns, holding, .. } = self;
+        // ORDER: without the queue packets pass, while the rules are being removed.
+        drop(holding);
+        flushed.and(held::hold(netns.as_fd(), &[]).map_err(|e| e.to_string()))
     }
 }
 
@@ -496,7 +505,7 @@ impl Work {
                 return Ok(());
             }
             for _ in 0..PACKETS {
-                let Some(packet) = stack.holding.queue.next()? else { break };
+                let Some(packet) = stack.holding.queue.take()? else { break };
                 stack.take(packet, plan, all)?;
             }
             Ok(())
@@ -570,7 +579,10 @@ impl Work {
             stack.release_all(|id| live.contains(&id)).map_err(|e| e.to_string())?;
             return match is_same {
                 true => Ok(()),
-                false => hold(stack),
+                false => {
+                    stack.flush().map_err(|e| e.to_string())?;
+                    hold(stack)
+                }
             };
         }
         let holding = held::open(netns.as_fd()).map_err(|e| e.to_string())?;

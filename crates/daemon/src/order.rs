@@ -100,7 +100,7 @@ fn plan<'a>(running: impl Iterator<Item = &'a Debtor> + Clone) -> Plan {
     for one in running {
         let Some(account) = one.payer else { continue };
         // Containers of one account have their weights together.
-        *plan.weights.entry(account).or_default() += u32::from(one.cpu.weight);
+        *plan.weights.entry(account).or_default() += one.cpu.weight;
         if let Some(stack) = one.domain.as_ref().and_then(|name| plan.stacks.get_mut(name)) {
             stack.clients.extend(one.addresses.iter().map(|ip| (*ip, account)));
         }

@@ -152,7 +152,7 @@ mod tests {
     fn next(holding: &mut Holding) -> Packet {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
-            match holding.queue.next().unwrap() {
+            match holding.queue.take().unwrap() {
                 Some(packet) => return packet,
                 None => assert!(Instant::now() < until, "no packet is held"),
             }

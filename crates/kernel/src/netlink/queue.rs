@@ -84,7 +84,7 @@ impl Queue {
     }
 
     /// Returns the next packet, if one waits.
-    pub fn next(&mut self) -> Result<Option<Packet>> {
+    pub fn take(&mut self) -> Result<Option<Packet>> {
         let mut buffer = [0; MESSAGE_BYTES];
         loop {
             let received = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT);
