@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use dormouse_bpf::gates::{Party, Use};
 use dormouse_kernel::cgroup::Hierarchy;
-use dormouse_model::{ContainerId, Cpu, Limits, Name, NetMode};
+use dormouse_model::{ContainerId, Cpu, Limits, Name};
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
@@ -108,10 +108,7 @@ pub(crate) fn debtors(
                     let config = config?;
                     let party = account::party(ground, &config)?;
                     let payer = (party.account != 0).then_some(party);
-                    let domain = match &config.spec.net {
-                        NetMode::Address { domain } => Some(domain.clone()),
-                        NetMode::Host | NetMode::None => None,
-                    };
+                    let domain = config.spec.net.domain().cloned();
                     let (cpu, is_shared) =
                         (Cpu::of(&config.spec.limits), account::is_shared(&config));
                     let addresses = config.addresses;

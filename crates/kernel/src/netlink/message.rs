@@ -91,6 +91,11 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
+    /// A request or an answer that is longer than a datagram may be.
+    pub(super) fn too_long() -> Self {
+        Self { errno: libc::EMSGSIZE, text: String::new() }
+    }
+
     /// An answer that does not have the format of netlink(7).
     pub(super) fn malformed() -> Self {
         Self { errno: libc::EBADMSG, text: "the answer is malformed".into() }

@@ -140,7 +140,7 @@ impl Socket {
     /// Requests a change of nftables, which are changed in batches: this one has one message.
     pub fn request_in_batch(&mut self, kind: u16, flags: u16, message: &Message) -> Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let too_long = || self.error(kind, Refusal { errno: libc::EMSGSIZE, text: String::new() });
+        let too_long = || self.error(kind, Refusal::too_long());
         // struct nfgenmsg: family, version, NFNL_SUBSYS_NFTABLES in the byte order of the network.
         let edge = Message::new(&[0, 0, 0, 10]);
         let parts = [
@@ -165,9 +165,8 @@ impl Socket {
         message: &Message,
     ) -> std::result::Result<Answer, Refusal> {
         self.sequence = self.sequence.wrapping_add(1);
-        let too_long = || Refusal { errno: libc::EMSGSIZE, text: String::new() };
         let request = message.request(kind, REQUEST | flags, self.sequence);
-        self.converse(&request.ok_or_else(too_long)?)
+        self.converse(&request.ok_or_else(Refusal::too_long)?)
     }
 
     fn converse(&mut self, request: &[u8]) -> std::result::Result<Answer, Refusal> {
@@ -182,7 +181,7 @@ impl Socket {
             let (_, length) =
                 retry(|| rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::TRUNC))?;
             if length > BUFFER_BYTES {
-                return Err(too_long());
+                return Err(Refusal::too_long());
             }
             if answer.take(&self.buffer[..length])? {
                 return Ok(answer);
