@@ -56,8 +56,7 @@ impl CreateArgs {
         let mut missing = Vec::new();
         self.network(&mut create, saved, &mut missing);
         for (key, value) in &saved.spec.sysctls {
-            let (key, value) =
-                limit::sysctl(&format!("{key}={value}"), create.spec.net == NetMode::None)?;
+            let (key, value) = limit::sysctl(&format!("{key}={value}"), create.spec.net.is_own())?;
             // Only the operator may lift a bound on kernel objects, not an archive.
             if sysctl::owner(&key) == Some(Namespace::User)
                 && !create.spec.sysctls.contains_key(&key)
@@ -250,6 +249,21 @@ mod tests {
         let is_shared = |args: &[&str]| merge(args, |c| c.spec.shared = true).unwrap().spec.shared;
         assert!(!is_shared(&["a"]), "an archive charges no clients of this host");
         assert!(is_shared(&["--shared", "a"]));
+    }
+
+    #[test]
+    fn settings_of_a_stack_of_its_own_come_back_with_the_mode() {
+        let forward = |c: &mut Config| {
+            c.spec.net = NetMode::Private { domain: "default".parse().unwrap() };
+            c.spec.sysctls.insert("net.ipv4.conf.eth0.forwarding".into(), "1".into());
+        };
+        let made = merge(&["a"], forward).unwrap();
+        assert!(matches!(made.spec.net, NetMode::Private { .. }));
+        assert_eq!(made.spec.sysctls["net.ipv4.conf.eth0.forwarding"], "1");
+        let shared = |c: &mut Config| {
+            drop(c.spec.sysctls.insert("net.ipv4.conf.all.forwarding".into(), "1".into()));
+        };
+        assert!(merge(&["a"], shared).is_err());
     }
 
     #[test]
