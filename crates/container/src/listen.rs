@@ -209,6 +209,8 @@ impl<'e> Helper<'e> {
         let domain = net::make_domain(self.ground, domain)?;
         let netns = self.ground.network()?.new_stack()?;
         net::connect(self.ground, config, &domain, netns.as_fd(), false)?;
+        // ORDER: before the sockets: they take defaults of the stack when they are made.
+        net::set_sysctls(config, netns.as_fd())?;
         stacked::record(asleep, &netns)?;
         self.is_in_new = true;
         go(netns.as_fd())

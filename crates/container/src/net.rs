@@ -4,10 +4,12 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use dormouse_kernel::Errno;
+use dormouse_kernel::call::Namespace;
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::{Config, ContainerId, Name, NetMode};
+use dormouse_kernel::{Errno, namespace, sysctl};
+use dormouse_model::{Config, ContainerId, Name, NetMode, State};
 use dormouse_network::Domain;
 use dormouse_stacks::stack;
 use rustix::fs::{Mode, OFlags};
@@ -109,6 +111,27 @@ pub(crate) fn connect(
     Ok(sys)
 }
 
+/// Sets the sysctls of a container's configuration that are settings of a stack, in a stack that no newborn makes.
+pub(crate) fn set_sysctls(config: &Config, netns: BorrowedFd<'_>) -> Result<()> {
+    let of_stack = |name: &str| {
+        (sysctl::owner(name) == Some(Namespace::Net)).then(|| sysctl::path(name)).flatten()
+    };
+    let all = config.spec.sysctls.iter();
+    let own: Vec<_> = all
+        .filter_map(|(name, value)| Some((Path::new("/proc/sys").join(of_stack(name)?), value)))
+        .collect();
+    if own.is_empty() {
+        return Ok(());
+    }
+    let set = || {
+        own.iter().try_for_each(|(path, value)| {
+            fs::write(path, value).map_err(Error::file("cannot set", path))
+        })
+    };
+    namespace::visit(netns, Namespace::Net, set)
+        .map_err(|e| Error::file("cannot enter", "a network namespace")(e.into()))?
+}
+
 /// Registers the container in its domain, by its addresses and its names.
 pub(crate) fn enter(
     ground: &Ground,
@@ -171,13 +194,16 @@ pub(crate) fn publish_ports(ground: &Ground, config: &Config) -> Result<()> {
 /// Releases the registrations of `enter` and `publish_ports`.
 pub(crate) fn leave(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
     let network = ground.network()?;
+    // Each step is taken, also after an error of the one before: a pair that is left would have its address led to it.
+    let mut done: Result<()> = Ok(());
     if config.is_none_or(|c| !c.spec.publish.is_empty()) {
-        network.unpublish(id)?;
+        done = network.unpublish(id).map_err(Error::from);
     }
-    bandwidth::leave(ground, config)?;
+    done = done.and(bandwidth::leave(ground, config));
     if config.is_none_or(|c| matches!(c.spec.net, NetMode::Private { .. })) {
-        network.disconnect(id)?;
+        done = done.and(network.disconnect(id).map_err(Error::from));
     }
+    done?;
     Ok(network.leave(id)?)
 }
 
@@ -195,14 +221,18 @@ pub(crate) fn update_addresses(
     ground: &Ground,
     config: &mut Config,
     update: &Update,
-    alive: bool,
+    state: State,
 ) -> Result<()> {
+    let has_processes = state.is_alive() && state != State::Asleep;
     let domain = match config.spec.net.clone() {
         NetMode::Address { domain } => domain,
-        // LIMIT: the addresses inside are set at its start.
-        NetMode::Private { .. } if alive => {
-            let why = "the addresses of a running container with --net private cannot change: stop it first";
-            return Err(Error::Invalid(why.into()));
+        // LIMIT: the addresses inside are set at its start. The stack of a sleeping container keeps them, and its pair
+        // the routes to them.
+        NetMode::Private { .. } if state.is_alive() => {
+            let why = format!(
+                "the addresses of a container with --net private cannot change while it is {state}: stop it first"
+            );
+            return Err(Error::Invalid(why));
         }
         NetMode::Private { domain } => domain,
         NetMode::Host | NetMode::None => {
@@ -213,7 +243,7 @@ pub(crate) fn update_addresses(
     let network = ground.network()?;
     bandwidth::forget(ground, config, &update.ip_rm)?;
     config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
-    if alive && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
+    if has_processes && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         // ORDER: before the container can use them: a connection keeps the account that it found.
         gating::announce(ground, config)?;
         enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;

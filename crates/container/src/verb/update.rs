@@ -57,7 +57,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
         // ORDER: with the limits on record: new ones may be refused.
-        net::update_addresses(ground, &mut before, update, alive)?;
+        net::update_addresses(ground, &mut before, update, observed.state)?;
         config.addresses.clone_from(&before.addresses);
     }
     let changed = alive && update.limits != dormouse_model::Limits::default();
