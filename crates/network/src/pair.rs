@@ -82,6 +82,7 @@ impl Network {
             links.add_pair(&pair, &end, mtu, netns)?;
             // ORDER: before the device is up, so before any packet.
             self.guard(&mut links, &led.plan, pair.index)?;
+            stack::sysctl_if_there(&format!("net/ipv6/conf/{name}/disable_ipv6"), "0");
             links.up(pair.index)?;
             for to in led.numbers.iter().flat_map(|number| led.plan.addresses(*number)) {
                 links.add_neighbour(pair.index, to, led.first)?;
@@ -166,6 +167,9 @@ impl Domain {
 
 /// Makes this thread's stack, that of a domain, forward packets. Forwarding is the setting of the whole stack: its
 /// devices are the uplink and pairs.
+///
+/// A new stack may inherit settings of the host's (`net.core.devconf_inherit_init_net`), so that forwarding says nothing
+/// about the others. A device takes the default ones when it is made.
 fn become_router() -> Result<()> {
     const IPV4: &str = "net/ipv4/ip_forward";
     let is_set = |path: &str| {
@@ -173,21 +177,31 @@ fn become_router() -> Result<()> {
     };
     if !is_set(IPV4) {
         stack::sysctl(IPV4, "1")?;
-        // A container is no router.
-        for which in ["all", "default"] {
-            stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/accept_redirects"), "0");
-            stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_redirects"), "0");
-        }
     }
-    let ipv6 = "net/ipv6/conf/all/forwarding";
-    if !is_set(ipv6) {
-        stack::sysctl_if_there(ipv6, "1");
+    // Changes nothing, and takes no lock, where they have these values.
+    for which in ["all", "default", INSIDE] {
+        stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/forwarding"), "1");
+        // A container is no router, and the domain is the only way from a container.
+        stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/accept_redirects"), "0");
+        stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/send_redirects"), "0");
+        stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_redirects"), "0");
+    }
+    for which in ["all", "default"] {
+        let ipv6 = format!("net/ipv6/conf/{which}/forwarding");
+        if !is_set(&ipv6) {
+            stack::sysctl_if_there(&ipv6, "1");
+        }
     }
     Ok(())
 }
 
 /// Gives the container's end its addresses and routes, in the container's stack.
 fn set_up(plan: &Plan, numbers: &[u32], gateways: [IpAddr; 2]) -> Result<()> {
+    // The host's default for new stacks may be 1.
+    stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/disable_ipv6"), "0");
+    // No link-local address: with its route, packets to any number of link-local addresses would each make an entry in
+    // the machine's one table of neighbours. The container's own address asks for the gateway.
+    stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/addr_gen_mode"), "1");
     stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/accept_ra"), "0");
     stack::sysctl_if_there(&format!("net/ipv6/conf/{DEVICE}/accept_dad"), "0");
     let mut links = Links::open()?;
