@@ -66,8 +66,18 @@
 #define ETH_IP6 0x86DD
 #define ETH_ARP 0x0806
 #define ETH_HEADER 14
+#define IP6_HOPS 0 /* headers between that of IPv6 and the transport's: hop-by-hop options, */
+#define IP6_ROUTING 43
+#define IP6_FRAGMENT 44
+#define IP6_OPTIONS 60 /* options of the destination */
+#define IP6_HEADERS_MAX 8
+#define ICMP_UNREACHABLE 3
+#define ICMP_FRAGMENTATION_NEEDED 4 /* a code of ICMP_UNREACHABLE */
+#define ICMP_REDIRECT 5
+#define ICMP6_TOO_BIG 2
 #define ND_SOLICITATION 135
 #define ND_ADVERTISEMENT 136
+#define ND_REDIRECT 137
 #define LOOPBACK_DEVICE 1 /* of every network namespace */
 #define STATE_ESTABLISHED 1
 #define STATE_CLOSE 7
@@ -1010,6 +1020,62 @@ static __always_inline int is_own_link_local(const __u32 *a, __u32 index)
 	       a[3] == bpf_htonl(0xfe000000 | index);
 }
 
+/* The link-local address of the domain's end of every pair (pair.rs). */
+static __always_inline int is_gateway_link_local(const __u32 *a)
+{
+	return a[0] == bpf_htonl(0xfe800000) && a[1] == 0 && a[2] == bpf_htonl(0x00646dff) &&
+	       a[3] == bpf_htonl(0xfe000001);
+}
+
+static __always_inline int is_link_local(const __u32 *a)
+{
+	return (a[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+/* Whether an IPv4 packet is an ICMP message that would change the domain's routes: a redirect, or a smaller MTU. The
+ * kernel takes those about pings without asking whether there was one. Only the first fragment has the header. */
+static __always_inline int changes_routes4(struct __sk_buff *skb)
+{
+	__u8 ip[10], icmp[2];
+
+	if (bpf_skb_load_bytes(skb, ETH_HEADER, ip, sizeof ip))
+		return 1;
+	if (ip[9] != IP_ICMP || (ip[6] & 0x1f) || ip[7])
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HEADER + (ip[0] & 0x0f) * 4, icmp, sizeof icmp))
+		return 1;
+	return icmp[0] == ICMP_REDIRECT ||
+	       (icmp[0] == ICMP_UNREACHABLE && icmp[1] == ICMP_FRAGMENTATION_NEEDED);
+}
+
+/* The same for IPv6. `next` is the kind of the header behind that of IPv6. */
+static __always_inline int changes_routes6(struct __sk_buff *skb, __u8 next)
+{
+	__u32 at = ETH_HEADER + 40;
+	int i;
+
+	for (i = 0; i < IP6_HEADERS_MAX; i++) {
+		__u8 head[4];
+
+		if (next != IP_ICMP6 && next != IP6_HOPS && next != IP6_ROUTING && next != IP6_FRAGMENT &&
+		    next != IP6_OPTIONS)
+			return 0;
+		if (bpf_skb_load_bytes(skb, at, head, sizeof head))
+			return 1;
+		if (next == IP_ICMP6)
+			return head[0] == ICMP6_TOO_BIG || head[0] == ND_REDIRECT;
+		if (next == IP6_FRAGMENT) {
+			if (head[2] || (head[3] & 0xf8)) /* not the first */
+				return 0;
+			at += 8;
+		} else {
+			at += (head[1] + 1) * 8;
+		}
+		next = head[0];
+	}
+	return 1;
+}
+
 /* struct arphdr and what follows it for Ethernet and IPv4. */
 struct arp4 {
 	__be16 hardware, protocol;
@@ -1024,7 +1090,8 @@ struct arp4 {
  * container controls all bytes, and with CAP_NET_ADMIN its devices and addresses. A packet passes if its
  * source is the container's:
  *
- * - IPv4 and IPv6 from its addresses;
+ * - IPv4 and IPv6 from its addresses. Of those to link-local addresses only neighbour discovery with the domain's
+ *   end: the domain would send others back, and learn a neighbour for each. No ICMP message that changes routes.
  * - ARP with its own addresses as the sender's, so that the kernel learns no other neighbour. The
  *   machine has one table of neighbours for all stacks;
  * - from its link-local address only neighbour solicitations and advertisements, which lead to its
@@ -1044,18 +1111,21 @@ static __always_inline int may_enter(struct __sk_buff *skb, const __u32 index)
 
 		if (bpf_skb_load_bytes(skb, ETH_HEADER + 12, &from, sizeof from))
 			return 0;
-		return owns4(index, from);
+		return owns4(index, from) && !changes_routes4(skb);
 	}
 	if (skb->protocol == bpf_htons(ETH_IP6)) {
 		__u8 next, type;
-		__u32 from[4];
+		__u32 from[4], to[4];
 
-		if (bpf_skb_load_bytes(skb, ETH_HEADER + 8, from, sizeof from))
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 6, &next, sizeof next) ||
+		    bpf_skb_load_bytes(skb, ETH_HEADER + 8, from, sizeof from) ||
+		    bpf_skb_load_bytes(skb, ETH_HEADER + 24, to, sizeof to))
 			return 0;
-		if (owns6(index, from))
-			return 1;
-		if (!is_own_link_local(from, index) ||
-		    bpf_skb_load_bytes(skb, ETH_HEADER + 6, &next, sizeof next) ||
+		if (is_link_local(to) && !is_gateway_link_local(to))
+			return 0;
+		if (owns6(index, from) && !is_link_local(to))
+			return !changes_routes6(skb, next);
+		if ((!owns6(index, from) && !is_own_link_local(from, index)) ||
 		    bpf_skb_load_bytes(skb, ETH_HEADER + 40, &type, sizeof type))
 			return 0;
 		return next == IP_ICMP6 && (type == ND_SOLICITATION || type == ND_ADVERTISEMENT);
