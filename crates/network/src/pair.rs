@@ -168,7 +168,7 @@ impl Domain {
 /// Makes this thread's stack, that of a domain, forward packets. Forwarding is the setting of the whole stack: its
 /// devices are the uplink and pairs.
 ///
-/// A new stack may inherit settings of the host's (`net.core.devconf_inherit_init_net`), so that forwarding says nothing
+/// A new stack may inherit settings of the host's (`net.core.devconf_inherit_init_net`), so forwarding says nothing
 /// about the others. A device takes the default ones when it is made.
 fn become_router() -> Result<()> {
     const IPV4: &str = "net/ipv4/ip_forward";
