@@ -17,7 +17,7 @@
 //! ORDER: a batch is made, its records are synced together, and then it is published. A power cut
 //! leaves complete containers, and a batch waits for the disk once only.
 //!
-//! Uses `ground`, `state`, `hold`, `saved`, `net`, `pending`, `create`, `listen` and `template`.
+//! Uses `ground`, `state`, `hold`, `saved`, `net`, `pending`, `create`, `listen`, `spec` and `template`.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -33,7 +33,7 @@ use crate::ground::{self, ASLEEP, Ground};
 use crate::listen::{Listener, Origin};
 use crate::pending::{self, New};
 use crate::state::SLEPT;
-use crate::{create, hold, net, saved, template};
+use crate::{create, hold, net, saved, spec, template};
 
 /// LIMIT: how many clones are published together; their locks are held meanwhile.
 const TOGETHER: usize = 128;
@@ -66,6 +66,8 @@ pub(crate) fn begin<'g>(
                 .into(),
         ));
     }
+    // The checkpoint may be of before the container had a capability.
+    spec::saved_network(other.name.as_str(), &other.spec)?;
     template::open_for_clones(other, checkpoint)?;
     let in_use = ground.in_use()?;
     hold::record_keeper(ground, &mut hold::keeper(ground)?)?;
