@@ -6,8 +6,10 @@
 //! has begun with those. The client's connect(2) takes longer meanwhile; the service sees nothing of this: readiness,
 //! accept(2) and its errors are the kernel's own.
 //!
-//! A connection is *pending* while it is in the backlog, and while its first request is not read. A server with an
-//! event loop accepts all connections at once, and then reads from one after the other.
+//! A connection is *pending* while it is in the backlog, and while its service has read nothing of what it has sent. A
+//! server with an event loop accepts all connections at once, and then reads from one after the other. A connection of
+//! which something was read is not pending: its client may send without reading answers. Nor is one for more than
+//! [`UNREAD_WITHIN`].
 //!
 //! ```text
 //! first packet ---> the account by its source, the listener by sock_diag(7)
@@ -17,10 +19,11 @@
 //! each 25 ms, while some are held: the CPU time that services have used for each account
 //! ```
 //!
-//! **Bounds.** A service that accepts nothing for [`STALLS`] is no longer ordered until its backlog is empty once. An
-//! account has at most [`WAITING_MAX`] held connections at one listener, as if its backlog were full: further first
-//! packets are dropped, and repeated by the client. Beyond [`held::HELD_MAX`] of all, or [`LISTENERS_MAX`] listeners,
-//! packets go on unordered. A packet that the client repeats takes the place of the one before.
+//! **Bounds.** A service that accepts and reads nothing for [`STALLS`] is no longer ordered until it does so again. An
+//! account has at most [`WAITING_MAX`] held connections at one listener, as if its backlog were full, and
+//! [`ACCOUNT_MAX`] in a stack: further first packets are dropped, and repeated by the client. Those of the outside, which
+//! is many clients, go on. Beyond [`held::HELD_MAX`] of all, or [`LISTENERS_MAX`] listeners, packets go on unordered. A
+//! packet that the client repeats takes the place of the one before.
 //!
 //! **Ends.** After SIGKILL the kernel drops the held packets, and clients repeat them after a second. All later ones go
 //! on. At an end on purpose all are admitted, and the rules are removed.
@@ -54,8 +57,10 @@ const READ: Duration = Duration::from_millis(25);
 const READ_AFTER: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 /// At least so many times the duration of looks or readings passes before the next ones.
 const SPARING: u32 = 20;
-/// LIMIT: the time without an accepted connection after which all are admitted.
-const STALLS: Duration = Duration::from_secs(10);
+/// LIMIT: the time without progress of the service after which all are admitted.
+///
+/// It is long for a guest without hardware virtualization, in which two commands take seconds.
+const STALLS: Duration = Duration::from_secs(30);
 /// LIMIT: listeners of one stack that are known.
 const LISTENERS_MAX: usize = 1024;
 /// A listener without a held connection is forgotten after this time.
@@ -64,6 +69,10 @@ const FORGOTTEN: Duration = Duration::from_secs(5);
 const ADMITTED_MAX: usize = 64;
 /// LIMIT: time within which a client sends its first request, if it is to count as pending until it is read.
 const SENDS_WITHIN: Duration = Duration::from_millis(100);
+/// LIMIT: time for which an admitted connection counts as pending because nothing of it was read.
+const UNREAD_WITHIN: Duration = Duration::from_secs(1);
+/// LIMIT: held packets of one account in one stack. [`held::HELD_MAX`] is for all.
+const ACCOUNT_MAX: u32 = 1024;
 /// Packets that are received before the next look.
 const PACKETS: usize = 64;
 /// Time after which a stack that cannot be held is tried again.
@@ -183,9 +192,11 @@ struct Listening {
     queue: Queue<Account, Held>,
     /// Connections that were admitted lately, and whose first request may be unread.
     admitted: VecDeque<([SocketAddr; 2], Instant)>,
-    /// When a connection was admitted last.
+    /// When a connection was admitted last, or the service made progress.
     moved: Instant,
-    /// It has stalled: connections go on until its backlog is empty.
+    /// The backlog at the last count.
+    backlog: u32,
+    /// It has stalled: connections go on until it makes progress, or its backlog is empty.
     is_open: bool,
     /// It accepts connections before it has begun with those that it has.
     is_eager: bool,
@@ -199,19 +210,36 @@ impl Listening {
         listeners: &mut Listeners,
         now: Instant,
     ) -> Result<u32, CallError> {
+        self.counted(found.pending, now);
         let mut unread = 0;
         for _ in 0..self.admitted.len() {
             let Some((ends, since)) = self.admitted.pop_front() else { break };
             let Some(Found::Connection(one)) = listeners.connection(ends)? else { continue };
-            unread += u32::from(one.unread_bytes > 0);
-            let is_awaited = !one.has_received && since + SENDS_WITHIN > now;
-            if one.unread_bytes > 0 || is_awaited {
+            if one.received_bytes > 0 && !one.is_unread() {
+                self.has_progress(now);
+                continue;
+            }
+            let within = if one.is_unread() { UNREAD_WITHIN } else { SENDS_WITHIN };
+            if since + within > now {
+                unread += u32::from(one.is_unread());
                 self.admitted.push_back((ends, since));
             }
         }
         self.is_eager |= unread > found.pending;
         // Those in the backlog may have unread requests as well.
         Ok(found.pending.max(unread))
+    }
+
+    /// Takes a count of the backlog. A backlog that falls is progress of the service.
+    fn counted(&mut self, backlog: u32, now: Instant) {
+        if backlog < std::mem::replace(&mut self.backlog, backlog) {
+            self.has_progress(now);
+        }
+        self.is_open &= backlog > 0;
+    }
+
+    fn has_progress(&mut self, now: Instant) {
+        (self.moved, self.is_open) = (now, false);
     }
 }
 
@@ -223,8 +251,11 @@ struct Stack {
     plan: StackPlan,
     /// By cookie.
     listening: BTreeMap<u64, Listening>,
-    /// The listeners of held packets.
-    held: HashMap<[SocketAddr; 2], u64>,
+    /// The listeners of held packets, and the accounts in whose queues these are. The plan may have another account
+    /// since.
+    held: HashMap<[SocketAddr; 2], (u64, Account)>,
+    /// Held packets by account.
+    counts: BTreeMap<Account, u32>,
 }
 
 /// A service, and when a connection to it was admitted last.
@@ -270,13 +301,18 @@ impl Stack {
         let to = ends.and_then(|ends| Some((ends, *self.plan.services.get(&ends[1].ip())?)));
         let Some((ends, service)) = to else { return self.decide(id, Verdict::Accept) };
         let account: Account = self.plan.clients.get(&ends[0].ip()).copied();
-        if let Some(cookie) = self.held.get(&ends)
+        if let Some((cookie, account)) = self.held.get(&ends)
             && let Some(listening) = self.listening.get_mut(cookie)
-            && let Some(held) = listening.queue.find(&account, |held| held.ends == ends)
+            && let Some(held) = listening.queue.find(account, |held| held.ends == ends)
         {
             // The client repeats it, or has another connection with the same port.
             let before = std::mem::replace(&mut held.id, id);
             return self.decide(before, Verdict::Drop);
+        }
+        // The outside is many clients, and a drop would be for all.
+        let refuses = if account.is_some() { Verdict::Drop } else { Verdict::Accept };
+        if self.counts.get(&account).is_some_and(|count| *count >= ACCOUNT_MAX) {
+            return self.decide(id, refuses);
         }
         let Some(found) = self.find(ends, service)? else {
             return self.decide(id, Verdict::Accept);
@@ -291,26 +327,47 @@ impl Stack {
             queue: Queue::default(),
             admitted: VecDeque::new(),
             moved: now,
+            backlog: 0,
             is_open: false,
             is_eager: false,
         });
-        if listening.queue.is_empty() {
+        let waits = !listening.queue.is_empty();
+        if !waits {
             listening.moved = now;
         }
-        // The backlog alone, where that says enough: a question for each connection is a part of its price.
+        let weight = plan.weight(&account);
+        let served = served(all, listening.service, now);
+        if let Some(refused) =
+            listening.queue.push(&mut served.order, &account, weight, Held { id, ends })
+        {
+            return self.decide(refused.id, refuses);
+        }
+        self.held.insert(ends, (found.cookie, account));
+        *self.counts.entry(account).or_default() += 1;
+        // The next look is for those that wait. A count for each packet would be a part of its price.
+        if waits && !listening.is_open {
+            return Ok(());
+        }
+        // The backlog alone, where that says enough.
         let pending = match listening.is_eager {
             true => listening.pending(found, &mut self.holding.listeners, now)?,
-            false => found.pending,
+            false => {
+                listening.counted(found.pending, now);
+                found.pending
+            }
         };
-        let found = Listener { pending, ..found };
-        listening.is_open &= found.pending > 0;
-        let served = served(all, listening.service, now);
-        let held = Held { id, ends };
-        if let Some(refused) = listening.queue.push(&mut served.order, &account, held) {
-            return self.decide(refused.id, Verdict::Drop);
+        self.admit(Listener { pending, ..found }, plan, all, now)
+    }
+
+    /// A packet is held no longer.
+    fn leaves(&mut self, ends: [SocketAddr; 2]) {
+        let Some((_, account)) = self.held.remove(&ends) else { return };
+        if let Some(count) = self.counts.get_mut(&account) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.counts.remove(&account);
+            }
         }
-        self.held.insert(ends, found.cookie);
-        self.admit(found, plan, all, now)
     }
 
     /// Admits what a listener has room for.
@@ -323,19 +380,22 @@ impl Stack {
     ) -> Result<(), CallError> {
         let Listener { cookie, mut pending } = found;
         while let Some(listening) = self.listening.get_mut(&cookie) {
-            if !listening.is_open && listening.queue.limit.room(pending) == 0 {
+            let served = served(all, listening.service, now);
+            if !listening.is_open && listening.queue.room(&served.order, pending) == 0 {
                 break;
             }
-            let served = served(all, listening.service, now);
             let weight = |account: &Account| plan.weight(account);
             let Some(next) = listening.queue.pop(&mut served.order, weight) else { break };
-            (listening.moved, served.admitted) = (now, now);
+            served.admitted = now;
+            if !listening.is_open {
+                listening.moved = now;
+            }
             pending += 1;
             if listening.admitted.len() == ADMITTED_MAX {
                 listening.admitted.pop_front();
             }
             listening.admitted.push_back((next.ends, now));
-            self.held.remove(&next.ends);
+            self.leaves(next.ends);
             self.decide(next.id, Verdict::Accept)?;
         }
         Ok(())
@@ -346,30 +406,42 @@ impl Stack {
         let waits = |(cookie, one): (&u64, &Listening)| (!one.queue.is_empty()).then_some(*cookie);
         let cookies: Vec<u64> = self.listening.iter().filter_map(waits).collect();
         for cookie in cookies {
-            let Some(listening) = self.listening.get_mut(&cookie) else { continue };
+            self.look_at(cookie, plan, all, now)?;
+        }
+        Ok(())
+    }
+
+    fn look_at(
+        &mut self,
+        cookie: u64,
+        plan: &Plan,
+        all: &mut All,
+        now: Instant,
+    ) -> Result<(), CallError> {
+        while let Some(listening) = self.listening.get_mut(&cookie) {
             let served = served(all, listening.service, now);
             let Some(ends) = listening.queue.peek(&served.order).map(|held| held.ends) else {
-                continue;
+                break;
             };
             let service = self.plan.services.get(&ends[1].ip()).copied();
             let found = match service {
                 Some(service) => self.find(ends, service)?,
                 None => None,
             };
-            let Some(listening) = self.listening.get_mut(&cookie) else { continue };
-            match found {
-                Some(found) if found.cookie == cookie => {
-                    let pending = listening.pending(found, &mut self.holding.listeners, now)?;
-                    let found = Listener { pending, ..found };
-                    listening.queue.limit.look(found.pending);
-                    if now.duration_since(listening.moved) > STALLS {
-                        listening.is_open = true;
-                    }
-                    self.admit(found, plan, all, now)?;
+            let Some(listening) = self.listening.get_mut(&cookie) else { break };
+            if let Some(found) = found.filter(|found| found.cookie == cookie) {
+                let pending = listening.pending(found, &mut self.holding.listeners, now)?;
+                listening.queue.limit.look(pending);
+                if now.duration_since(listening.moved) > STALLS {
+                    listening.is_open = true;
                 }
-                // The listener is closed, or its group has another member. The kernel knows where the packets go.
-                _ => self.release(cookie)?,
+                return self.admit(Listener { pending, ..found }, plan, all, now);
             }
+            // It is a connection already, the listener is closed, or its group has another member. The kernel knows
+            // where the packet goes.
+            let Some(held) = listening.queue.skip(&served.order) else { break };
+            self.leaves(held.ends);
+            self.decide(held.id, Verdict::Accept)?;
         }
         Ok(())
     }
@@ -377,18 +449,20 @@ impl Stack {
     /// Lets all held packets of a listener go on.
     fn release(&mut self, cookie: u64) -> Result<(), CallError> {
         let Some(mut listening) = self.listening.remove(&cookie) else { return Ok(()) };
+        let mut done = Ok(());
         for held in listening.queue.take_all() {
-            self.held.remove(&held.ends);
-            self.decide(held.id, Verdict::Accept)?;
+            self.leaves(held.ends);
+            done = done.and(self.decide(held.id, Verdict::Accept));
         }
-        Ok(())
+        done
     }
 
     /// Lets all that are no longer for a service go on.
     fn release_all(&mut self, but: impl Fn(u64) -> bool) -> Result<(), CallError> {
         let gone = |(cookie, one): (&u64, &Listening)| (!but(one.service)).then_some(*cookie);
         let cookies: Vec<u64> = self.listening.iter().filter_map(gone).collect();
-        cookies.into_iter().try_for_each(|cookie| self.release(cookie))
+        let release = |done: Result<(), CallError>, cookie| done.and(self.release(cookie));
+        cookies.into_iter().fold(Ok(()), release)
     }
 
     /// Lets all packets go on: those that are held, and those that wait to be received.
@@ -512,7 +586,8 @@ impl Work {
         });
     }
 
-    /// Works on each stack. A stack that fails is held no longer: its queue ends, and the kernel admits all.
+    /// Works on each stack. A stack that fails is held no longer: its packets go on, its queue ends, and the kernel
+    /// admits all that come later.
     fn each(&mut self, mut work: impl FnMut(&mut Stack, &Plan, &mut All) -> Result<(), CallError>) {
         let mut failed = Vec::new();
         for (name, stack) in &mut self.stacks {
@@ -521,9 +596,17 @@ impl Work {
             }
         }
         for (name, e) in failed {
-            self.stacks.remove(&name);
+            self.give_up(&name);
             self.again = Some(Instant::now() + AGAIN);
             self.say(&name, &e.to_string());
+        }
+    }
+
+    /// Ends the queue of a stack. Its rules stay, and pass all without a queue.
+    fn give_up(&mut self, name: &Name) {
+        if let Some(mut stack) = self.stacks.remove(name) {
+            // The kernel drops what is left in the queue, and clients repeat it.
+            let _ = stack.flush();
         }
     }
 
@@ -551,7 +634,7 @@ impl Work {
         }
         for (name, plan) in self.plan.stacks.clone() {
             if let Err(what) = self.follow_one(&name, plan) {
-                self.stacks.remove(&name);
+                self.give_up(&name);
                 self.again = Some(Instant::now() + AGAIN);
                 self.say(&name, &what);
             }
@@ -586,8 +669,8 @@ impl Work {
             };
         }
         let holding = held::open(netns.as_fd()).map_err(|e| e.to_string())?;
-        let (listening, held) = (BTreeMap::new(), HashMap::new());
-        let stack = Stack { netns, holding, plan, listening, held };
+        let (listening, held, counts) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
+        let stack = Stack { netns, holding, plan, listening, held, counts };
         hold(&stack)?;
         self.stacks.insert(name.clone(), stack);
         Ok(())

@@ -5,18 +5,22 @@
 //!
 //! ```text
 //! tag = service of the account / its weight         V = tag of the connection that was admitted last
-//! an account without a waiting connection that gets one: tag = max(tag, V)
+//! an account without a waiting connection that gets one: tag = max(tag, min(V, least tag of those that wait))
 //! ```
 //!
 //! So an account that has used nothing for a while is next, and saves nothing up: start-time fair queueing (Goyal et
 //! al., SIGCOMM 1996). A reading comes late, so an admitted connection adds the mean cost of one at once, and the
 //! readings replace these estimates: over time the tags are the readings. A reading that comes while a connection is
-//! worked for has not all of it, so an estimate is replaced by the reading after the next one.
+//! worked for has not all of it, so an estimate is replaced by the reading after the next one. V has risen by estimates
+//! that were too high: it may be above the tags of all that wait, and a new one does not begin behind these.
+//!
+//! A tag is at most one second of service above V. An account that has had more waits no longer for that.
 //!
 //! **How many are admitted.** Connections that the service has not accepted yet are in the order of the kernel. They
 //! should be few, but the service should not have to wait for the next look either. [`Limit`] finds their number as the
 //! kernel's queue limits of network devices do (lib/dynamic_queue_limits.c): doubled when all were accepted since the
-//! last look, lowered by those that were left over in each of some looks.
+//! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past. If those of
+//! the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work.
 #![allow(
     clippy::cast_precision_loss,
     reason = "times and weights of connections are far below 2^52"
@@ -30,6 +34,10 @@ const COST_NS: f64 = 1_000_000.0;
 pub const WAITING_MAX: usize = 256;
 /// LIMIT: accounts of which a service remembers the service.
 const ACCOUNTS_MAX: usize = 4096;
+/// LIMIT: the service by which an account is behind others at most, at weight 1.
+const BEHIND_NS: f64 = 1e9;
+/// The work that a service may have that it has not begun with, if that is more than one connection.
+const AHEAD_NS: f64 = 2e6;
 /// What is kept of the sums behind a mean cost at each reading.
 const KEPT: f64 = 0.9;
 
@@ -38,8 +46,6 @@ const KEPT: f64 = 0.9;
 struct Account {
     /// Service by weight.
     tag: f64,
-    /// The last reading; `None` before the first.
-    read_ns: Option<u64>,
     /// Estimates that no reading has replaced: of the last period, and of this one.
     estimated_ns: [f64; 2],
     /// Connections admitted since the last reading.
@@ -71,6 +77,8 @@ impl Mean {
 #[derive(Debug)]
 pub struct Service<A> {
     accounts: BTreeMap<A, Account>,
+    /// The last readings, also of accounts that had no connection yet.
+    readings: BTreeMap<A, u64>,
     /// The tag of the connection that was admitted last.
     reached: f64,
     /// Connections admitted.
@@ -82,14 +90,14 @@ pub struct Service<A> {
 
 impl<A> Default for Service<A> {
     fn default() -> Self {
-        let accounts = BTreeMap::new();
-        Self { accounts, reached: 0.0, count: 0, mean: Mean::default(), load: 0 }
+        let (accounts, readings) = (BTreeMap::new(), BTreeMap::new());
+        Self { accounts, readings, reached: 0.0, count: 0, mean: Mean::default(), load: 0 }
     }
 }
 
 impl<A: Ord + Clone> Service<A> {
-    /// A connection of the account arrives; `is_first`: none of it waits at this listener.
-    fn arrives(&mut self, account: &A, is_first: bool) {
+    /// A connection of the account arrives; `least`: if none of it waits at this listener, the least tag of those that do.
+    fn arrives(&mut self, account: &A, weight: u32, least: Option<f64>) {
         if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(account) {
             // Those below the reached tag would begin there all the same.
             let reached = self.reached;
@@ -97,9 +105,23 @@ impl<A: Ord + Clone> Service<A> {
         }
         let reached = self.reached;
         let one = self.accounts.entry(account.clone()).or_default();
-        if is_first {
-            one.tag = one.tag.max(reached);
+        if let Some(least) = least {
+            one.tag = one.tag.max(reached.min(least));
         }
+        one.tag = one.tag.min(reached + BEHIND_NS / f64::from(weight.max(1)));
+    }
+
+    /// How many connections of the account are [`AHEAD_NS`] of work, at least one.
+    fn ahead(&self, account: &A) -> u32 {
+        let own = self.accounts.get(account).and_then(|one| one.mean.cost_ns());
+        let Some(cost_ns) = own.or(self.mean.cost_ns()) else { return LIMIT_MAX };
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is in these bounds"
+        )]
+        let count = (AHEAD_NS / cost_ns).clamp(1.0, f64::from(LIMIT_MAX)) as u32;
+        count
     }
 
     /// The place of an account: its tag, and of equal ones the account that has waited longest.
@@ -111,7 +133,9 @@ impl<A: Ord + Clone> Service<A> {
     fn admitted(&mut self, account: &A, weight: u32) {
         let cost_ns = self.mean.cost_ns();
         self.count += 1;
-        let one = self.accounts.entry(account.clone()).or_default();
+        // One that was forgotten meanwhile has its place there.
+        let forgotten = || Account { tag: self.reached, ..Account::default() };
+        let one = self.accounts.entry(account.clone()).or_insert_with(forgotten);
         self.reached = self.reached.max(one.tag);
         let cost_ns = one.mean.cost_ns().or(cost_ns).unwrap_or(COST_NS);
         one.tag += cost_ns / f64::from(weight.max(1));
@@ -131,22 +155,28 @@ impl<A: Ord + Clone> Service<A> {
         A: 'a,
     {
         let is_new = std::mem::replace(&mut self.load, load) != load;
-        let mut now: BTreeMap<&A, u64> = BTreeMap::new();
+        let mut now: BTreeMap<A, u64> = BTreeMap::new();
         for (account, ns) in readings {
-            *now.entry(account).or_default() += ns;
+            *now.entry(account.clone()).or_default() += ns;
         }
         let (mut used, mut admitted) = (0.0, 0);
         for (account, one) in &mut self.accounts {
             let ns = now.get(account).copied().unwrap_or(0);
-            let was_ns = one.read_ns.filter(|_| !is_new).unwrap_or(if is_new { ns } else { 0 });
-            one.read_ns = Some(ns);
+            // New counters may have anything, others begin at 0.
+            let was_ns = match is_new {
+                true => ns,
+                false => self.readings.get(account).copied().unwrap_or(0),
+            };
             let new_ns = ns.saturating_sub(was_ns) as f64;
-            one.tag += (new_ns - one.estimated_ns[0]) / f64::from(weight(account).max(1));
+            let weight = f64::from(weight(account).max(1));
+            one.tag += (new_ns - one.estimated_ns[0]) / weight;
+            one.tag = one.tag.min(self.reached + BEHIND_NS / weight);
             one.estimated_ns = [one.estimated_ns[1], 0.0];
             one.mean.add(new_ns, one.admitted);
             used += new_ns;
             admitted += std::mem::take(&mut one.admitted);
         }
+        self.readings = now;
         self.mean.add(used, admitted);
     }
 }
@@ -163,7 +193,7 @@ pub struct Limit {
 }
 
 /// LIMIT: connections that wait in the kernel.
-const LIMIT_MAX: u32 = 256;
+const LIMIT_MAX: u32 = 16;
 /// Looks after which the limit is lowered.
 const LOOKS: u32 = 8;
 
@@ -190,11 +220,6 @@ impl Limit {
         }
     }
 
-    /// How many may be admitted now.
-    pub fn room(&self, pending: u32) -> u32 {
-        self.limit.saturating_sub(pending)
-    }
-
     fn admitted(&mut self) {
         self.admitted = self.admitted.saturating_add(1);
     }
@@ -216,14 +241,30 @@ impl<A, T> Default for Queue<A, T> {
 
 impl<A: Ord + Clone, T> Queue<A, T> {
     /// Adds a connection at the end of its account's; returns it if too many wait.
-    pub fn push(&mut self, service: &mut Service<A>, account: &A, one: T) -> Option<T> {
-        let waiting = self.waiting.entry(account.clone()).or_default();
-        if waiting.len() >= WAITING_MAX {
-            return Some(one);
-        }
-        service.arrives(account, waiting.is_empty());
-        waiting.push_back(one);
+    pub fn push(
+        &mut self,
+        service: &mut Service<A>,
+        account: &A,
+        weight: u32,
+        one: T,
+    ) -> Option<T> {
+        let least = match self.waiting.get(account) {
+            Some(waiting) if waiting.len() >= WAITING_MAX => return Some(one),
+            Some(_) => None,
+            None => {
+                let tags = self.waiting.keys().map(|waits| service.place(waits).0);
+                Some(tags.fold(f64::INFINITY, f64::min))
+            }
+        };
+        service.arrives(account, weight, least);
+        self.waiting.entry(account.clone()).or_default().push_back(one);
         None
+    }
+
+    /// How many may be admitted now, while so many are pending.
+    pub fn room(&self, service: &Service<A>, pending: u32) -> u32 {
+        let ahead = self.next(service).map_or(LIMIT_MAX, |account| service.ahead(&account));
+        self.limit.limit.min(ahead).saturating_sub(pending)
     }
 
     /// The account that is next.
@@ -242,15 +283,25 @@ impl<A: Ord + Clone, T> Queue<A, T> {
 
     /// Admits the connection that is next.
     pub fn pop(&mut self, service: &mut Service<A>, weight: impl Fn(&A) -> u32) -> Option<T> {
+        let (account, one) = self.take(service)?;
+        service.admitted(&account, weight(&account));
+        self.limit.admitted();
+        Some(one)
+    }
+
+    /// Ends the waiting of the connection that is next. It is no service of its account.
+    pub fn skip(&mut self, service: &Service<A>) -> Option<T> {
+        self.take(service).map(|(_, one)| one)
+    }
+
+    fn take(&mut self, service: &Service<A>) -> Option<(A, T)> {
         let account = self.next(service)?;
         let waiting = self.waiting.get_mut(&account)?;
         let one = waiting.pop_front();
         if waiting.is_empty() {
             self.waiting.remove(&account);
         }
-        service.admitted(&account, weight(&account));
-        self.limit.admitted();
-        one
+        Some((account, one?))
     }
 
     /// Finds a waiting connection.
@@ -284,7 +335,7 @@ mod tests {
         numbers: std::ops::Range<u32>,
     ) {
         for number in numbers {
-            assert_eq!(queue.push(service, &account, number), None);
+            assert_eq!(queue.push(service, &account, 100, number), None);
         }
     }
 
@@ -370,12 +421,12 @@ mod tests {
     fn account_has_a_bound_of_waiting_connections() {
         let (mut queue, mut service) = (Plain::default(), Service::default());
         push(&mut queue, &mut service, 'b', 0..WAITING_MAX as u32);
-        assert_eq!(queue.push(&mut service, &'b', 7777), Some(7777));
-        assert_eq!(queue.push(&mut service, &'a', 1), None);
+        assert_eq!(queue.push(&mut service, &'b', 100, 7777), Some(7777));
+        assert_eq!(queue.push(&mut service, &'a', 100, 1), None);
         assert_eq!(queue.take_all().count(), WAITING_MAX + 1);
         for account in 0..2 * ACCOUNTS_MAX as u32 {
             let account = char::from_u32(0x1_0000 + account).unwrap();
-            queue.push(&mut service, &account, 1);
+            queue.push(&mut service, &account, 100, 1);
             assert!(service.accounts.len() <= ACCOUNTS_MAX);
             queue.take_all().for_each(drop);
         }
@@ -383,24 +434,115 @@ mod tests {
 
     #[test]
     fn limit_follows_the_speed_of_the_service() {
-        let mut limit = Limit::default();
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'a', 0..WAITING_MAX as u32);
         // Each look finds that all were accepted: the service is faster than looks are.
-        for expected in [2, 4, 8] {
-            for _ in 0..limit.room(0) {
-                limit.admitted();
+        for expected in [2, 4, 8, 16, 16] {
+            for _ in 0..queue.room(&service, 0) {
+                queue.pop(&mut service, |_| 100);
             }
-            limit.look(0);
-            assert_eq!(limit.room(0), expected);
+            queue.limit.look(0);
+            assert_eq!(queue.room(&service, 0), expected);
         }
         // It accepts one in several looks now.
         for _ in 0..LOOKS {
-            limit.look(7);
+            queue.limit.look(15);
         }
-        assert_eq!(limit.room(0), 1);
+        assert_eq!(queue.room(&service, 0), 1);
         for _ in 0..10 * LOOKS {
-            limit.look(1);
+            queue.limit.look(1);
         }
-        assert_eq!([limit.room(0), limit.room(1), limit.room(5)], [1, 0, 0]);
+        assert_eq!([0, 1, 5].map(|pending| queue.room(&service, pending)), [1, 0, 0]);
+    }
+
+    /// A service with one connection of each account admitted, and a reading of their cost.
+    fn with_costs(costs_ns: &[(char, u64)]) -> (Plain, Service<char>) {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        service.read(1, std::iter::empty(), |_| 100);
+        for (account, _) in costs_ns {
+            push(&mut queue, &mut service, *account, 0..1);
+        }
+        drain(&mut queue, &mut service, |_| 100);
+        service.read(1, costs_ns.iter().map(|(account, ns)| (account, *ns)), |_| 100);
+        (queue, service)
+    }
+
+    #[test]
+    fn fewer_are_admitted_where_the_next_are_costly() {
+        let (mut queue, mut service) =
+            with_costs(&[('a', 10_000), ('b', 900_000), ('c', 50_000_000)]);
+        queue.limit.limit = LIMIT_MAX;
+        for (account, expected) in [('a', LIMIT_MAX), ('b', 2), ('c', 1)] {
+            push(&mut queue, &mut service, account, 0..1);
+            assert_eq!(queue.room(&service, 0), expected, "{account}");
+            queue.take_all().for_each(drop);
+        }
+    }
+
+    #[test]
+    fn account_is_not_charged_for_what_it_had_before_its_first_connection() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'b', 0..20);
+        let old_ns = 500_000_000;
+        service.read(1, [(&'a', old_ns), (&'b', 0)].into_iter(), |_| 100);
+        push(&mut queue, &mut service, 'a', 100..120);
+        for round in 1..8 {
+            let next = queue.pop(&mut service, |_| 100).unwrap();
+            queue.pop(&mut service, |_| 100).unwrap();
+            assert!(next % 100 < 20, "{next}");
+            let readings = [('a', old_ns + round * 1_000_000), ('b', round * 1_000_000)];
+            service.read(1, readings.iter().map(|(account, ns)| (account, *ns)), |_| 100);
+        }
+        let left = |queue: &Plain, account| queue.waiting[&account].len();
+        let (of_a, of_b) = (left(&queue, 'a'), left(&queue, 'b'));
+        assert!(of_a.abs_diff(of_b) <= 1, "{of_a} and {of_b} wait");
+    }
+
+    #[test]
+    fn account_is_behind_others_by_a_bounded_time() {
+        let (mut queue, mut service) = with_costs(&[('a', 3_600_000_000_000), ('b', 1_000_000)]);
+        push(&mut queue, &mut service, 'a', 0..1);
+        let behind = service.place(&'a').0 - service.reached;
+        assert!(behind <= BEHIND_NS / 100.0, "{behind}");
+        // The mean cost of a connection is the estimate.
+        push(&mut queue, &mut service, 'b', 100..110);
+        let order = drain(&mut queue, &mut service, |_| 100);
+        assert_eq!(order.last(), Some(&0));
+        push(&mut queue, &mut service, 'a', 1..2);
+        let weight = 400;
+        service.read(1, [(&'a', 7_200_000_000_000)].into_iter(), |_| weight);
+        let behind = service.place(&'a').0 - service.reached;
+        assert!(behind <= BEHIND_NS / f64::from(weight), "{behind}");
+    }
+
+    #[test]
+    fn newcomer_is_not_behind_those_that_wait() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        service.read(1, std::iter::empty(), |_| 100);
+        push(&mut queue, &mut service, 'b', 0..200);
+        // Estimates of a millisecond each, which readings take back: the service was cheap.
+        for _ in 0..50 {
+            queue.pop(&mut service, |_| 100);
+        }
+        for ns in [500_000, 500_000, 500_000] {
+            service.read(1, [(&'b', ns)].into_iter(), |_| 100);
+        }
+        assert!(service.place(&'b').0 < service.reached / 10.0);
+        push(&mut queue, &mut service, 'a', 1000..1010);
+        let order: Vec<u32> = (0..20).filter_map(|_| queue.pop(&mut service, |_| 100)).collect();
+        let of_a = order.iter().filter(|number| **number >= 1000).count();
+        assert!(of_a >= 9, "{order:?}");
+    }
+
+    #[test]
+    fn forgotten_account_goes_on_at_the_reached_tag() {
+        let (mut queue, mut service) = (Plain::default(), Service::default());
+        push(&mut queue, &mut service, 'b', 0..10);
+        queue.pop(&mut service, |_| 1);
+        queue.pop(&mut service, |_| 1);
+        service.accounts.clear();
+        queue.pop(&mut service, |_| 1);
+        assert!(service.place(&'b').0 > service.reached && service.reached > 0.0);
     }
 
     proptest! {
@@ -414,7 +556,7 @@ mod tests {
             for (step, account, number) in steps {
                 match step {
                     0 => {
-                        prop_assert_eq!(queue.push(&mut service, &account, (account, count)), None);
+                        prop_assert_eq!(queue.push(&mut service, &account, weight(&account), (account, count)), None);
                         count += 1;
                     }
                     1 => admitted.extend(queue.pop(&mut service, weight)),

@@ -13,8 +13,10 @@ use crate::error::{Explain, Result};
 const BY_FAMILY: u16 = 20;
 /// An error in place of an answer.
 const ERROR: u16 = 2;
-/// The state of a listening socket (include/net/tcp_states.h).
+/// States of sockets (include/net/tcp_states.h).
 const LISTEN: u8 = 10;
+/// Those in which a socket waits for late packets. A first packet for its ports begins another connection.
+const WAITS: [u8; 2] = [5, 6]; // TCP_FIN_WAIT2, TCP_TIME_WAIT
 /// `INET_DIAG_INFO` as a bit of the request, and as the kind of the attribute: 1 << (2 - 1) is 2.
 const INFO: u8 = 2;
 /// `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1.
@@ -34,10 +36,19 @@ pub struct Listener {
 /// A connection, as the side that has accepted it has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
-    /// Bytes that were received and not read.
+    /// Bytes that were received and not read. The end of the stream is one.
     pub unread_bytes: u32,
-    /// Whether any were received.
-    pub has_received: bool,
+    /// Bytes that were received, the end of the stream included.
+    pub received_bytes: u64,
+    /// The state, as the kernel numbers it.
+    state: u8,
+}
+
+impl Connection {
+    /// Whether something was received, and nothing of it was read.
+    pub fn is_unread(&self) -> bool {
+        self.unread_bytes > 0 && u64::from(self.unread_bytes) >= self.received_bytes
+    }
 }
 
 /// What the kernel has for a pair of addresses.
@@ -63,8 +74,17 @@ impl Listeners {
 
     /// Returns the listening socket that the kernel would choose for a first packet between these; of a group with
     /// SO_REUSEPORT the very one. `None` if the packet would find none, or a connection.
+    ///
+    /// An ended connection with these ports does not hide the listener. LIMIT: of a group any member is returned then.
     pub fn find(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Listener>> {
-        Ok(match self.ask(ends, 0)? {
+        let found = match self.ask(ends, 0)? {
+            Some(Found::Connection(one)) if WAITS.contains(&one.state) => {
+                let [from, to] = ends;
+                self.ask([SocketAddr::new(from.ip(), 0), to], 0)?
+            }
+            found => found,
+        };
+        Ok(match found {
             Some(Found::Listener(listener)) => Some(listener),
             Some(Found::Connection(_)) | None => None,
         })
@@ -123,7 +143,8 @@ fn found(answer: &[u8]) -> Option<Found> {
     }
     let message = answer.get(16..)?;
     let count = u32_at(message, 56)?;
-    if *message.get(1)? == LISTEN {
+    let state = *message.get(1)?;
+    if state == LISTEN {
         let cookie = [u32_at(message, 44)?, u32_at(message, 48)?].map(u64::from);
         return Some(Found::Listener(Listener {
             cookie: cookie[0] | cookie[1] << 32,
@@ -133,9 +154,9 @@ fn found(answer: &[u8]) -> Option<Found> {
     let all = attributes(message.get(72..)?)?;
     let info = all.iter().find(|(kind, _)| *kind == u16::from(INFO)).map(|(_, info)| *info);
     // A connection that is being made or has ended has none.
-    let received = info.and_then(|info| info.get(RECEIVED_AT..RECEIVED_AT + 8));
-    let has_received = received.is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0));
-    Some(Found::Connection(Connection { unread_bytes: count, has_received }))
+    let received = info.and_then(|info| info.get(RECEIVED_AT..)?.first_chunk());
+    let received_bytes = received.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+    Some(Found::Connection(Connection { unread_bytes: count, received_bytes, state }))
 }
 
 #[cfg(test)]
@@ -162,17 +183,44 @@ mod tests {
             // A connection, and nothing.
             let own = clients[0].local_addr().unwrap();
             assert_eq!(listeners.find([own, to]).unwrap(), None);
-            let is = |listeners: &mut Listeners, unread_bytes, has_received| {
-                let found = listeners.connection([own, to]).unwrap().unwrap();
-                assert_eq!(found, Found::Connection(Connection { unread_bytes, has_received }));
+            let is = |listeners: &mut Listeners, unread_bytes, received_bytes, is_unread| {
+                let found = listeners.connection([own, to]).unwrap();
+                let Some(Found::Connection(one)) = found else { panic!("{found:?}") };
+                assert_eq!((one.unread_bytes, one.received_bytes), (unread_bytes, received_bytes));
+                assert_eq!(one.is_unread(), is_unread);
             };
-            is(&mut listeners, 0, false);
+            is(&mut listeners, 0, 0, false);
             (&clients[0]).write_all(b"abc").unwrap();
-            is(&mut listeners, 3, true);
+            is(&mut listeners, 3, 3, true);
             accepted.read_exact(&mut [0; 3]).unwrap();
-            is(&mut listeners, 0, true);
+            is(&mut listeners, 0, 3, false);
+            // A client that sends more has been served.
+            (&clients[0]).write_all(b"defg").unwrap();
+            is(&mut listeners, 4, 7, false);
             drop((clients, listener, accepted));
             assert_eq!(listeners.find([from, to]).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn ended_connection_does_not_hide_the_listener() {
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(any).unwrap();
+            let to = listener.local_addr().unwrap();
+            let client = TcpStream::connect(to).unwrap();
+            let from = client.local_addr().unwrap();
+            let (mut accepted, _) = listener.accept().unwrap();
+            let mut listeners = Listeners::open().unwrap();
+            assert_eq!(listeners.find([from, to]).unwrap(), None);
+            // The side that ends first waits for late packets.
+            accepted.shutdown(std::net::Shutdown::Write).unwrap();
+            drop(client);
+            assert_eq!(accepted.read(&mut [0]).unwrap(), 0);
+            drop(accepted);
+            let found = listeners.connection([from, to]).unwrap();
+            let Some(Found::Connection(one)) = found else { panic!("{found:?}") };
+            assert!(WAITS.contains(&one.state), "{one:?}");
+            assert_eq!(listeners.find([from, to]).unwrap().map(|found| found.pending), Some(0));
         }
     }
 }
