@@ -21,9 +21,9 @@
 //!
 //! **Bounds.** A service that accepts and reads nothing for [`STALLS`] is no longer ordered until it does so again. An
 //! account has at most [`WAITING_MAX`] held connections at one listener, as if its backlog were full, and
-//! [`ACCOUNT_MAX`] in a stack: further first packets are dropped, and repeated by the client. Those of the outside, which
-//! is many clients, go on. Beyond [`held::HELD_MAX`] of all, or [`LISTENERS_MAX`] listeners, packets go on unordered. A
-//! packet that the client repeats takes the place of the one before.
+//! [`ACCOUNT_MAX`] in a stack: further first packets are dropped, and repeated by the client. Those of the outside,
+//! which is many clients, go on. Beyond [`held::HELD_MAX`] of all, or [`LISTENERS_MAX`] listeners, packets go on
+//! unordered. A packet that the client repeats takes the place of the one before.
 //!
 //! **Ends.** After SIGKILL the kernel drops the held packets, and clients repeat them after a second. All later ones go
 //! on. At an end on purpose all are admitted, and the rules are removed.

@@ -19,8 +19,8 @@
 //! **How many are admitted.** Connections that the service has not accepted yet are in the order of the kernel. They
 //! should be few, but the service should not have to wait for the next look either. [`Limit`] finds their number as the
 //! kernel's queue limits of network devices do (lib/dynamic_queue_limits.c): doubled when all were accepted since the
-//! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past. If those of
-//! the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work.
+//! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past.
+//! If those of the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work.
 #![allow(
     clippy::cast_precision_loss,
     reason = "times and weights of connections are far below 2^52"
@@ -96,7 +96,8 @@ impl<A> Default for Service<A> {
 }
 
 impl<A: Ord + Clone> Service<A> {
-    /// A connection of the account arrives; `least`: if none of it waits at this listener, the least tag of those that do.
+    /// A connection of the account arrives; `least`: if none of it waits at this listener, the least tag of those that
+    /// do.
     fn arrives(&mut self, account: &A, weight: u32, least: Option<f64>) {
         if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(account) {
             // Those below the reached tag would begin there all the same.
