@@ -263,8 +263,8 @@ fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
                 // Another program, or other settings: the next nursery has them.
                 nursery.ends |= !is_current;
                 nursery.last_asked = Some(now);
-                nursery.asked.push_back((now, kind.clone()));
-                let at = nursery.ready.iter().position(|ready| ready.kind == kind);
+                nursery.asked.push_back((now, (*kind).clone()));
+                let at = nursery.ready.iter().position(|ready| ready.kind == *kind);
                 at.filter(|_| is_current).map(|at| nursery.ready.swap_remove(at).spare)
             };
             let sent = match given {

@@ -264,7 +264,7 @@ impl Stamp {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
     /// A spare, if there is one. The connection is closed when the start has its answer: then another one is made.
-    Take { kind: Kind, stamp: Stamp },
+    Take { kind: Box<Kind>, stamp: Stamp },
     /// That all spares are released, and the nursery exits. It closes the connection at the end.
     Dismiss,
 }
@@ -340,7 +340,7 @@ pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
     let kind = Kind::of(create)?;
     let nursery = connect(ground)?;
     sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(ANSWER_WITHIN)).ok()?;
-    request(nursery.as_fd(), &Request::Take { kind, stamp: Stamp::now(ground) })?;
+    request(nursery.as_fd(), &Request::Take { kind: Box::new(kind), stamp: Stamp::now(ground) })?;
     let spare = Spare::receive(ground, nursery.as_fd());
     ground.keep_open(nursery);
     let mut spare = spare?;
