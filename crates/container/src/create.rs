@@ -99,11 +99,13 @@ enum Made {
 
 /// Releases the resources of a failed create.
 fn abandon(ground: &Ground, id: &ContainerId, name: &Name, new: &New, made: Made) -> Result<()> {
-    if let Made::Ahead(spare) = made {
-        drop(spare); // its newborn exits
-        spare::release_objects(ground, id)?;
+    match made {
+        Made::Ahead(spare) => spare.end(|_, _| {
+            spare::release_objects(ground, id)?;
+            pending::abandon(ground, id, name, new)
+        }),
+        Made::Now(_) => pending::abandon(ground, id, name, new),
     }
-    pending::abandon(ground, id, name, new)
 }
 
 /// Makes a container up to its publication: `fill` puts the rest into its directory, the record
@@ -194,10 +196,7 @@ fn create_in(
                 // command.
                 Err(_) => {
                     let _ = end_withdrawn(ground, |_| true);
-                    allocate().or_else(|_| {
-                        spare::dismiss(ground);
-                        allocate()
-                    })?
+                    net::allocate_at_last(ground, allocate)?
                 }
                 Ok(addresses) => addresses,
             }
@@ -243,8 +242,9 @@ fn take_name(ground: &Ground, name: &Name, id: &ContainerId) -> Result<()> {
     let taken = ground.names.take(name, id);
     let Err(Error::NameTaken { .. }) = &taken else { return taken };
     if let Some(holder) = ground.names.holder(name)?
-        && !ground.dir(&holder).exists()
+        // ORDER: in the order of a create, which is published between the two.
         && !pending::is_being_created(ground, &holder)?
+        && !ground.dir(&holder).exists()
     {
         ground.names.release(name, &holder)?;
         return ground.names.take(name, id);

@@ -169,36 +169,47 @@ fn listen(path: &Path) -> Result<OwnedFd> {
     Ok(sock)
 }
 
-/// A connected command.
+/// A connected command. One whose container runs goes on without: its connection is closed after [`BUSY`].
 struct Client {
     sock: OwnedFd,
-    /// When it has asked, until a spare may be made in place of the one that it got.
-    since: Option<Instant>,
+    /// When it has connected, or has asked.
+    since: Instant,
+    has_asked: bool,
+}
+
+impl Client {
+    /// When it is not waited for any more.
+    fn until(&self) -> Instant {
+        self.since + if self.has_asked { BUSY } else { KEPT }
+    }
 }
 
 /// The thread that answers commands.
 fn answer(shared: &Shared, listener: &OwnedFd, keeper: BorrowedFd<'_>, stamp: &Stamp) {
     let mut clients: Vec<Client> = Vec::new();
+    // No descriptor is left: a connection that cannot be accepted stays readable.
+    let mut deaf_until = None;
     loop {
         let now = Instant::now();
-        let mut next = Some(now + LOOK);
-        for client in &mut clients {
-            match client.since {
-                Some(since) if since + BUSY <= now => {
-                    client.since = None;
-                    due(shared);
-                }
-                Some(since) => next = next.min(Some(since + BUSY)),
-                None => {}
+        let mut next = now + LOOK;
+        clients.retain(|client| {
+            let stays = now < client.until();
+            match stays {
+                true => next = next.min(client.until()),
+                false if client.has_asked => due(shared),
+                false => {}
             }
-        }
+            stays
+        });
         if shared.lock().ends {
             return;
         }
-        let wait = next.map_or(LOOK, |next| next.saturating_duration_since(now));
+        deaf_until = deaf_until.filter(|until| now < *until);
+        let wait = next.saturating_duration_since(now);
         let ready: Vec<bool> = {
             let mut all = vec![PollFd::from_borrowed_fd(keeper, PollFlags::IN)];
-            all.push(PollFd::new(listener, PollFlags::IN));
+            let calls = if deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+            all.push(PollFd::new(listener, calls));
             all.extend(clients.iter().map(|client| PollFd::new(&client.sock, PollFlags::IN)));
             let timeout = Timespec {
                 tv_sec: wait.as_secs() as i64,
@@ -225,11 +236,14 @@ fn answer(shared: &Shared, listener: &OwnedFd, keeper: BorrowedFd<'_>, stamp: &S
         clients = kept;
         if ready[1] {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            if let Ok(sock) = rustix::net::accept_with(listener, flags)
-                && sockopt::socket_peercred(&sock).is_ok_and(|peer| peer.uid.is_root())
-            {
-                // Its request is mostly there already.
-                clients.extend(serve(shared, stamp, Client { sock, since: None }));
+            match rustix::net::accept_with(listener, flags) {
+                Ok(sock) if sockopt::socket_peercred(&sock).is_ok_and(|it| it.uid.is_root()) => {
+                    let client = Client { sock, since: Instant::now(), has_asked: false };
+                    // Its request is mostly there already.
+                    clients.extend(serve(shared, stamp, client));
+                }
+                Ok(_) => {}
+                Err(_) => deaf_until = Some(Instant::now() + LOOK),
             }
         }
     }
@@ -247,7 +261,7 @@ fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
     let n = match wire::receive(&client.sock, &mut text, RecvFlags::DONTWAIT, drop) {
         Err(Errno::AGAIN) => return Some(client),
         Ok(0) | Err(_) => {
-            if client.since.is_some() {
+            if client.has_asked {
                 due(shared);
             }
             return None;
@@ -265,7 +279,8 @@ fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
                 nursery.last_asked = Some(now);
                 nursery.asked.push_back((now, (*kind).clone()));
                 let at = nursery.ready.iter().position(|ready| ready.kind == *kind);
-                at.filter(|_| is_current).map(|at| nursery.ready.swap_remove(at).spare)
+                // ORDER: a command that has them released finds no use of an image afterwards.
+                at.filter(|_| !nursery.ends).map(|at| nursery.ready.swap_remove(at).spare)
             };
             let sent = match given {
                 Some(spare) => {
@@ -277,7 +292,7 @@ fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
                 }
                 None => wire::send(&client.sock, b"-", &[], SendFlags::DONTWAIT).is_ok(),
             };
-            client.since = Some(now);
+            (client.since, client.has_asked) = (now, true);
             if !is_current || !sent {
                 due(shared);
             }
@@ -298,12 +313,10 @@ fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
 /// The thread that makes spares, and releases them.
 fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
     let began = Instant::now();
-    // After a failure nothing is made before the next nursery.
-    let mut fails = false;
     loop {
         let now = Instant::now();
         let is_short = is_short_of_memory();
-        let keep = if fails || is_short || contract::has_ledger(ground) { 0 } else { keep };
+        let keep = if is_short || contract::has_ledger(ground) { 0 } else { keep };
         let (surplus, missing) = {
             let mut nursery = shared.lock();
             let over = nursery.last_asked.unwrap_or(began) + KEPT <= now;
@@ -332,8 +345,8 @@ fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
         if let Some(kind) = missing {
             match make(ground, &kind) {
                 Ok(spare) => shared.lock().ready.push(Ready { kind, spare }),
-                // A start has the same error, and reports it.
-                Err(_) => fails = true,
+                // A start has the same error, and reports it. The next nursery tries again.
+                Err(_) => shared.lock().ends = true,
             }
         }
     }
@@ -427,16 +440,8 @@ impl Bearer for Maker<'_> {
 
 /// Releases a spare that is not wanted any more.
 fn give_up(ground: &Ground, spare: Spare) -> Result<()> {
-    let Spare { id, ids, lock, mut keeper, newborn, root, .. } = spare;
-    let pid = newborn.pid;
-    // ORDER: its socket is closed, so the newborn exits, and the keeper reaps it before it reads that all is settled.
-    drop((newborn, root));
-    let _ = keeper.wait(pid); // a keeper that is gone reaps nothing
-    let dir = ground.places.spares().join(id.as_str());
-    let released = spare::release(ground, &id, &dir, Some(ids));
-    let _ = keeper.settled(pid);
-    drop(lock);
-    released
+    let dir = ground.places.spares().join(spare.id.as_str());
+    spare.end(|id, ids| spare::release(ground, id, &dir, Some(ids)))
 }
 
 #[cfg(test)]

@@ -28,15 +28,16 @@
 //! **Settings.** What a spare has copied from its surroundings is its [`Stamp`]. The command's own stamp must be equal.
 //! A container inherits nothing from its caller, so limits and umask of the caller are not in it.
 //!
-//! Uses `ground`, `gates`, `shared` and `pending`.
+//! Uses `ground`, `exit`, `gates`, `shared` and `pending`.
 
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use dormouse_kernel::pidfd;
 use dormouse_launch::{Keeper, Newborn, Passed, wire};
 use dormouse_model::{
     Config, ContainerId, Evict, IdMap, Limits, Name, NetMode, OutOfMemory, Process, Restart,
@@ -51,6 +52,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::event;
+use crate::exit::SIGKILL;
 use crate::gates;
 use crate::ground::{self, Ground};
 use crate::pending::{self, New};
@@ -68,6 +70,9 @@ const ANSWER_WITHIN: Duration = Duration::from_millis(100);
 
 /// LIMIT: how long a command waits until the nursery has released all spares.
 const DISMISSED_WITHIN: Duration = Duration::from_secs(30);
+
+/// How often a nursery that releases its spares is looked at.
+const DISMISS_AGAIN: Duration = Duration::from_millis(5);
 
 /// LIMIT: how long a killed newborn may take to end.
 const KILLED_WITHIN: Duration = Duration::from_secs(30);
@@ -318,13 +323,34 @@ impl Spare {
         wire::send(to, &text, &fds, SendFlags::DONTWAIT)
     }
 
-    fn receive(ground: &Ground, from: BorrowedFd<'_>) -> Option<Self> {
-        let mut text = vec![0; MESSAGE_BYTES_MAX];
-        let mut fds = Vec::with_capacity(DESCRIPTORS);
-        let n = wire::receive(from, &mut text, RecvFlags::empty(), |fd| fds.push(fd)).ok()?;
+    /// Ends its newborn, and has the rest released by `release`.
+    ///
+    /// ORDER: the newborn is killed, reaped by the keeper, released, settled. If the release fails, the connection is
+    /// closed behind the lock, and the settler of the keeper tries again.
+    pub(crate) fn end(
+        self,
+        release: impl FnOnce(&ContainerId, IdMap) -> Result<()>,
+    ) -> Result<()> {
+        let Self { id, ids, lock, mut keeper, newborn, root, .. } = self;
+        let pid = newborn.pid;
+        // It exits when its socket is closed, but the nursery may have a copy for a moment.
+        let _ = pidfd::send_signal(newborn.pidfd.as_fd(), SIGKILL); // it may have exited
+        drop((newborn, root));
+        let _ = keeper.wait(pid); // a keeper that is gone reaps nothing
+        let released = release(&id, ids);
+        drop(lock);
+        match &released {
+            Ok(()) => drop(keeper.settled(pid)), // likewise
+            Err(_) => drop(keeper),
+        }
+        released
+    }
+
+    /// The spare of an answer, if it has one.
+    fn received(ground: &Ground, text: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
         let [lock, root, keeper, newborn, socket] = fds.try_into().ok()?;
         let Given { id, ids, addresses, device, passed } =
-            serde_json::from_slice(&text[..n]).ok()?;
+            serde_json::from_slice(text).ok()?;
         let fds = [keeper, newborn, socket];
         let (keeper, newborn) = Keeper::take_over(&ground.places.run, passed, fds);
         let lock = Some(Lock::received(lock));
@@ -338,18 +364,23 @@ impl Spare {
 /// create; both are released by their id.
 pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
     let kind = Kind::of(create)?;
-    let nursery = connect(ground)?;
+    let nursery = connect(ground).ok()?;
     sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(ANSWER_WITHIN)).ok()?;
     request(nursery.as_fd(), &Request::Take { kind: Box::new(kind), stamp: Stamp::now(ground) })?;
-    let spare = Spare::receive(ground, nursery.as_fd());
+    let mut text = vec![0; MESSAGE_BYTES_MAX];
+    let mut fds = Vec::with_capacity(DESCRIPTORS);
+    // ORDER: without an answer the connection is closed, so a later one fails, and its spare stays with the nursery.
+    let n = wire::receive(&nursery, &mut text, RecvFlags::empty(), |fd| fds.push(fd)).ok()?;
+    if n == 0 {
+        return None; // the nursery exits
+    }
     ground.keep_open(nursery);
-    let mut spare = spare?;
+    let mut spare = Spare::received(ground, &text[..n], fds)?;
     let lock = spare.lock.take()?;
     let dir = ground.places.spares().join(spare.id.as_str());
     if !spare.is_fit() || rename_to_new(ground, &spare.id, &dir).is_err() {
-        let Spare { id, ids, .. } = spare; // the newborn exits
-        let _ = release(ground, &id, &dir, Some(ids)); // otherwise the next command does
-        drop(lock);
+        spare.lock = Some(lock);
+        let _ = spare.end(|id, ids| release(ground, id, &dir, Some(ids))); // otherwise the next command does
         return None;
     }
     let dir = pending::new_dir(ground, &spare.id);
@@ -370,14 +401,18 @@ pub(crate) fn lock(ground: &Ground) -> PathBuf {
     ground.places.run.join("spares.lock")
 }
 
-/// Connects to the nursery, if there is one.
-fn connect(ground: &Ground) -> Option<OwnedFd> {
-    let kind = SocketType::SEQPACKET;
-    let sock =
-        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).ok()?;
-    let address = address(&socket(ground))?;
-    rustix::net::connect(&sock, &address.0).ok()?;
-    sockopt::socket_peercred(&sock).is_ok_and(|peer| peer.uid.is_root()).then_some(sock)
+/// Connects to the nursery. EAGAIN if its queue is full: it does not accept.
+fn connect(ground: &Ground) -> std::result::Result<OwnedFd, Errno> {
+    // connect(2) waits for room in the queue without a limit otherwise.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let sock = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let address = address(&socket(ground)).ok_or(Errno::NAMETOOLONG)?;
+    rustix::net::connect(&sock, &address.0)?;
+    rustix::io::ioctl_fionbio(&sock, false)?;
+    match sockopt::socket_peercred(&sock)?.uid.is_root() {
+        true => Ok(sock),
+        false => Err(Errno::PERM),
+    }
 }
 
 /// An address for a path of any length: one of 108 bytes at most fits, and a longer one is reached by its directory.
@@ -401,13 +436,30 @@ fn request(to: BorrowedFd<'_>, request: &Request) -> Option<()> {
 
 /// Has all spares released, and waits for it: before an image, an address or a slot that they have is needed. Nothing
 /// is asked where no process makes spares.
+///
+/// ORDER: the lock of the nursery is free after its last spare. Its socket is gone before that, so the lock is waited
+/// for also where no connection is made, or it ends.
 pub(crate) fn dismiss(ground: &Ground) {
-    let Some(nursery) = connect(ground) else { return };
-    let limit = Some(DISMISSED_WITHIN);
-    let _ = sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, limit);
-    if request(nursery.as_fd(), &Request::Dismiss).is_some() {
-        // Its end is the end of the connection.
-        let _ = rustix::net::recv(&nursery, &mut [0; 1][..], RecvFlags::empty());
+    if !lock(ground).exists() {
+        return; // no nursery since the boot
+    }
+    let until = Instant::now() + DISMISSED_WITHIN;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if let Ok(nursery) = connect(ground)
+            && sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(left)).is_ok()
+            && request(nursery.as_fd(), &Request::Dismiss).is_some()
+        {
+            // Its end is the end of the connection.
+            let _ = rustix::net::recv(&nursery, &mut [0; 1][..], RecvFlags::empty());
+        }
+        match Lock::try_take_new(&lock(ground)) {
+            Ok(None) => std::thread::sleep(DISMISS_AGAIN.min(left)),
+            Ok(Some(_)) | Err(_) => return,
+        }
     }
 }
 
@@ -432,12 +484,9 @@ pub(crate) fn release(
     disk::remove_tree(dir)
 }
 
-/// Releases the kernel objects of a create that had adopted a spare. Most have adopted none, and have none.
-pub(crate) fn release_adopted(ground: &Ground, id: &ContainerId) -> Result<()> {
-    match ground.run_dir(id).exists() {
-        true => release_objects(ground, id),
-        false => Ok(()),
-    }
+/// Returns whether a create has adopted a spare, and so has objects in the kernel. Most have not.
+pub(crate) fn is_adopted(ground: &Ground, id: &ContainerId) -> bool {
+    ground.run_dir(id).exists()
 }
 
 /// Releases the kernel objects of a spare. No program has run in them, so nothing is charged.

@@ -205,6 +205,8 @@ fn start_clean(
     }
     let (born, (user, checked)) = match spare {
         Some(spare) => {
+            // ORDER: under the lock of objects in use. Its image may have been removed before the container was known.
+            layer::lower(ground, &config.spec.root)?;
             introduce_spare(ground, config)?;
             // The mounts below this root are on other files.
             let user = Users::read(spare.root.as_fd()).find(&config.spec.process.user)?;

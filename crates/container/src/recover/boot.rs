@@ -89,7 +89,8 @@ fn recover_after_boot(ground: &Ground) -> Result<()> {
     }
     unwoken::remove_all(ground);
     forget_last_boot(ground)?;
-    sweep(ground)?;
+    let _ = spare::sweep(ground); // as at every command: one that cannot be released stops nothing else
+    sweep_containers(ground)?;
     recover_slots(ground)?;
     disk::write(&marker, boot.as_bytes(), Durable::No)
 }
@@ -131,9 +132,17 @@ fn recover_slots(ground: &Ground) -> Result<()> {
 /// interrupted creates and removals ([`crate::pending`]); this is a full search, after a boot
 /// and for `prune`. Returns how many things were released.
 pub(crate) fn sweep(ground: &Ground) -> Result<usize> {
-    let mut swept = interrupted::finish(ground)?;
+    let spares = spare::sweep(ground);
+    let swept = sweep_containers(ground)?;
+    Ok(spares? + swept)
+}
+
+/// The same but for spares.
+fn sweep_containers(ground: &Ground) -> Result<usize> {
+    let mut swept = interrupted::finish_containers(ground)?;
     for (name, holder) in ground.names.all()? {
-        let alive = ground.dir(&holder).exists() || pending::is_being_created(ground, &holder)?;
+        // ORDER: in the order of a create, which is published between the two.
+        let alive = pending::is_being_created(ground, &holder)? || ground.dir(&holder).exists();
         if !alive {
             ground.names.release(&name, &holder)?;
             swept += 1;

@@ -18,6 +18,14 @@ use crate::{end, freeze, gating, spare, state, twin};
 
 /// Finishes interrupted commands. Returns their number.
 pub(crate) fn finish(ground: &Ground) -> Result<usize> {
+    // A spare that cannot be released keeps nothing from it.
+    let spares = spare::sweep(ground);
+    let finished = finish_containers(ground)?;
+    Ok(spares? + finished)
+}
+
+/// The same but for spares.
+pub(crate) fn finish_containers(ground: &Ground) -> Result<usize> {
     let pending = ground.places.pending();
     let list = || -> Result<Vec<fs::DirEntry>> {
         let lasting = fs::read_dir(&pending).map_err(Error::file("cannot list", &pending))?;
@@ -26,16 +34,15 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         let all = lasting.chain(others).collect::<std::io::Result<_>>();
         all.map_err(Error::file("cannot list", &pending))
     };
-    let swept = spare::sweep(ground)?;
     let entries = list()?;
     if entries.is_empty() {
-        return Ok(swept);
+        return Ok(0);
     }
     // Another process is making an entry or recovering already: leave the entries to the next
     // command. Those that were there before have been locked by their makers when this lock is free.
-    let Some(alone) = Lock::try_take(&pending)? else { return Ok(swept) };
-    let mut dead = Vec::new();
-    let mut finished = swept;
+    let Some(alone) = Lock::try_take(&pending)? else { return Ok(0) };
+    let (mut dead, mut adopted) = (Vec::new(), Vec::new());
+    let mut finished = 0;
     // An entry that cannot be finished keeps no other from it.
     let mut failed = None;
     for entry in entries {
@@ -70,16 +77,25 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
             dead.push((id, entry.path()));
             continue;
         }
+        if spare::is_adopted(ground, &id) {
+            drop(lock);
+            adopted.push((id, entry.path()));
+            continue;
+        }
         finished += 1;
-        // A create that had adopted a spare has objects in the kernel.
-        let released = spare::release_adopted(ground, &id);
-        failed = failed.or(released.err());
         let released = pending::release(ground, &id, &entry.path(), None, false);
         failed = failed.or(released.err());
     }
-    // A removal may take long, and no create, sleep or wake waits for it: its own lock suffices. One at a time is
+    // A removal may take long, as may the exit of a newborn, and no create, sleep or wake waits for it: its own lock
+    // suffices. One at a time is
     // locked, so that other commands and settlers do a part of many.
     drop(alone);
+    for (id, dir) in adopted {
+        match finish_adoption(ground, &id, &dir) {
+            Ok(is_finished) => finished += usize::from(is_finished),
+            Err(e) => failed = failed.or(Some(e)),
+        }
+    }
     for (id, dir) in dead {
         match finish_removal(ground, &id, &dir) {
             Ok(is_finished) => finished += usize::from(is_finished),
@@ -87,6 +103,18 @@ pub(crate) fn finish(ground: &Ground) -> Result<usize> {
         }
     }
     failed.map_or(Ok(finished), Err)
+}
+
+/// Releases a create that had adopted a spare. Returns false if another process is at it, or has finished it.
+///
+/// ORDER: kernel objects, then addresses and ids: no other container has those while a process may use them.
+fn finish_adoption(ground: &Ground, id: &ContainerId, dir: &Path) -> Result<bool> {
+    let Some(_lock) = Lock::try_take(dir)? else { return Ok(false) };
+    if !dir.exists() {
+        return Ok(false);
+    }
+    spare::release_objects(ground, id)?;
+    pending::release(ground, id, dir, None, false).map(|()| true)
 }
 
 /// Finishes a removal. Returns false if another process is at it, or has finished it.
