@@ -328,7 +328,19 @@ fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
 /// An exclusive lock (flock(2)) on a file or directory, released when dropped or when its process
 /// exits, for any reason.
 #[derive(Debug)]
-pub(crate) struct Lock(File);
+pub(crate) struct Lock {
+    file: File,
+    /// Another process may have the open file for a moment longer than this one.
+    is_received: bool,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.is_received {
+            let _ = flock(&self.file, FlockOperation::Unlock); // closed below in any case
+        }
+    }
+}
 
 impl Lock {
     /// Waits for the lock on an existing file.
@@ -345,7 +357,7 @@ impl Lock {
 
     /// A lock that another process has taken, and given away with its descriptor: it belongs to the open file.
     pub(crate) fn received(file: OwnedFd) -> Self {
-        Self(file.into())
+        Self { file: file.into(), is_received: true }
     }
 
     /// Waits for a share of the lock on a file, created if missing.
@@ -364,12 +376,12 @@ impl Lock {
     /// Writes into the locked file. (If it were opened again and truncated, ext4 would allocate its
     /// blocks at close: 0.1 ms.)
     pub(crate) fn write(&self, bytes: &[u8], path: &Path) -> Result<()> {
-        (&self.0).write_all(bytes).map_err(Error::file("cannot write", path))
+        (&self.file).write_all(bytes).map_err(Error::file("cannot write", path))
     }
 
     /// The locked file.
     pub(crate) fn file(&self) -> &File {
-        &self.0
+        &self.file
     }
 
     fn take_file(file: File, path: &Path) -> Result<Self> {
@@ -379,7 +391,7 @@ impl Lock {
     fn wait(file: File, path: &Path, how: FlockOperation) -> Result<Self> {
         loop {
             match flock(&file, how) {
-                Ok(()) => return Ok(Self(file)),
+                Ok(()) => return Ok(Self { file, is_received: false }),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(Error::file("cannot lock", path)(e.into())),
             }
@@ -404,7 +416,7 @@ impl Lock {
 
     fn try_take_file(file: File, path: &Path) -> Result<Option<Self>> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self(file))),
+            Ok(()) => Ok(Some(Self { file, is_received: false })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(Error::file("cannot lock", path)(e.into())),
         }
@@ -423,7 +435,7 @@ impl Waiting {
         let file = File::open(path).map_err(Error::file("cannot open", path))?;
         let (sender, taken) = mpsc::channel();
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => drop(sender.send(Ok(Lock(file)))),
+            Ok(()) => drop(sender.send(Ok(Lock { file, is_received: false }))),
             Err(Errno::WOULDBLOCK) => {
                 let shown = path.to_owned();
                 let wait = move || drop(sender.send(Lock::take_file(file, &shown)));

@@ -327,10 +327,7 @@ impl Spare {
     ///
     /// ORDER: the newborn is killed, reaped by the keeper, released, settled. If the release fails, the connection is
     /// closed behind the lock, and the settler of the keeper tries again.
-    pub(crate) fn end(
-        self,
-        release: impl FnOnce(&ContainerId, IdMap) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn end(self, release: impl FnOnce(&ContainerId, IdMap) -> Result<()>) -> Result<()> {
         let Self { id, ids, lock, mut keeper, newborn, root, .. } = self;
         let pid = newborn.pid;
         // It exits when its socket is closed, but the nursery may have a copy for a moment.
@@ -349,8 +346,7 @@ impl Spare {
     /// The spare of an answer, if it has one.
     fn received(ground: &Ground, text: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
         let [lock, root, keeper, newborn, socket] = fds.try_into().ok()?;
-        let Given { id, ids, addresses, device, passed } =
-            serde_json::from_slice(text).ok()?;
+        let Given { id, ids, addresses, device, passed } = serde_json::from_slice(text).ok()?;
         let fds = [keeper, newborn, socket];
         let (keeper, newborn) = Keeper::take_over(&ground.places.run, passed, fds);
         let lock = Some(Lock::received(lock));

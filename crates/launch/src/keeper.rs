@@ -170,6 +170,17 @@ pub struct Keeper {
     features: u32,
     mine: HashSet<u32>,
     ended: HashMap<u32, Ended>,
+    /// Another process may have this socket for a moment longer ([`Keeper::take_over`]).
+    is_shared: bool,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if self.is_shared {
+            // Its close would be seen after that of the other process.
+            let _ = rustix::net::shutdown(&self.sock, rustix::net::Shutdown::Both);
+        }
+    }
 }
 
 impl AsFd for Keeper {
@@ -226,7 +237,8 @@ impl Keeper {
             return Err(failed(Errno::PERM));
         }
         let (mine, ended) = (HashSet::new(), HashMap::new());
-        let mut keeper = Self { sock, path: path.clone(), pid: 0, features: 0, mine, ended };
+        let mut keeper =
+            Self { sock, path: path.clone(), pid: 0, features: 0, mine, ended, is_shared: false };
         match keeper.say(&Request::Hello, &[]) {
             Ok(()) => Ok(Some(Calling(keeper))),
             Err(LaunchError::KeeperGone) => Ok(None),
@@ -388,7 +400,8 @@ impl Keeper {
         let Passed { pid, start_time, keeper, features, waits, sent, steps } = passed;
         let path = run_dir.join(SOCKET);
         let mine = HashSet::from([pid]);
-        let own = Self { sock, path, pid: keeper, features, mine, ended: HashMap::new() };
+        let ended = HashMap::new();
+        let own = Self { sock, path, pid: keeper, features, mine, ended, is_shared: true };
         let mut newborn = Newborn::new(pid, start_time, pidfd, newborn);
         newborn.recall(&steps);
         (newborn.waits, newborn.takes_parts, newborn.sent) = (waits, true, sent);
