@@ -836,17 +836,20 @@ impl Server {
         self.children.insert(born.pid, Child { id, connection, kind, settle });
         if kind == Kind::Init {
             self.firsts.insert(id, born.pid);
-            self.note_start(connection);
+            self.note_start(connection, request.template.is_some());
         }
         let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
         (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
     }
 
-    /// Notes that a client starts a container. The nursery makes spares, which are no starts.
-    fn note_start(&mut self, connection: u64) {
+    /// Notes that a client starts a container. The nursery makes spares, which are no starts. The starts of other hands
+    /// (wakes, restarts), and those from a template, take none.
+    fn note_start(&mut self, connection: u64, has_template: bool) {
         let peer = self.connections.get(&connection).map(sockopt::socket_peercred);
         let Some(Ok(peer)) = peer else { return };
-        if self.nursery() != Some(peer.pid.as_raw_pid() as u32) {
+        let pid = peer.pid.as_raw_pid() as u32;
+        self.starts.note_use(pid);
+        if !has_template && !self.hands.values().any(|hand| hand.pid == pid) {
             self.starts.note(Instant::now());
         }
     }
@@ -859,7 +862,10 @@ impl Server {
     fn keep_nursery(&mut self) {
         let may = !self.parts.nursery.is_empty() && self.nursery().is_none();
         if may && self.starts.want_nursery(Instant::now()) {
-            let _ = self.make_hand(HandKind::Nursery); // starts wait for nothing that is made ahead
+            // Starts wait for nothing that is made ahead.
+            let made = self.make_hand(HandKind::Nursery).ok();
+            let hand = made.and_then(|serial| self.hands.get(&serial));
+            self.starts.begun(hand.map(|hand| hand.pid));
         }
     }
 
@@ -1103,6 +1109,9 @@ impl Server {
     }
 
     fn ended(&mut self, pid: u32, status: i32) {
+        if code_of(status).1 == libc::SIGKILL {
+            self.starts.note_use(pid);
+        }
         if let Some(Running { errand, .. }) = self.errands.remove(&pid) {
             let is_killed = code_of(status).1 == libc::SIGKILL;
             self.dismiss(|hand| hand.pid == pid);

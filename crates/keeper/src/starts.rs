@@ -9,13 +9,33 @@ use std::time::{Duration, Instant};
 /// Two starts within this time need a nursery.
 const WITHIN: Duration = Duration::from_secs(1);
 
+/// LIMIT: the longest time from one nursery to the next, where none of them has made a spare: the containers that come
+/// and go here are of no kind that is made ahead.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
 /// The last starts of clients.
 #[derive(Debug, Default)]
 pub(crate) struct Starts {
     /// The last one, and whether there was another one shortly before it.
     last: Option<(Instant, bool)>,
-    /// When a nursery was started last.
-    nursery: Option<Instant>,
+    /// The last nursery.
+    nursery: Option<Begun>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    at: Instant,
+    pid: Option<u32>,
+    /// It has made a spare, or was killed and might have.
+    is_useful: bool,
+    /// The time to the next one, if it is of no use.
+    pause: Duration,
+}
+
+impl Begun {
+    fn pause(&self) -> Duration {
+        if self.is_useful { WITHIN } else { self.pause }
+    }
 }
 
 impl Starts {
@@ -27,14 +47,34 @@ impl Starts {
 
     /// Returns whether a nursery is to be started now, where there is none.
     ///
-    /// LIMIT: one that exits at once is not started for each container.
+    /// LIMIT: one that exits at once is not started for each container. The next of those that are of no use comes
+    /// after twice the time of the last one.
     pub(crate) fn want_nursery(&mut self, now: Instant) -> bool {
         let come_and_go = self.last.is_some_and(|(at, is_second)| is_second && now < at + WITHIN);
-        let is_wanted = come_and_go && self.nursery.is_none_or(|at| at + WITHIN <= now);
+        let may = |begun: &Begun| begun.at + begun.pause() <= now;
+        let is_wanted = come_and_go && self.nursery.as_ref().is_none_or(may);
         if is_wanted {
-            self.nursery = Some(now);
+            let pause = match &self.nursery {
+                Some(last) if !last.is_useful => (last.pause * 2).min(PAUSE_MAX),
+                _ => WITHIN,
+            };
+            self.nursery = Some(Begun { at: now, pid: None, is_useful: false, pause });
         }
         is_wanted
+    }
+
+    /// Notes the process of the nursery.
+    pub(crate) fn begun(&mut self, pid: Option<u32>) {
+        if let Some(nursery) = &mut self.nursery {
+            nursery.pid = pid;
+        }
+    }
+
+    /// Notes a birth for a process, or that it was killed: if it is the nursery, that was of use.
+    pub(crate) fn note_use(&mut self, pid: u32) {
+        if let Some(nursery) = self.nursery.as_mut().filter(|it| it.pid == Some(pid)) {
+            nursery.is_useful = true;
+        }
     }
 }
 
@@ -58,5 +98,29 @@ mod tests {
         assert!(!starts.want_nursery(at(1710)), "the last one has exited at once");
         assert!(starts.want_nursery(at(2650)));
         assert!(!starts.want_nursery(at(4000)), "none was started since");
+    }
+    #[test]
+    fn nurseries_of_no_use_are_rare() {
+        let begin = Instant::now();
+        let mut starts = Starts::default();
+        let mut numbers = [0, 0];
+        for (phase, number) in numbers.iter_mut().enumerate() {
+            // Two starts each second, for 200 seconds.
+            for n in 0..400_u64 {
+                let now = begin + Duration::from_millis(n * 500 + phase as u64 * 200_000);
+                starts.note(now);
+                if starts.want_nursery(now) {
+                    *number += 1;
+                    starts.begun(Some(7));
+                    starts.note_use(8);
+                    if phase == 1 {
+                        starts.note_use(7);
+                    }
+                }
+            }
+        }
+        let [useless, useful] = numbers;
+        assert!((6..=9).contains(&useless), "{useless}");
+        assert!(useful > 100, "{useful}");
     }
 }
