@@ -196,7 +196,7 @@ fn create_in(
                 // command.
                 Err(_) => {
                     let _ = end_withdrawn(ground, |_| true);
-                    net::allocate_at_last(ground, allocate)?
+                    spare::allocate(ground, allocate)?
                 }
                 Ok(addresses) => addresses,
             }

@@ -1,6 +1,6 @@
 //! Network of a container: its stack, its addresses, names and ports, and drop rules in force.
 //!
-//! Uses `ground`, `state`, `gating`, `silence`, `bandwidth` and `spare`.
+//! Uses `ground`, `state`, `gating`, `silence` and `bandwidth`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::spec::Update;
-use crate::{bandwidth, gating, silence, spare, state};
+use crate::{bandwidth, gating, silence, state};
 
 /// The network stack a container starts in.
 pub(crate) enum Net {
@@ -242,27 +242,13 @@ pub(crate) fn update_addresses(
     };
     let network = ground.network()?;
     bandwidth::forget(ground, config, &update.ip_rm)?;
-    config.addresses = allocate_at_last(ground, || {
-        Ok(network.update(&config.id, &update.ip_add, &update.ip_rm)?)
-    })?;
+    config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
     if has_processes && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         // ORDER: before the container can use them: a connection keeps the account that it found.
         gating::announce(ground, config)?;
         enter(ground, config, &cgroup, &make_domain(ground, &domain)?)?;
     }
     Ok(())
-}
-
-/// Allocates addresses, which spares give back where they are short, or have the wanted one.
-pub(crate) fn allocate_at_last<T>(ground: &Ground, allocate: impl Fn() -> Result<T>) -> Result<T> {
-    use dormouse_network::Error::{AddressTaken, PoolFull};
-    allocate().or_else(|e| match e {
-        Error::Network(AddressTaken { .. } | PoolFull { .. }) => {
-            spare::dismiss(ground);
-            allocate()
-        }
-        e => Err(e),
-    })
 }
 
 /// Ends the mapping of the keeper's cgroup to a container.

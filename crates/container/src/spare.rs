@@ -459,6 +459,18 @@ pub(crate) fn dismiss(ground: &Ground) {
     }
 }
 
+/// Allocates addresses. Spares give theirs back where there are no others, or one of them is wanted.
+pub(crate) fn allocate<T>(ground: &Ground, mut allocate: impl FnMut() -> Result<T>) -> Result<T> {
+    use dormouse_network::Error::{AddressTaken, PoolFull};
+    allocate().or_else(|e| match e {
+        Error::Network(AddressTaken { .. } | PoolFull { .. }) => {
+            dismiss(ground);
+            allocate()
+        }
+        e => Err(e),
+    })
+}
+
 /// Releases what a spare has, its directory last. `ids` are known to the process that made it; otherwise they are
 /// searched for. The caller holds the lock of the directory.
 pub(crate) fn release(

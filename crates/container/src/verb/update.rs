@@ -1,7 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending` and
-//! `shortage`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending`,
+//! `spare` and `shortage`.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{bandwidth, contract, drive, freeze, net, rate, shortage, state, usage, view};
+use crate::{bandwidth, contract, drive, freeze, net, rate, shortage, spare, state, usage, view};
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
 /// memory, and is to wake now.
@@ -57,7 +57,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     }
     if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
         // ORDER: with the limits on record: new ones may be refused.
-        net::update_addresses(ground, &mut before, update, observed.state)?;
+        let state = observed.state;
+        spare::allocate(ground, || net::update_addresses(ground, &mut before, update, state))?;
         config.addresses.clone_from(&before.addresses);
     }
     let changed = alive && update.limits != dormouse_model::Limits::default();
