@@ -632,16 +632,28 @@ fn settling_of_withdrawn_container_survives_kill_at_any_step() {
     assert!(number > 20, "{number} steps settle a container");
 }
 
-/// Returns how many spares there are, with those that are being made.
-fn spares(host: &Host) -> usize {
-    std::fs::read_dir(host.root().join("lib/spares")).map_or(0, Iterator::count)
+/// Returns the ids of all spares, with those that are being made.
+fn spares(host: &Host) -> Vec<String> {
+    let all = std::fs::read_dir(host.root().join("lib/spares")).into_iter().flatten().flatten();
+    all.map(|entry| entry.file_name().into_string().expect("an id")).collect()
+}
+
+/// Starts containers at once: one after the other, they may be more than a second apart.
+fn come_and_go(host: &Host) {
+    let starts = [(); 3].map(|()| {
+        let mut start = host.dormouse(&["run", "--rm", "busybox", "true"]);
+        start.stdin(Stdio::null()).spawn().expect("it starts")
+    });
+    for mut start in starts {
+        assert!(start.wait().expect("it ends").success());
+    }
 }
 
 /// The nursery, once containers come and go.
 fn nursery(host: &Host) -> u32 {
     let mut found = None;
     let is_found = wait_until(soon(), || {
-        host.dm(&["run", "--rm", "busybox", "true"]).ok();
+        come_and_go(host);
         let is_it = |(_, line): &(u32, String)| line.ends_with(" internal nursery");
         found = host.processes().into_iter().find(is_it).map(|(pid, _)| pid);
         found.is_some()
@@ -650,13 +662,23 @@ fn nursery(host: &Host) -> u32 {
     found.expect("a pid")
 }
 
-/// Starts containers until spares are ready.
-fn stock(host: &Host) {
+/// Starts containers until spares are ready, and returns them.
+fn stock(host: &Host) -> Vec<String> {
+    let mut there = Vec::new();
     let is_stocked = wait_until(soon(), || {
-        host.dm(&["run", "--rm", "busybox", "true"]).ok();
-        spares(host) >= 2
+        come_and_go(host);
+        there = spares(host);
+        there.len() >= 2
     });
     assert!(is_stocked, "no spares: {:?}", host.processes());
+    there
+}
+
+/// Whether one of these spares is a container, or one in creation.
+fn is_adopted(host: &Host, spares: &[String]) -> bool {
+    let lib = host.root().join("lib");
+    let is_there = |dir: &str, id: &String| lib.join(format!("{dir}{id}")).exists();
+    spares.iter().any(|id| is_there("pending/new-", id) || is_there("containers/", id))
 }
 
 const ONCE: Verb = Verb {
@@ -673,10 +695,9 @@ fn run_with_spare_survives_kill_at_any_step() {
     let keeper = scene.host.keeper().expect("a keeper");
     let mut adopted = 0;
     for number in 0.. {
-        stock(&scene.host);
-        let there = spares(&scene.host);
+        let there = stock(&scene.host);
         let Some((mut led, call)) = lead_to(&scene.host, RUN_ONCE, number) else { break };
-        adopted += usize::from(spares(&scene.host) < there);
+        adopted += usize::from(is_adopted(&scene.host, &there));
         let slow = Slow::of_step(number)[0];
         slow.kill(&mut led, keeper);
         ONCE.assert_usable(&scene, &format!("run killed at step {number}, {call}, slow: {slow:?}"));

@@ -3,8 +3,10 @@
 //! A container took a spare if its id was there, in `lib/spares`, before the request.
 
 use std::collections::BTreeSet;
+use std::process::Stdio;
 
 use dormouse_testkit::{Host, soon, wait_until};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 /// Ids of the spares of a host, with those that are being made.
 fn spares(host: &Host) -> BTreeSet<String> {
@@ -18,18 +20,25 @@ fn nurseries(host: &Host) -> Vec<u32> {
     all.filter(|(_, line)| line.ends_with(" internal nursery")).map(|(pid, _)| pid).collect()
 }
 
-/// Starts containers until the next one takes a spare, and returns the spares that are there.
+/// Starts containers until there are spares for the next one, and returns them.
 fn stock(host: &Host) -> BTreeSet<String> {
     let mut there = BTreeSet::new();
     let is_stocked = || {
-        let before = spares(host);
-        let id = host.dm(&["run", "-d", "--name", "probe", "busybox", "true"]).ok();
-        host.dm(&["rm", "--force", "probe"]).ok();
-        // Others are there, too: more than one start was seen within the last second.
+        // At once: one after the other, they may be more than a second apart.
+        let names = ["probe", "probe-1", "probe-2", "probe-3"];
+        let starts = names.map(|name| {
+            let mut start = host.dormouse(&["run", "-d", "--name", name, "busybox", "true"]);
+            start.stdout(Stdio::null()).spawn().expect("it starts")
+        });
+        for mut start in starts {
+            assert!(start.wait().expect("it ends").success());
+        }
+        let remove = [&["rm", "--force"], &names[..]].concat();
+        host.dm(&remove).ok();
         there = spares(host);
-        before.contains(&id) && !there.is_empty()
+        !there.is_empty()
     };
-    assert!(wait_until(soon(), is_stocked), "no start takes a spare: {:?}", host.processes());
+    assert!(wait_until(soon(), is_stocked), "there are no spares: {:?}", host.processes());
     there
 }
 
@@ -291,6 +300,68 @@ fn stopped_nursery_delays_no_start() {
     host.await_removals();
 }
 
+/// The answer of a nursery comes when the command has a container already, made from nothing.
+#[test]
+fn late_spare_is_not_kept_by_a_running_container() {
+    let host = Host::with_busybox();
+    stock(&host);
+    let nursery = nurseries(&host);
+    assert_eq!(nursery.len(), 1);
+    host.sh(&format!("kill -STOP {}", nursery[0])).ok();
+    let words = ["run", "--name", "long", "busybox", "sleep", "1000"];
+    let mut long = host.dormouse(&words).stdout(Stdio::null()).spawn().expect("it starts");
+    assert!(wait_until(soon(), || host.dm(&["exec", "long", "true"]).status == 0));
+    host.sh(&format!("kill -CONT {}", nursery[0])).ok();
+    let is_gone = || nurseries(&host).is_empty() && spares(&host).is_empty();
+    assert!(wait_until(soon(), is_gone), "{:?}", spares(&host));
+    host.dm(&["rm", "--force", "long"]).ok();
+    long.wait().expect("it ends");
+}
+
+#[test]
+fn full_queue_of_stopped_nursery_delays_no_start() {
+    let host = Host::with_busybox();
+    stock(&host);
+    let nursery = nurseries(&host);
+    assert_eq!(nursery.len(), 1);
+    host.sh(&format!("kill -STOP {}", nursery[0])).ok();
+    // More than its queue takes.
+    let address = SocketAddrUnix::new(host.root().join("run/spares.sock")).expect("a short path");
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connect = || {
+        let sock = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let sock = sock.expect("a socket");
+        rustix::net::connect(&sock, &address).map(|()| sock)
+    };
+    let mut queue = Vec::new();
+    let full = loop {
+        match connect() {
+            Ok(sock) => queue.push(sock),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(full, rustix::io::Errno::AGAIN, "{} connections", queue.len());
+    host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    host.sh(&format!("kill -CONT {}", nursery[0])).ok();
+    // The connections stay open, and are not waited for.
+    let is_gone = || nurseries(&host).is_empty() && spares(&host).is_empty();
+    assert!(wait_until(soon(), is_gone), "{:?}", spares(&host));
+}
+
+#[test]
+fn spares_give_back_an_address_that_is_asked_for() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
+    let first = host.inspect("other")["addresses"][0].as_str().expect("an address").to_owned();
+    let (net, last) = first.rsplit_once('.').expect("an IPv4 address");
+    let last: u8 = last.parse().expect("a number");
+    for n in 1..=8 {
+        stock(&host);
+        host.await_removals();
+        host.dm(&["update", "--ip-add", &format!("{net}.{}", last + n), "other"]).ok();
+    }
+}
+
 #[test]
 fn killed_nursery_leaves_nothing() {
     let host = Host::with_busybox();
@@ -300,8 +371,9 @@ fn killed_nursery_leaves_nothing() {
         for pid in nurseries(&host) {
             host.sh(&format!("kill -KILL {pid}")).ok();
         }
-        // By the settlers of its newborns, and no command.
-        assert!(wait_until(soon(), || spares(&host).is_empty()), "{:?}", spares(&host));
+        // By the settlers of its newborns, or the next command: one in the making may have no newborn yet.
+        let is_gone = || host.dm(&["ps"]).status == 0 && spares(&host).is_empty();
+        assert!(wait_until(soon(), is_gone), "{:?}", spares(&host));
         host.dm(&["run", "--rm", "busybox", "true"]).ok();
     }
     assert_eq!(host.dm(&["exec", "other", "echo", "on"]).ok(), "on");
