@@ -106,6 +106,10 @@ pub(crate) fn connect(
     again: bool,
 ) -> Result<OwnedFd> {
     let sys = ground.network()?.connect(domain, &config.id, netns, &config.addresses, again)?;
+    if again {
+        // The pair may be new, after an interrupted wake.
+        set_sysctls(config, netns)?;
+    }
     bandwidth::enter(ground, config, domain)?;
     add_names(ground, config, domain)?;
     Ok(sys)

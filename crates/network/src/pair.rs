@@ -38,6 +38,8 @@ use crate::store::{CHUNK, Plan};
 /// The device at the container's end, and its number.
 const DEVICE: &str = "eth0";
 const DEVICE_INDEX: u32 = route::LOOPBACK + 1;
+/// The label of the domain's end of a pair that is complete at both ends.
+const CONNECTED: &str = "connected";
 /// The number of the hardware address at the domain's end.
 const DOMAIN_END: u32 = 1;
 /// The address that the kernel makes from it, which answers neighbour solicitations. The domain's own IPv6 address is
@@ -70,8 +72,8 @@ impl Network {
         let connected = stack::inside(domain.netns.as_fd(), || {
             let mut links = Links::open()?;
             match links.find(&name)? {
-                Some(_) if again => return Ok(true),
-                // Of an earlier start that was not cleaned up.
+                Some(old) if again && old.alias.as_deref() == Some(CONNECTED) => return Ok(true),
+                // Of an earlier start that was not cleaned up, or of a wake that was killed here.
                 Some(old) => links.remove(old.index)?,
                 None => {}
             }
@@ -90,12 +92,17 @@ impl Network {
             }
             Ok(false)
         })?;
-        stack::inside(netns, || {
+        let sys = stack::inside(netns, || {
             if !connected {
                 set_up(&led.plan, &led.numbers, gateways)?;
             }
             mount_sys()
-        })
+        })?;
+        if !connected {
+            // ORDER: last.
+            stack::inside(domain.netns.as_fd(), || Links::open()?.label(pair.index, CONNECTED))?;
+        }
+        Ok(sys)
     }
 
     /// Makes a stack for an asleep container whose own one is gone, with the settings that a start gives it. The
