@@ -714,8 +714,11 @@ fn commands_survive_nursery_killed_at_any_step() {
     let stride = if std::env::var("DORMOUSE_FAULT").as_deref() == Ok("all") { 1 } else { 5 };
     let mut killed = 0;
     for number in (0..).step_by(stride) {
-        let pid = nursery(host);
-        let mut led = Led::seize(pid);
+        // It ends a second after the last request.
+        let mut led = std::iter::repeat_with(|| Led::seize_if_alive(nursery(host)))
+            .flatten()
+            .next()
+            .expect("an endless iterator");
         let commands = [(); 3].map(|()| host.dormouse(&["run", "--rm", "busybox", "true"]));
         let waiter =
             thread::spawn(|| commands.map(|command| run(command, b"", Duration::from_secs(60))));

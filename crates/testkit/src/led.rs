@@ -123,11 +123,21 @@ impl Led {
     /// Starts to trace a running process.
     #[track_caller]
     pub fn seize(pid: u32) -> Self {
-        call::seize(pid, TraceOptions::SYSGOOD).expect("a traceable process");
-        call::interrupt(pid).expect("a seized process");
-        let (_, stop) = call::wait_stop(Some(pid)).expect("a stop");
-        assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
-        Self { pid, child: None, until: None, status: None, _watch: watch(pid) }
+        Self::seize_if_alive(pid).expect("a traceable process")
+    }
+
+    /// The same of a process that may have ended: `None`.
+    #[track_caller]
+    pub fn seize_if_alive(pid: u32) -> Option<Self> {
+        call::seize(pid, TraceOptions::SYSGOOD).ok()?;
+        call::interrupt(pid).ok()?;
+        match call::wait_stop(Some(pid)).ok()?.1 {
+            Stop::Ended(_) => None,
+            stop => {
+                assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
+                Some(Self { pid, child: None, until: None, status: None, _watch: watch(pid) })
+            }
+        }
     }
 
     /// Runs the program to its next step, before the call is made. Returns `None` after its exit or
