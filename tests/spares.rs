@@ -56,6 +56,16 @@ fn takes_at_last(host: &Host, options: &[&str]) -> bool {
     wait_until(soon(), || takes(host, options, &["true"]))
 }
 
+/// A host that makes spares.
+fn host() -> Host {
+    let host = Host::with_busybox();
+    std::fs::create_dir_all(host.root().join("etc")).expect("a directory");
+    set(&host, SPARES);
+    host
+}
+
+const SPARES: &str = "[spares]\nkeep = 8\n";
+
 fn set(host: &Host, text: &str) {
     std::fs::write(host.root().join("etc/config.toml"), text).expect("written");
 }
@@ -96,7 +106,7 @@ fn look(host: &Host, options: &[&str]) -> (String, String) {
 
 #[test]
 fn vm_program_finds_the_same_in_a_spare_as_without() {
-    let host = Host::with_busybox();
+    let host = host();
     let cases: [&[&str]; 4] = [
         &[],
         &["-e", "A=b", "-w", "/tmp", "--cap-drop", "all", "--ulimit", "nofile=77:88"],
@@ -108,7 +118,7 @@ fn vm_program_finds_the_same_in_a_spare_as_without() {
         let (_, without) = look(&host, options);
         assert!(spares(&host).is_empty() && nurseries(&host).is_empty(), "none is made");
         host.dm(&["internal", "reset"]).ok();
-        set(&host, "");
+        set(&host, SPARES);
         let mut seen = String::new();
         let took = wait_until(soon(), || {
             let there = spares(&host);
@@ -124,7 +134,7 @@ fn vm_program_finds_the_same_in_a_spare_as_without() {
 
 #[test]
 fn vm_start_takes_spare_with_each_option_of_its_program() {
-    let host = Host::with_busybox();
+    let host = host();
     host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
     for options in [
         &["--name", "y", "-e", "A=b"][2..],
@@ -152,7 +162,7 @@ fn vm_start_takes_spare_with_each_option_of_its_program() {
 
 #[test]
 fn start_with_another_root_network_or_limit_takes_no_spare() {
-    let host = Host::with_busybox();
+    let host = host();
     std::fs::create_dir(host.dir().join("shared")).expect("a directory");
     let volume = format!("{}:/mnt", host.dir().join("shared").display());
     for options in [
@@ -182,7 +192,7 @@ fn start_with_another_root_network_or_limit_takes_no_spare() {
 
 #[test]
 fn vm_spares_go_a_second_after_the_last_start() {
-    let host = Host::with_busybox();
+    let host = host();
     host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
     host.await_settlers();
     let taken = || {
@@ -212,7 +222,7 @@ fn vm_spares_go_a_second_after_the_last_start() {
 
 #[test]
 fn no_spares_are_made_for_a_single_start_or_with_keep_0() {
-    let host = Host::with_busybox();
+    let host = host();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(nurseries(&host), [0; 0]);
@@ -229,7 +239,7 @@ fn no_spares_are_made_for_a_single_start_or_with_keep_0() {
 
 #[test]
 fn changed_settings_make_spares_unfit() {
-    let host = Host::with_busybox();
+    let host = host();
     for text in ["# a comment\n", "[wake]\nreserve = \"1m\"\n"] {
         assert!(takes_at_last(&host, &[]));
         let there = stock(&host);
@@ -243,7 +253,7 @@ fn changed_settings_make_spares_unfit() {
 
 #[test]
 fn removed_image_and_prune_find_no_spare() {
-    let host = Host::with_busybox();
+    let host = host();
     stock(&host);
     host.dm(&["prune"]).ok();
     assert!(spares(&host).is_empty());
@@ -258,7 +268,7 @@ fn removed_image_and_prune_find_no_spare() {
 
 #[test]
 fn big_spares_give_their_addresses_back_before_there_is_none() {
-    let host = Host::with_busybox();
+    let host = host();
     // The smallest pool: 1,024 addresses.
     set(&host, "[network]\npool = \"10.99.0.0/22\"\n");
     let create = || host.dm(&["create", "busybox", "true"]);
@@ -285,7 +295,7 @@ fn big_spares_give_their_addresses_back_before_there_is_none() {
 
 #[test]
 fn stopped_nursery_delays_no_start() {
-    let host = Host::with_busybox();
+    let host = host();
     stock(&host);
     let nursery = nurseries(&host);
     assert_eq!(nursery.len(), 1);
@@ -303,7 +313,7 @@ fn stopped_nursery_delays_no_start() {
 /// The answer of a nursery comes when the command has a container already, made from nothing.
 #[test]
 fn late_spare_is_not_kept_by_a_running_container() {
-    let host = Host::with_busybox();
+    let host = host();
     stock(&host);
     let nursery = nurseries(&host);
     assert_eq!(nursery.len(), 1);
@@ -320,7 +330,7 @@ fn late_spare_is_not_kept_by_a_running_container() {
 
 #[test]
 fn full_queue_of_stopped_nursery_delays_no_start() {
-    let host = Host::with_busybox();
+    let host = host();
     stock(&host);
     let nursery = nurseries(&host);
     assert_eq!(nursery.len(), 1);
@@ -350,7 +360,7 @@ fn full_queue_of_stopped_nursery_delays_no_start() {
 
 #[test]
 fn spares_give_back_an_address_that_is_asked_for() {
-    let host = Host::with_busybox();
+    let host = host();
     host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
     let first = host.inspect("other")["addresses"][0].as_str().expect("an address").to_owned();
     let (net, last) = first.rsplit_once('.').expect("an IPv4 address");
@@ -364,7 +374,7 @@ fn spares_give_back_an_address_that_is_asked_for() {
 
 #[test]
 fn killed_nursery_leaves_nothing() {
-    let host = Host::with_busybox();
+    let host = host();
     host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "1000"]).ok();
     for _ in 0..5 {
         stock(&host);

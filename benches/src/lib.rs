@@ -332,11 +332,11 @@ impl Bench {
         Ok(before)
     }
 
-    /// A second instance on the same host with the same programs, which makes no parts of containers ahead.
-    pub fn without_spares(&self) -> Result<Self> {
+    /// A second instance on the same host with the same programs, which makes parts of containers ahead.
+    pub fn with_spares(&self) -> Result<Self> {
         let bench = Self::of_programs(&self.place.bin, self.place.disk, Some("10.132.0.0/14"))?;
         let settings = bench.path("root/etc/config.toml");
-        let text = fs::read_to_string(&settings)? + "[spares]\nkeep = 0\n";
+        let text = fs::read_to_string(&settings)? + "[spares]\nkeep = 8\n";
         fs::write(settings, text)?;
         Ok(bench)
     }

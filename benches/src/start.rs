@@ -36,7 +36,7 @@ struct Options {
 const ROW: usize = 8;
 
 /// The name of the arm in which no part of a container is made ahead.
-const NO_SPARES: &str = "no spares";
+const SPARES: &str = "spares";
 
 /// The name of the arm of `--before`.
 const BEFORE: &str = "before";
@@ -53,12 +53,12 @@ fn main() -> Result<()> {
     for disk in [Disk::Journaled, Disk::OfRepository] {
         let mut bench = Bench::on(disk)?;
         let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
-        let cold = bench.without_spares()?;
+        let ahead = bench.with_spares()?;
         let arms = |netns| {
             let mut arms = start_arms(&bench, netns)?;
             // The cost of a devpts alone.
             arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
-            arms.extend((!netns).then(|| ours(NO_SPARES, &cold, netns)));
+            arms.extend((!netns).then(|| ours(SPARES, &ahead, netns)));
             arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
             anyhow::Ok(arms)
         };

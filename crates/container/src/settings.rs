@@ -6,7 +6,7 @@
 //! linger = "10m"   # the keeper and what containers share stay so long after the last container
 //!
 //! [spares]
-//! keep = 8   # parts of containers made ahead while containers come and go, at most 8; 0 is none
+//! keep = 0   # parts of containers made ahead while containers come and go, at most 8; 0 is none
 //!
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
@@ -72,16 +72,10 @@ struct SparesSection {
 /// LIMIT: spares at once. Each has a process, a slot and addresses, and 0.3 MB.
 const SPARES_MAX: i64 = 8;
 
-/// A number of spares.
-#[derive(Clone, Copy, Deserialize)]
+/// A number of spares. None by default: beside a busy processor, making them costs the starts more than it saves.
+#[derive(Clone, Copy, Default, Deserialize)]
 #[serde(try_from = "i64")]
 struct Keep(usize);
-
-impl Default for Keep {
-    fn default() -> Self {
-        Self(SPARES_MAX as usize)
-    }
-}
 
 impl TryFrom<i64> for Keep {
     type Error = Invalid;
@@ -493,7 +487,7 @@ mod tests {
             std::fs::write(file.path(), text).unwrap();
             spares(file.path())
         };
-        assert_eq!(read("").unwrap(), 8);
+        assert_eq!(read("").unwrap(), 0);
         assert_eq!(read("[spares]\nkeep = 0\n").unwrap(), 0);
         assert_eq!(read("[spares]\nkeep = 3\n").unwrap(), 3);
         for bad in ["9", "-1", "\"3\"", "1.5"] {
