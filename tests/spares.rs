@@ -243,7 +243,7 @@ fn changed_settings_make_spares_unfit() {
     for text in ["# a comment\n", "[wake]\nreserve = \"1m\"\n"] {
         assert!(takes_at_last(&host, &[]));
         let there = stock(&host);
-        set(&host, text);
+        set(&host, &format!("{SPARES}{text}"));
         let id = host.dm(&["run", "-d", "--name", "x", "busybox", "true"]).ok();
         assert!(!there.contains(&id), "made under other settings");
         host.dm(&["rm", "--force", "x"]).ok();
@@ -270,7 +270,7 @@ fn removed_image_and_prune_find_no_spare() {
 fn big_spares_give_their_addresses_back_before_there_is_none() {
     let host = host();
     // The smallest pool: 1,024 addresses.
-    set(&host, "[network]\npool = \"10.99.0.0/22\"\n");
+    set(&host, &format!("{SPARES}[network]\npool = \"10.99.0.0/22\"\n"));
     let create = || host.dm(&["create", "busybox", "true"]);
     let mut ids = Vec::new();
     loop {
