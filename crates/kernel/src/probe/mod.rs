@@ -448,7 +448,7 @@ static FEATURES: &[Feature] = &[
     feature(
         "veth pairs",
         "2.6.24",
-        "the uplink of a trust domain",
+        "the uplink of a trust domain; `--net private`",
         ("none: no address networking", "`--net host` or `none` only"),
         net::veth,
     ),
