@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contracts::Daemon;
 
-/// Requests of the first client, and of the second, who comes when all of these wait.
+/// Requests of the first client, and of the second, which come when all of these wait.
 const FIRST: usize = 40;
 const SECOND: usize = 10;
 

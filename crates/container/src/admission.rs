@@ -142,7 +142,7 @@ struct TooLate;
 
 /// Connects to the gate, if there is one, and requests a grant for a container.
 fn request(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
-    let (address, _dir) = address(run).ok()?;
+    let (address, _dir) = address(run, SOCKET).ok()?;
     let gate = socket(SocketFlags::empty()).ok()?;
     connect(&gate, &address).ok()?;
     sockopt::set_socket_timeout(&gate, sockopt::Timeout::Recv, Some(SILENT_MAX)).ok()?;
@@ -181,12 +181,12 @@ fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// The gate's address, valid while the directory is open. A path of at most 108 bytes fits into a
-/// socket address.
-fn address(run: &Path) -> rustix::io::Result<(SocketAddrUnix, OwnedFd)> {
+/// The address of a socket in the runtime directory, valid while the directory is open. A path of at most 108 bytes
+/// fits into a socket address.
+pub(crate) fn address(run: &Path, name: &str) -> rustix::io::Result<(SocketAddrUnix, OwnedFd)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(run, flags, Mode::empty())?;
-    let short = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
+    let short = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
     Ok((SocketAddrUnix::new(short)?, dir))
 }
 
@@ -209,7 +209,7 @@ impl Gate {
     pub fn open(places: &Places) -> Result<Self> {
         let run = &places.run;
         let open = || -> rustix::io::Result<Self> {
-            let (address, dir) = address(run)?;
+            let (address, dir) = address(run, SOCKET)?;
             match rustix::fs::unlinkat(&dir, SOCKET, rustix::fs::AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(e) => return Err(e),

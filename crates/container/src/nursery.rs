@@ -13,7 +13,7 @@
 //! the settings or the program have changed, while CPUs or memory are reserved (each group counts there), and when a
 //! command needs what they hold ([`spare::dismiss`]).
 //!
-//! Uses `ground`, `settings`, `contract`, `net`, `layer`, `spare` and `start`.
+//! Uses `ground`, `settings`, `contract`, `net`, `layer`, `admission`, `spare` and `start`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -39,7 +39,7 @@ use crate::ground::{self, Ground};
 use crate::net::{self, Net};
 use crate::spare::{self, Kind, MESSAGE_BYTES_MAX, Request, Spare, Stamp};
 use crate::start::{self, Bearer, Born};
-use crate::{contract, layer, settings};
+use crate::{admission, contract, layer, settings};
 
 /// How long spares are kept without a start.
 const KEPT: Duration = Duration::from_secs(1);
@@ -141,8 +141,8 @@ pub(crate) fn run(ground: &Ground, keeper: BorrowedFd<'_>) -> Result<()> {
     let Some(_alone) = Lock::try_take_new(&spare::lock(ground))? else { return Ok(()) };
     disk::make_dir(&ground.places.spares(), 0o700)?;
     let stamp = Stamp::now(ground);
-    let path = spare::socket(ground);
-    let listener = listen(&path)?;
+    let path = ground.places.run.join(spare::SOCKET);
+    let listener = listen(ground, &path)?;
     let shared = Shared::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -156,13 +156,13 @@ pub(crate) fn run(ground: &Ground, keeper: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-fn listen(path: &Path) -> Result<OwnedFd> {
+fn listen(ground: &Ground, path: &Path) -> Result<OwnedFd> {
     disk::remove(path)?; // of a killed nursery
     let failed = |e: Errno| Error::file("cannot listen at", path)(e.into());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let sock = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let sock = sock.map_err(failed)?;
-    let (address, _dir) = spare::address(path).ok_or(Errno::NAMETOOLONG).map_err(failed)?;
+    let (address, _dir) = admission::address(&ground.places.run, spare::SOCKET).map_err(failed)?;
     rustix::net::bind(&sock, &address).map_err(failed)?;
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     rustix::net::listen(&sock, 256).map_err(failed)?;

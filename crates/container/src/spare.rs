@@ -28,7 +28,7 @@
 //! **Settings.** What a spare has copied from its surroundings is its [`Stamp`]. The command's own stamp must be equal.
 //! A container inherits nothing from its caller, so limits and umask of the caller are not in it.
 //!
-//! Uses `ground`, `exit`, `gates`, `shared` and `pending`.
+//! Uses `ground`, `exit`, `gates`, `shared`, `pending` and `admission`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -44,11 +44,10 @@ use dormouse_model::{
     RootSource, SeccompChoice, Security, Sleep, Spec, Views, WakeOn,
 };
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use serde::{Deserialize, Serialize};
 
+use crate::admission;
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::event;
@@ -387,10 +386,8 @@ fn rename_to_new(ground: &Ground, id: &ContainerId, dir: &Path) -> std::io::Resu
     fs::rename(dir, pending::new_dir(ground, id))
 }
 
-/// The socket of the nursery.
-pub(crate) fn socket(ground: &Ground) -> PathBuf {
-    ground.places.run.join("spares.sock")
-}
+/// The socket of the nursery, in the runtime directory.
+pub(crate) const SOCKET: &str = "spares.sock";
 
 /// The lock of the nursery.
 pub(crate) fn lock(ground: &Ground) -> PathBuf {
@@ -402,27 +399,13 @@ fn connect(ground: &Ground) -> std::result::Result<OwnedFd, Errno> {
     // connect(2) waits for room in the queue without a limit otherwise.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let sock = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let address = address(&socket(ground)).ok_or(Errno::NAMETOOLONG)?;
-    rustix::net::connect(&sock, &address.0)?;
+    let (address, _dir) = admission::address(&ground.places.run, SOCKET)?;
+    rustix::net::connect(&sock, &address)?;
     rustix::io::ioctl_fionbio(&sock, false)?;
     match sockopt::socket_peercred(&sock)?.uid.is_root() {
         true => Ok(sock),
         false => Err(Errno::PERM),
     }
-}
-
-/// An address for a path of any length: one of 108 bytes at most fits, and a longer one is reached by its directory.
-pub(crate) fn address(path: &Path) -> Option<(SocketAddrUnix, Option<OwnedFd>)> {
-    use std::os::fd::AsRawFd;
-    if let Ok(address) = SocketAddrUnix::new(path) {
-        return Some((address, None));
-    }
-    let flags =
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let dir = rustix::fs::open(path.parent()?, flags, rustix::fs::Mode::empty()).ok()?;
-    let name = path.file_name()?.to_str()?;
-    let short = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-    Some((SocketAddrUnix::new(short).ok()?, Some(dir)))
 }
 
 fn request(to: BorrowedFd<'_>, request: &Request) -> Option<()> {

@@ -96,7 +96,7 @@ pub(crate) struct Service {
     pub(crate) first: Ipv4Addr,
 }
 
-/// The services of one stack, and who has its other addresses.
+/// The services of one stack, and the accounts at its other addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StackPlan {
     pub(crate) services: BTreeMap<IpAddr, Service>,

@@ -247,39 +247,6 @@ pub fn segments_here(ends: &Ends) -> Option<u32> {
     })
 }
 
-/// INET_DIAG_INFO as an extension, with which the kernel also lists keys, and INET_DIAG_MD5SIG.
-const WITH_INFO: u8 = 1 << 1;
-const KEYS: u16 = 18;
-
-/// Whether a TCP socket in the stack of the calling thread has keys for its segments (TCP_MD5SIG, RFC 2385). The kernel
-/// finds it by its addresses, as a packet would. `None` if it finds another socket, as where several share an address,
-/// or programs choose among them; or without the module `tcp_diag`.
-///
-/// KERNEL(4.14): the keys, for CAP_NET_ADMIN over the stack.
-pub fn is_signed_here(own: SocketAddr, peer: Option<SocketAddr>, inode: u64) -> Option<bool> {
-    let mut request = request(own.is_ipv6(), WITH_INFO, !0);
-    let mut put = |port_at: usize, ip_at: usize, address: SocketAddr| {
-        request[port_at..port_at + 2].copy_from_slice(&address.port().to_be_bytes());
-        match address.ip() {
-            IpAddr::V4(ip) => request[ip_at..ip_at + 4].copy_from_slice(&ip.octets()),
-            IpAddr::V6(ip) => request[ip_at..ip_at + 16].copy_from_slice(&ip.octets()),
-        }
-    };
-    put(8, 12, own);
-    if let Some(peer) = peer {
-        put(10, 28, peer);
-    }
-    // INET_DIAG_NOCOOKIE: any socket.
-    request[48..56].fill(0xff);
-    let mut socket = netlink::Socket::open(Protocol::SocketDiagnosis).ok()?;
-    let entry = socket.answer(BY_FAMILY, &Message::new(&request)).ok()?;
-    if u64::from(u32_at(&entry, 68)?) != inode {
-        return None;
-    }
-    let attributes = netlink::attributes(entry.get(HEAD_BYTES..)?)?;
-    Some(attributes.iter().any(|(kind, _)| *kind == KEYS))
-}
-
 /// Inodes of the TCP sockets in the stack of the calling thread that have keys for their segments (TCP_MD5SIG,
 /// RFC 2385): listeners or all others. The kernel lists bound sockets alone. `None` without the module `tcp_diag`.
 ///
@@ -287,8 +254,11 @@ pub fn is_signed_here(own: SocketAddr, peer: Option<SocketAddr>, inode: u64) -> 
 ///
 /// KERNEL(4.14): the keys, for CAP_NET_ADMIN over the stack.
 pub fn signed_here(listeners: bool) -> Option<Vec<u64>> {
+    const KEYS: u16 = 18; // INET_DIAG_MD5SIG
     const LISTEN: u32 = 1 << 10;
     let states = if listeners { LISTEN } else { !LISTEN };
+    // INET_DIAG_INFO, with which the kernel also lists keys.
+    const WITH_INFO: u8 = 1 << 1;
     let mut all = Vec::new();
     for v6 in [false, true] {
         dump(v6, (0, states), WITH_INFO, |entry| {
@@ -517,6 +487,8 @@ fn parse(text: &str) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use dormouse_kernel::netlink::listener::Listeners;
+
     use super::*;
 
     /// A listener with room for a few connections, and its address.
@@ -794,9 +766,12 @@ mod tests {
             let client = std::net::TcpStream::connect(address).unwrap();
             let of_client = rustix::fs::fstat(&client).unwrap().st_ino;
             let own = client.local_addr().unwrap();
-            assert_eq!(is_signed_here(own, Some(address), of_client), Some(false), "{at}");
-            assert_eq!(is_signed_here(own, Some(address), inode), None, "another socket");
-            assert_eq!(is_signed_here(address, None, inode), Some(false), "{at}");
+            let mut one = Listeners::open().unwrap();
+            let mut is_signed = |from, to, inode| one.is_signed([from, to], inode).unwrap();
+            let none = SocketAddr::new(address.ip(), 0); // a listener has no peer
+            assert_eq!(is_signed(address, own, of_client), Some(false), "{at}");
+            assert_eq!(is_signed(address, own, inode), None, "another socket");
+            assert_eq!(is_signed(none, address, inode), Some(false), "{at}");
             // struct tcp_md5sig: struct sockaddr_storage, and at 130 and 136 the length of the key and the key.
             let mut key = [0u8; 216];
             let (family, ip_at, ip) = match address {
@@ -809,7 +784,7 @@ mod tests {
             let (level, name) = (libc::IPPROTO_TCP, libc::TCP_MD5SIG);
             call::set_socket_option(listener.as_fd(), level, name, &key).unwrap();
             assert!(signed_here(true).unwrap().contains(&inode), "{at}");
-            assert_eq!(is_signed_here(address, None, inode), Some(true), "{at}");
+            assert_eq!(is_signed(none, address, inode), Some(true), "{at}");
             assert!(!signed_here(false).unwrap().contains(&inode), "{at}");
         }
     }

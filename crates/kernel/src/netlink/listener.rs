@@ -21,7 +21,12 @@ const WAITS: [u8; 2] = [5, 6]; // TCP_FIN_WAIT2, TCP_TIME_WAIT
 const INFO: u8 = 2;
 /// `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1.
 const RECEIVED_AT: usize = 128;
-/// Bytes of an answer, and more.
+/// `INET_DIAG_MD5SIG`, which the kernel adds for CAP_NET_ADMIN over the stack. KERNEL(4.14).
+const KEYS: u16 = 18;
+/// The length of `struct inet_diag_msg`, and where the inode is in it.
+const HEAD_BYTES: usize = 72;
+const INODE_AT: usize = 68;
+/// Bytes of an answer, and more. That of a socket with many keys is cut off, and counts as none.
 const ANSWER_BYTES: usize = 1024;
 
 /// A listening socket.
@@ -77,10 +82,10 @@ impl Listeners {
     ///
     /// An ended connection with these ports does not hide the listener. LIMIT: of a group any member is returned then.
     pub fn find(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Listener>> {
-        let found = match self.ask(ends, 0)? {
+        let found = match self.ask(ends, 0, found)? {
             Some(Found::Connection(one)) if WAITS.contains(&one.state) => {
                 let [from, to] = ends;
-                self.ask([SocketAddr::new(from.ip(), 0), to], 0)?
+                self.ask([SocketAddr::new(from.ip(), 0), to], 0, found)?
             }
             found => found,
         };
@@ -92,10 +97,28 @@ impl Listeners {
 
     /// Returns what there is for a connection from the first to the second.
     pub fn connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Found>> {
-        self.ask(ends, INFO)
+        self.ask(ends, INFO, found)
     }
 
-    fn ask(&mut self, [from, to]: [SocketAddr; 2], extensions: u8) -> Result<Option<Found>> {
+    /// Returns whether the socket with this inode has keys for its segments (TCP_MD5SIG, RFC 2385); a listener has no
+    /// address in place of the first. `None` if the kernel finds another socket, as where several share an address, or
+    /// programs choose among them.
+    pub fn is_signed(&mut self, ends: [SocketAddr; 2], inode: u64) -> Result<Option<bool>> {
+        self.ask(ends, INFO, |answer| {
+            let message = answer.get(16..)?;
+            let all = attributes(message.get(HEAD_BYTES..)?)?;
+            let is_it = u64::from(u32_at(message, INODE_AT)?) == inode;
+            is_it.then(|| all.iter().any(|(kind, _)| *kind == KEYS))
+        })
+    }
+
+    /// `read` parses an answer that is no error.
+    fn ask<T>(
+        &mut self,
+        [from, to]: [SocketAddr; 2],
+        extensions: u8,
+        read: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>> {
         let what = || "AF_NETLINK, NETLINK_SOCK_DIAG".to_owned();
         self.socket.sequence = self.socket.sequence.wrapping_add(1);
         let sequence = self.socket.sequence;
@@ -110,7 +133,8 @@ impl Listeners {
             let (_, length) = rustix::io::retry_on_intr(receive).explain("recv", what)?;
             let answer = buffer.get(..length).unwrap_or_default();
             if u32_at(answer, 8) == Some(sequence) {
-                return Ok(found(answer));
+                let is_error = u16_at(answer, 4) == Some(ERROR);
+                return Ok(if is_error { None } else { read(answer) });
             }
         }
     }
@@ -138,9 +162,6 @@ fn request(from: SocketAddr, to: SocketAddr, extensions: u8) -> [u8; 56] {
 /// Parses an answer: a netlink header and `struct inet_diag_msg`: family, state, timer, retransmits; struct
 /// inet_diag_sockid; expiry, pending connections or unread bytes. `struct tcp_info` follows as an attribute.
 fn found(answer: &[u8]) -> Option<Found> {
-    if u16_at(answer, 4)? == ERROR {
-        return None;
-    }
     let message = answer.get(16..)?;
     let count = u32_at(message, 56)?;
     let state = *message.get(1)?;
@@ -151,7 +172,7 @@ fn found(answer: &[u8]) -> Option<Found> {
             pending: count,
         }));
     }
-    let all = attributes(message.get(72..)?)?;
+    let all = attributes(message.get(HEAD_BYTES..)?)?;
     let info = all.iter().find(|(kind, _)| *kind == u16::from(INFO)).map(|(_, info)| *info);
     // A connection that is being made or has ended has none.
     let received = info.and_then(|info| info.get(RECEIVED_AT..)?.first_chunk());
