@@ -358,6 +358,9 @@ impl Spare {
 /// ORDER: the rename is under the lock that came with the spare. A kill before it leaves a spare, and a kill after it a
 /// create; both are released by their id.
 pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
+    if !ground.places.run.join(SOCKET).exists() {
+        return None; // one call, where no spares are made
+    }
     let kind = Kind::of(create)?;
     let nursery = connect(ground).ok()?;
     sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(ANSWER_WITHIN)).ok()?;

@@ -845,6 +845,9 @@ impl Server {
     /// Notes that a client starts a container. The nursery makes spares, which are no starts. The starts of other hands
     /// (wakes, restarts), and those from a template, take none.
     fn note_start(&mut self, connection: u64, has_template: bool) {
+        if self.parts.nursery.is_empty() {
+            return;
+        }
         let peer = self.connections.get(&connection).map(sockopt::socket_peercred);
         let Some(Ok(peer)) = peer else { return };
         let pid = peer.pid.as_raw_pid() as u32;

@@ -99,6 +99,7 @@ mod tests {
         assert!(starts.want_nursery(at(2650)));
         assert!(!starts.want_nursery(at(4000)), "none was started since");
     }
+
     #[test]
     fn nurseries_of_no_use_are_rare() {
         let begin = Instant::now();
