@@ -2,7 +2,7 @@
 //! C and Rust share (`record.h`, with the capacity of every map), and the loader. Every group has
 //! `supported`; the others depend on its lifetime:
 //!
-//! - `address` and `abstract_unix` have `attach` and `detach`, and `address` also `find`. They are
+//! - `address`, `abstract_unix` and `socket_count` have `attach` and `detach`, and two of them also `find`. They are
 //!   attached to a cgroup (`BPF_PROG_ATTACH` with `BPF_F_ALLOW_MULTI`), and the kernel keeps
 //!   programs and maps for as long as the cgroup exists. No process holds a descriptor, no bpffs is
 //!   needed, and a later process finds the maps through the cgroup ([`group`]). `attach` also
@@ -37,5 +37,6 @@ pub mod rate;
 mod record;
 pub mod request;
 pub mod reuseport;
+pub mod socket_count;
 
 pub use error::BpfError;

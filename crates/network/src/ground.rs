@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use dormouse_bpf::abstract_unix;
 use dormouse_bpf::address::{self, Constants, Programs};
 use dormouse_bpf::identity::{Identities, Identity};
+use dormouse_bpf::socket_count;
 use dormouse_kernel::namespace;
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
@@ -103,9 +104,14 @@ impl Network {
         self.settings.without.iter().any(|w| w == program) || dormouse_kernel::weakened(program)
     }
 
+    /// The level of a container's cgroup below the root of the v2 hierarchy.
+    pub(crate) fn level(&self) -> u32 {
+        self.parent.split('/').count() as u32 + 1
+    }
+
     pub(crate) fn constants(&self, plan: &Plan) -> Constants {
         Constants {
-            level: self.parent.split('/').count() as u32 + 1,
+            level: self.level(),
             pool: plan.pool.first,
             pool_count: plan.pool.count(),
             chunk: CHUNK,
@@ -176,6 +182,7 @@ impl Network {
             names.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             programs
         })?;
+        socket_count::move_last(cgroup.as_fd())?;
         for name in self.domain_names()? {
             let dir = self.domain_dir(&name);
             if let Some((mut ready, _)) = read_ready(&dir)? {

@@ -43,6 +43,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Constants, Programs};
 use dormouse_bpf::identity::Identities;
+use dormouse_bpf::socket_count::{self, Counts};
 use dormouse_bpf::{BpfError, abstract_unix};
 use dormouse_model::{ContainerId, Name, Publish};
 
@@ -279,6 +280,30 @@ impl Network {
         let Some(store) = self.existing_store()? else { return Ok(None) };
         let Some(programs) = self.find_programs(&store.plan)? else { return Ok(None) };
         Ok(programs.identities()?.of(cgroup_v2_id)?.map(|identity| identity.netns))
+    }
+
+    /// Returns the counts of sockets of the containers of this instance. Attaches the programs that count, if they are
+    /// not attached.
+    ///
+    /// Bpf if the kernel does not take them, NoCgroup2 without cgroup v2.
+    pub fn count_sockets(&self) -> Result<Counts> {
+        let level = self.level();
+        if let Some(counts) =
+            self.socket_counts()?.filter(|it| it.is_current(level).unwrap_or(false))
+        {
+            return Ok(counts);
+        }
+        // The lock of all programs at the parent cgroup.
+        let _lock = self.lock_domains()?;
+        Ok(socket_count::attach(self.parent_cgroup()?.as_fd(), level)?)
+    }
+
+    /// Returns the counts of sockets, if the programs that count are attached.
+    pub fn socket_counts(&self) -> Result<Option<Counts>> {
+        match self.find_parent()? {
+            Some(cgroup) => Ok(socket_count::find(cgroup.as_fd())?),
+            None => Ok(None),
+        }
     }
 
     /// Returns the constants of BPF programs that know containers by their addresses.

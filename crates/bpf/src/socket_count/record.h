@@ -1,0 +1,50 @@
+/* The record shared by the programs that count sockets and their loader (mod.rs). Only add at the end. */
+#ifndef DORMOUSE_SOCKET_COUNT_RECORD_H
+#define DORMOUSE_SOCKET_COUNT_RECORD_H
+
+/* LIMIT: containers with a limit of sockets: one per slot of host ids. When a map is full, an insertion by the loader
+ * fails with E2BIG, and the container does not start. The marks have no capacity of their own: each is part of the
+ * memory of its socket, and without memory for it the socket is refused with ENOBUFS. */
+#define DM_SOCKET_OWNERS_MAX 131072
+
+/* Known before the programs are loaded. */
+struct dm_socket_config {
+	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
+};
+
+/* The container that a cgroup belongs to. */
+struct dm_socket_owner {
+	__u32 slot; /* of its host ids: it has the same one after a sleep, in another cgroup */
+};
+
+/* What a container may have. Written by the loader alone. */
+struct dm_socket_limit {
+	__u64 serial; /* of this life of the container: sockets of an earlier life with this slot are not counted */
+	__u32 most; /* ~0 for no limit */
+	__u32 reserved;
+};
+
+/* What a container has. Written by the programs, but for the first and the last time. */
+struct dm_socket_use {
+	__u64 sockets;
+};
+
+/* Kept with each counted socket, and copied to the connections that it accepts. */
+struct dm_socket_mark {
+	__u64 serial;
+	__u64 cookie; /* of the socket that is counted: in the copy of a connection it is that of the listener */
+	__u32 slot;
+	__u32 is_counted;
+	__u64 flags; /* DM_SOCKET_* */
+};
+
+#define DM_SOCKET_CONNECTS 1 /* its state is reported: it is counted until it is closed and has left its last state */
+#define DM_SOCKET_RELEASED 2 /* no process has it any more */
+#define DM_SOCKET_CLOSED 4 /* it has no connection any more */
+
+/* The version of the attached programs, so that a newer build replaces them. */
+struct dm_socket_about {
+	__u64 version;
+};
+
+#endif
