@@ -17,7 +17,7 @@
 //!
 //! **Not here**: the state and the configuration of containers. Some modules do know that the host
 //! runs containers: [`seccomp`] has the default policy, [`scale`] and [`probe`] check that a host
-//! suffices, and [`cgroup`] places the keeper.
+//! suffices, [`raise`] raises what does not, and [`cgroup`] places the keeper.
 
 mod bpf;
 mod btf;
@@ -40,6 +40,7 @@ pub mod pidfd;
 pub mod probe;
 pub mod proc;
 pub mod process;
+pub mod raise;
 pub mod resolve;
 pub mod rlimit;
 pub mod scale;

@@ -6,6 +6,9 @@
 //! each, asynchronous I/O) is reported but does not count. Asleep containers need next to nothing
 //! of all this: their descriptors are parked and their namespaces removed.
 //!
+//! [`bounds`] is the other question: which limits of the host do a few containers reach that take all
+//! that their own limits permit? [`crate::raise`] raises both.
+//!
 //! KERNEL(6.18): numbers without a file are constants of the kernel. Memory is measured (`bench
 //! density`) and, for the arrays of shrinkers, known from mm/shrinker.c: every memory cgroup has 16
 //! bytes for every superblock of the machine.
@@ -53,6 +56,10 @@ pub struct Limit {
     pub what_for: &'static str,
     /// The setting that raises the limit.
     pub set: String,
+    /// The value of that setting, if it is a parameter of the kernel (sysctl(8)) named as the limit.
+    pub raise: Option<u64>,
+    /// How much is in use now, if the kernel counts that.
+    pub used: Option<u64>,
 }
 
 impl Limit {
@@ -68,7 +75,15 @@ impl Limit {
             Some(have) if have < need => Verdict::Short,
             _ => Verdict::Enough,
         };
-        Self { name, have, need, verdict, what_for, set }
+        Self { name, have, need, verdict, what_for, set, raise: None, used: None }
+    }
+
+    /// A limit that is a parameter of the kernel.
+    fn parameter(name: &'static str, have: Option<u64>, need: u64, what_for: &'static str) -> Self {
+        let most = if name == "kernel.pid_max" { PID_MAX } else { u64::MAX };
+        let raise = need.checked_next_power_of_two().unwrap_or(u64::MAX).min(most);
+        let set = format!("sysctl {name}={raise}");
+        Self { raise: Some(raise), ..Self::new(name, have, need, what_for, set) }
     }
 
     /// The same for a resource that only some programs use.
@@ -152,11 +167,55 @@ pub fn limits(containers: u64) -> Vec<Limit> {
 fn of_parameters(containers: u64, read: impl Fn(&str) -> Option<u64>) -> Vec<Limit> {
     let limit = |p: &Parameter| {
         let need = containers.saturating_mul(p.each).saturating_add(p.more);
-        let set = format!("sysctl {}={}", p.name, need.next_power_of_two());
-        let limit = Limit::new(p.name, read(p.name), need, p.what_for, set);
+        let limit = Limit::parameter(p.name, read(p.name), need, p.what_for);
         if p.is_sure { limit } else { limit.perhaps() }
     };
     PARAMETERS.iter().map(limit).collect()
+}
+
+/// Containers that take all that their own limits permit, and for which a host is to suffice.
+pub const FULL: u64 = 16;
+
+/// LIMIT: the most that the kernel takes for `kernel.pid_max` on 64 bits (PID_MAX_LIMIT).
+const PID_MAX: u64 = 4_194_304;
+
+/// The parameters beside those of tasks, what a few containers need of each, and for what.
+const BOUNDS: &[(&str, u64, &str)] = &[
+    (
+        "fs.aio-max-nr",
+        1 << 20,
+        "asynchronous I/O of the whole host: one container can take 65536",
+    ),
+    ("kernel.pty.max", FULL * 64 + 1024, "64 terminals in each of 16 containers"),
+    // The host's limit of the user that owns a container's user namespace (docs/bounds.md).
+    ("fs.inotify.max_user_instances", 128, "inotify instances of one container"),
+    ("fs.inotify.max_user_watches", 65_536, "inotify watches of one container"),
+    ("user.max_user_namespaces", 256 + 64, "user namespaces of one container"),
+    ("user.max_pid_namespaces", 256 + 64, "pid namespaces of one container"),
+    ("user.max_net_namespaces", 256 + 64, "network namespaces of one container"),
+    ("user.max_ipc_namespaces", 256 + 64, "ipc namespaces of one container"),
+    ("user.max_uts_namespaces", 256 + 64, "uts namespaces of one container"),
+    ("user.max_time_namespaces", 256 + 64, "time namespaces of one container"),
+    ("user.max_cgroup_namespaces", 256 + 64, "cgroup namespaces of one container"),
+    ("user.max_mnt_namespaces", 1024 + 64, "mount namespaces of one container"),
+];
+
+/// The limits of the host that [`FULL`] containers reach, or one of them, if they take all that their own limits permit.
+/// `tasks` is the most tasks of a container.
+pub fn bounds(tasks: u64) -> Vec<Limit> {
+    bounds_with(tasks, |name| number(&Path::new("/proc/sys").join(name.replace('.', "/"))))
+}
+
+fn bounds_with(tasks: u64, read: impl Fn(&str) -> Option<u64>) -> Vec<Limit> {
+    let need = tasks.saturating_mul(FULL).saturating_add(HOST);
+    let what_for = "tasks of 16 containers without --pids";
+    let of_tasks = ["kernel.pid_max", "kernel.threads-max"];
+    let tasks = of_tasks.map(|name| Limit::parameter(name, read(name), need, what_for));
+    let others = BOUNDS.iter().map(|(name, need, what_for)| {
+        let used = if *name == "fs.aio-max-nr" { read("fs.aio-nr") } else { None };
+        Limit { used, ..Limit::parameter(name, read(name), *need, what_for) }
+    });
+    tasks.into_iter().chain(others).collect()
 }
 
 fn memory_bytes(containers: u64) -> u64 {
@@ -197,6 +256,29 @@ mod tests {
         assert_eq!(of("kernel.keys.maxkeys").verdict, Verdict::Enough);
         let none = of("kernel.threads-max");
         assert_eq!((none.have, none.verdict), (None, Verdict::Enough), "no such file, no limit");
+    }
+
+    #[test]
+    fn tasks_of_sixteen_containers_are_compared_with_the_pids_of_the_host() {
+        let host = |name: &str| match name {
+            "kernel.pid_max" => Some(32_768),
+            "kernel.threads-max" => Some(100_000),
+            "fs.aio-max-nr" => Some(65_536),
+            "fs.aio-nr" => Some(7),
+            _ => None,
+        };
+        let all = bounds_with(2048, host);
+        let of = |all: &[Limit], name| all.iter().find(|it| it.name == name).cloned().unwrap();
+        let pids = of(&all, "kernel.pid_max");
+        assert_eq!((pids.verdict, pids.need, pids.raise), (Verdict::Short, 36_864, Some(65_536)));
+        assert_eq!(pids.set, "sysctl kernel.pid_max=65536");
+        assert_eq!(of(&all, "kernel.threads-max").verdict, Verdict::Enough);
+        let aio = of(&all, "fs.aio-max-nr");
+        assert_eq!((aio.verdict, aio.used, aio.raise), (Verdict::Short, Some(7), Some(1 << 20)));
+        assert_eq!(of(&all, "kernel.pty.max").verdict, Verdict::Enough, "no such file, no limit");
+        assert_eq!(of(&bounds_with(1024, host), "kernel.pid_max").verdict, Verdict::Enough);
+        let most = of(&bounds_with(4_194_304, host), "kernel.pid_max");
+        assert_eq!((most.verdict, most.raise), (Verdict::Short, Some(4_194_304)));
     }
 
     #[test]
