@@ -30,5 +30,7 @@ mod policy;
 mod tests;
 
 pub use filter::Filter;
-pub use house::{Network, default_filter, default_filter_for, default_policy};
+pub use house::{
+    Network, default_filter, default_filter_for, default_filter_without_aio, default_policy,
+};
 pub use policy::{Action, Argument, Condition, Decision, Policy, Rule, Test};

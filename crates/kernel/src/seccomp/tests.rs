@@ -453,3 +453,22 @@ fn program_bytes_match_the_kernel_layout() {
     assert_eq!(bytes.len(), filter.instructions().len() * 8);
     assert_eq!(bytes[..8], [0x20, 0, 0, 0, 4, 0, 0, 0]);
 }
+
+#[test]
+fn filter_without_aio_differs_in_one_call() {
+    let with = default_filter_for(default_set(), Network::Shared);
+    let without = default_filter_without_aio(default_set(), Network::Shared);
+    for machine in [X86_64, I386] {
+        for number in 0..600 {
+            let call = Call { number, machine, arguments: [0; 6] };
+            let (before, after) =
+                (run(with.instructions(), call).0, run(without.instructions(), call).0);
+            match i64::from(number) == libc::SYS_io_setup && machine == X86_64 {
+                true => assert_eq!((before, after), (ALLOW, errno(libc::ENOSYS))),
+                false => assert_eq!(before, after, "{machine:#x} {number}"),
+            }
+        }
+    }
+    let i386 = Call { number: 245, machine: I386, arguments: [0; 6] }; // io_setup there
+    assert_ne!(run(without.instructions(), i386).0, ALLOW);
+}
