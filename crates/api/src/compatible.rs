@@ -383,6 +383,10 @@ pub struct Dormouse {
     pub host_ids: Vec<String>,
     /// Its first process is a systemd.
     pub systemd: bool,
+    /// The most sockets of IPv4 and IPv6; 0 if there is no limit.
+    pub sockets_limit: u32,
+    /// Its sockets, counted if it has a limit.
+    pub sockets: u64,
 }
 
 /// A checkpoint of a container.

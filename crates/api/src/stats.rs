@@ -37,6 +37,12 @@ pub struct Stats {
     pub pids: u64,
     /// The limit; null if there is none.
     pub pids_max: Option<u64>,
+    /// Number of sockets of IPv4 and IPv6; absent if they are not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<u64>,
+    /// The limit; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sockets_max: Option<u32>,
     /// Bytes read from block devices.
     pub io_read_bytes: u64,
     /// Bytes written to block devices.
@@ -93,6 +99,8 @@ impl Stats {
             swap_bytes: now.swap_bytes,
             pids: now.pids,
             pids_max: now.pids_max,
+            sockets: None,
+            sockets_max: None,
             io_read_bytes: now.io_read_bytes,
             io_write_bytes: now.io_write_bytes,
             oom_kills: now.oom_kills,

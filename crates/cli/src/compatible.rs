@@ -269,7 +269,7 @@ fn host(config: &Config, log_path: String) -> HostConfig {
         cpuset_cpus: spec.limits.cpuset_cpus.clone().unwrap_or_default(),
         memory,
         memory_swap: swap_max_bytes.map_or(0, |swap| memory.saturating_add(swap)),
-        pids_limit: spec.limits.pids_max.unwrap_or(0),
+        pids_limit: spec.limits.tasks_max().unwrap_or(0),
         blkio_weight: spec.limits.io_weight.unwrap_or(0),
         blkio_device_read_bps: rates(DiskRateKind::ReadBps),
         blkio_device_write_bps: rates(DiskRateKind::WriteBps),
@@ -331,6 +331,8 @@ fn own(engine: &Engine, details: &Details) -> Result<Dormouse> {
         addresses: config.addresses.iter().map(ToString::to_string).collect(),
         host_ids: config.ids.to_proc_text().trim().lines().map(str::to_owned).collect(),
         systemd: config.spec.systemd,
+        sockets_limit: config.spec.limits.most_sockets().unwrap_or(0),
+        sockets: engine.sockets(config)?.map_or(0, |count| count.sockets),
     })
 }
 

@@ -21,8 +21,8 @@ use dormouse_container::Create;
 use dormouse_image::Image;
 use dormouse_kernel::capability::{self, Capability};
 use dormouse_model::{
-    LogDriver, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
-    Spec, User, Views, parse_bytes,
+    Limits, LogDriver, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource,
+    Security, Spec, User, Views, parse_bytes,
 };
 
 use crate::option::env::{Environment, Host};
@@ -194,6 +194,12 @@ pub(crate) struct CreateArgs {
     /// seccomp=unconfined, no-new-privileges
     #[arg(long, value_name = "OPTION", help_heading = "Security")]
     security_opt: Vec<String>,
+    /// Refuse asynchronous I/O (io_setup, ENOSYS), of which the host has one number for all (fs.aio-max-nr)
+    ///
+    /// Databases that use it fall back to threads, or need an option for that (innodb_use_native_aio=0). io_uring is
+    /// refused in any case.
+    #[arg(long, help_heading = "Security")]
+    no_aio: bool,
     /// All capabilities of its own namespace, no seccomp filter, nothing masked
     #[arg(long, help_heading = "Security")]
     privileged: bool,
@@ -268,6 +274,8 @@ pub(crate) struct Here<'a> {
     pub(crate) default_volume: &'a dyn Fn() -> Result<String>,
     /// Returns the log driver of containers without an option for it.
     pub(crate) log_driver: &'a dyn Fn() -> Result<LogDriver>,
+    /// Returns the most tasks of containers without an option for it.
+    pub(crate) pids: &'a dyn Fn() -> Result<Option<u32>>,
 }
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -321,6 +329,7 @@ impl CreateArgs {
             cap_add: Vec::new(),
             cap_drop: Vec::new(),
             security_opt: Vec::new(),
+            no_aio: false,
             privileged: false,
             ids: None,
             sysctl: Vec::new(),
@@ -418,7 +427,7 @@ impl CreateArgs {
             publish: self.publish.iter().map(|p| p.parse::<Publish>()).collect::<Result<_, _>>()?,
             extra_hosts: self.add_host.iter().map(|h| extra_host(h)).collect::<Result<_, _>>()?,
             dns: self.dns.clone(),
-            limits: self.limits.read_new()?,
+            limits: self.limits(here)?,
             restart,
             sleep: self.sleep.read()?.unwrap_or_default(),
             drowsy: self.sleep.read_drowsy()?.unwrap_or_default(),
@@ -443,6 +452,15 @@ impl CreateArgs {
         };
         let wide_ids = self.ids.as_deref().map_or(systemd, |ids| ids == "65536");
         Ok(Create { name, image: None, spec, addresses: self.ip.clone(), wide_ids })
+    }
+
+    /// The limits, with the operator's default of tasks.
+    fn limits(&self, here: &Here) -> Result<Limits> {
+        let mut limits = self.limits.read_new()?;
+        if limits.pids_max.is_none() {
+            limits.pids_max = (here.pids)()?;
+        }
+        Ok(limits)
     }
 
     /// Entrypoint and command, and the length of the entrypoint.
@@ -594,6 +612,7 @@ impl CreateArgs {
             capabilities,
             no_new_privileges: options.no_new_privileges,
             seccomp: options.seccomp,
+            no_aio: self.no_aio,
             privileged: self.privileged,
             rlimits: self.ulimit.iter().map(|u| limit::ulimit(u)).collect::<Result<_, _>>()?,
             oom_score_adj,
@@ -657,6 +676,7 @@ mod tests {
             env_files,
             default_volume: &|| Ok(String::new()),
             log_driver: &|| Ok(LogDriver::K8sFile),
+            pids: &|| Ok(Some(2048)),
         };
         parse(args)?.merge_defaults(RootSource::Directory("/r".into()), image, &here)
     }

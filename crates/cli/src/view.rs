@@ -25,6 +25,11 @@ pub(crate) fn sleep(config: &Config) -> String {
     }
 }
 
+/// `7 of 100`, or `7` without a limit.
+pub(crate) fn of_most(number: u64, most: Option<u32>) -> String {
+    most.map_or_else(|| number.to_string(), |most| format!("{number} of {most}"))
+}
+
 /// `read 10m/s, write 100 requests/s on /dev/sda`
 pub(crate) fn disk_rates(rates: &[DiskRate]) -> String {
     rates.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

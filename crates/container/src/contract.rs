@@ -24,7 +24,7 @@
 //!
 //! LIMIT: the ledger is that of one instance; instances (`--root`) promise the same CPUs independently.
 //!
-//! Uses `ground`, `state`, `settings`, `rate`, `bandwidth`, `drive`, `usage` and `debt`.
+//! Uses `ground`, `state`, `settings`, `rate`, `bandwidth`, `drive`, `socket`, `usage` and `debt`.
 
 mod ledger;
 mod memory;
@@ -43,7 +43,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::place::Places;
-use crate::{bandwidth, debt, drive, rate, settings, state};
+use crate::{bandwidth, debt, drive, rate, settings, socket, state};
 
 use self::ledger::{Extent, Grant, InForce, Ledger, lock, path, read, write};
 pub(crate) use self::memory::expect_restored;
@@ -65,6 +65,7 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     rate::check(ground, limits)?;
     drive::check(limits)?;
     bandwidth::check(ground, limits)?;
+    socket::check(ground, limits)?;
     if limits.memory_high_bytes.is_some() {
         ground.cgroups()?.check_memory_high(limits)?;
     }

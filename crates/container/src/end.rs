@@ -3,7 +3,7 @@
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `rate`,
-//! `drive`, `shared`, `view`, `later` and `unwoken`.
+//! `drive`, `shared`, `socket`, `view`, `later` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -26,7 +26,7 @@ use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
     account, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate, shared,
-    unwoken, view,
+    socket, unwoken, view,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -56,6 +56,8 @@ fn tear_down_with(
     if config.is_none_or(|c| c.spec.net.domain().is_some()) {
         keep(net::leave(ground, id, config));
     }
+    // ORDER: after its processes and held sockets: those that are left are counted for no other container.
+    keep(config.map_or(Ok(()), |config| socket::end(ground, config)));
     keep(shared::remove(ground, id));
     keep(view::remove(ground, id));
     keep(disk::remove_tree(&ground.woken_dir(id)));
@@ -87,6 +89,7 @@ fn end_life(
     }
     account::charge_end(ground, id, config, cgroup, init);
     cgroup.remove()?;
+    config.map_or(Ok(()), |config| socket::leave(ground, config, cgroup))?;
     gates::leave(ground, cgroup)
 }
 
@@ -261,6 +264,8 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     if config.spec.net.domain().is_some() {
         ground.network()?.doze(id)?;
     }
+    // A client is to reach the listeners of an asleep container, and to wake it.
+    socket::suspend(ground, config)?;
     shared::remove(ground, id)?;
     // overlayfs makes this directory at each mount, and first removes an old one. On a disk that discards freed
     // blocks the removal waits for the device, which is here not in the way of a wake. One with files stays.

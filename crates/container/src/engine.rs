@@ -14,10 +14,11 @@ use dormouse_account::Number;
 use dormouse_account::rule::{Compiled, Gate};
 use dormouse_api::EventKind;
 use dormouse_bpf::gates::{Stat as GateStat, Use};
+use dormouse_bpf::socket_count::Count;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
-use dormouse_kernel::cgroup::{Hierarchy, Stats};
+use dormouse_kernel::cgroup::{Controllers, Hierarchy, Stats};
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
@@ -53,7 +54,8 @@ use crate::volume::Volume;
 use crate::{
     account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
     later, layer, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
-    settings, sleep, spare, start, state, template, tidy, unborn, usage, verb, volume, wake,
+    settings, sleep, socket, spare, start, state, template, tidy, unborn, usage, verb, volume,
+    wake,
 };
 
 /// The engine on one set of directories.
@@ -99,6 +101,11 @@ impl Engine {
         ground::room(places)
     }
 
+    /// Returns the most tasks of a new container without an option for it, as far as the settings decide that.
+    pub fn default_tasks(places: &Places) -> Result<Option<u32>> {
+        settings::default_pids(&ground::settings(places))
+    }
+
     /// Returns how many slots of host ids and how many addresses are in use.
     pub fn taken(&self) -> Result<(u32, u32)> {
         Ok((self.ground.slots.count()?, self.ground.network()?.addresses_in_use()?))
@@ -114,6 +121,17 @@ impl Engine {
     /// `config.toml`.
     pub fn log_driver(&self) -> Result<LogDriver> {
         settings::log_driver(&self.ground.settings())
+    }
+
+    /// The most tasks of a new container without an option for it: `pids` under `[run]` in `config.toml`. `None` is
+    /// no limit, which a host without the controller has.
+    pub fn default_pids(&self) -> Result<Option<u32>> {
+        let pids = settings::default_pids(&self.ground.settings())?;
+        let has_limit = || {
+            let hierarchy = self.ground.cgroups();
+            hierarchy.is_ok_and(|it| it.controllers().contains(Controllers::PIDS))
+        };
+        Ok(pids.filter(|_| has_limit()))
     }
 
     /// The image store.
@@ -535,6 +553,11 @@ impl Engine {
     /// Processor, memory and disk use so far.
     pub fn stats(&self, id: &ContainerId) -> Result<Stats> {
         inspect::stats(&self.ground, id)
+    }
+
+    /// Returns the sockets of a container with a limit.
+    pub fn sockets(&self, config: &Config) -> Result<Option<Count>> {
+        socket::count(&self.ground, config)
     }
 
     /// The host's pids of all its processes.

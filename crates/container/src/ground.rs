@@ -245,7 +245,8 @@ impl Ground {
     }
 }
 
-fn settings(places: &Places) -> PathBuf {
+/// The file with the operator's settings, of an instance with these places.
+pub(crate) fn settings(places: &Places) -> PathBuf {
     places.etc.join("config.toml")
 }
 

@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate bandwidth drive    the same
+//! silence shared volume usage debt rate bandwidth drive socket    the same
 //! contract view                                        the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
@@ -189,6 +189,7 @@ mod shortage;
 mod silence;
 mod sleep;
 mod slot;
+mod socket;
 mod spare;
 mod spec;
 mod stacked;
@@ -214,6 +215,7 @@ pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
 pub use debt::{Debtor, Services};
 pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
+pub use dormouse_bpf::socket_count::Count as SocketCount;
 pub use drive::Writable;
 pub use drowsy::PushOut;
 pub use engine::Engine;

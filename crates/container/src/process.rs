@@ -185,7 +185,11 @@ pub(crate) fn plan_confinement(
         NetMode::Host => seccomp::Network::Host,
     };
     if is_filtered(security) {
-        plan.seccomp(&seccomp::default_filter_for(granted, stack).to_bytes());
+        let filter = match security.no_aio {
+            true => seccomp::default_filter_without_aio(granted, stack),
+            false => seccomp::default_filter_for(granted, stack),
+        };
+        plan.seccomp(&filter.to_bytes());
     }
 }
 

@@ -191,7 +191,7 @@ pub(crate) fn can_be_saved(ground: &Ground, config: &Config) -> Result<(InitReco
     }
     state::wait_for_exec(ground, config)?;
     later::wait_until_filled(ground, config)?;
-    if config.spec.limits.pids_max.is_none() {
+    if config.spec.limits.tasks_max().is_none() {
         // A restore would refuse it.
         let tasks = state::cgroup(ground, config)?.tasks()?.unwrap_or(0);
         if tasks > TASKS_MAX {

@@ -11,6 +11,7 @@
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
 //! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
+//! pids = 2048                  # tasks of new containers without --pids, 0 for no limit
 //!
 //! [wake]
 //! block = "64k"   # memory filled when a page of it is touched: a power of two, 4k to 1m
@@ -40,7 +41,8 @@ use std::time::Duration;
 
 use dormouse_launch::fill::{AROUND_BYTES, is_around};
 use dormouse_model::{
-    Cpus, Invalid, LogDriver, Size, parse_bytes, parse_cpu_reserve, parse_span_ms,
+    Cpus, Invalid, LogDriver, Size, TASKS_DEFAULT, TASKS_UNLIMITED, parse_bytes, parse_cpu_reserve,
+    parse_span_ms,
 };
 use serde::Deserialize;
 
@@ -221,6 +223,37 @@ pub(crate) fn linger(path: &Path) -> Result<Duration> {
 struct RunSection {
     default_volume: Option<String>,
     log_driver: Option<LogDriver>,
+    #[serde(default)]
+    pids: Tasks,
+}
+
+/// A number of tasks; 0, and podman's -1, are no limit.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "i64")]
+struct Tasks(Option<u32>);
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self(Some(TASKS_DEFAULT))
+    }
+}
+
+impl TryFrom<i64> for Tasks {
+    type Error = Invalid;
+
+    fn try_from(tasks: i64) -> std::result::Result<Self, Invalid> {
+        match u32::try_from(tasks) {
+            Ok(0) => Ok(Self(None)),
+            Ok(tasks @ 1..=TASKS_UNLIMITED) => Ok(Self(Some(tasks))),
+            _ if tasks == -1 => Ok(Self(None)),
+            _ => Err(Invalid::new("pids", tasks.to_string(), "1 to 4194304, or 0 for no limit")),
+        }
+    }
+}
+
+/// The tasks of new containers without `--pids`; `None` is no limit.
+pub(crate) fn default_pids(path: &Path) -> Result<Option<u32>> {
+    Ok(read(path)?.run.pids.0)
 }
 
 /// The options before those of every mount of a host directory, in the form of `-v`.
@@ -460,6 +493,24 @@ mod tests {
         assert!(read("").unwrap() && read("[contract]\nservice-debt = true\n").unwrap());
         assert!(!read("[contract]\nservice-debt = false\n").unwrap());
         assert!(read("[contract]\nservice-debt = \"off\"\n").is_err());
+    }
+
+    #[test]
+    fn default_of_tasks_is_a_number_or_no_limit() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            default_pids(file.path())
+        };
+        assert_eq!(read("").unwrap(), Some(2048));
+        assert_eq!(read("[run]\nlog-driver = \"none\"\n").unwrap(), Some(2048));
+        for (text, tasks) in [("500", Some(500)), ("0", None), ("-1", None)] {
+            assert_eq!(read(&format!("[run]\npids = {text}\n")).unwrap(), tasks, "{text}");
+        }
+        for bad in ["-2", "4194305", "9999999999999", "\"many\"", "1.5"] {
+            let error = read(&format!("[run]\npids = {bad}\n")).unwrap_err().to_string();
+            assert!(error.contains("pids"), "{error}");
+        }
     }
 
     #[test]

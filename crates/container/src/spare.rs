@@ -189,6 +189,7 @@ impl Kind {
                 capabilities: Vec::new(),
                 no_new_privileges: true,
                 seccomp: SeccompChoice::Default,
+                no_aio: false,
                 privileged: false,
                 rlimits: Vec::new(),
                 oom_score_adj: None,

@@ -10,7 +10,7 @@ use dormouse_kernel::capability::{self, Capability};
 use dormouse_kernel::sysctl;
 use dormouse_model::{
     Bandwidth, Evict, Limits, MountKind, Name, NetMode, OutOfMemory, Process, Restart, RootSource,
-    Sleep, Spec, WakeOn,
+    SeccompChoice, Sleep, Spec, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -134,6 +134,13 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
         {
             return bad(format!("'{}' does not exist: it cannot be mounted", source.display()));
         }
+    }
+    if spec.security.no_aio
+        && (spec.security.privileged || spec.security.seccomp == SeccompChoice::Unconfined)
+    {
+        return bad(
+            "--no-aio is a rule of the filter of system calls: leave out --privileged and seccomp=unconfined".into(),
+        );
     }
     if spec.shared && (spec.auto_remove || spec.account.is_some()) {
         return bad(

@@ -19,7 +19,7 @@
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]).
 //!
 //! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`,
-//! `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `end`, `restore`, `stacked` and `remove`.
+//! `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,7 +48,7 @@ use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
     contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate, remove,
-    stacked, usage, view,
+    socket, stacked, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -339,7 +339,13 @@ impl Bearer for Starter<'_> {
 
     fn introduce(&mut self, cgroup: &Cgroup, net: &Net) -> Result<()> {
         let Self { ground, config, from, .. } = *self;
+        let begin = match from {
+            None => socket::Begin::Start,
+            Some(from) if from.wakes => socket::Begin::Wake,
+            Some(_) => socket::Begin::Restore,
+        };
         rate::set_new(ground, config, cgroup)?;
+        socket::enter(ground, config, cgroup, begin)?;
         contract::balance(ground, config)?;
         if config.spec.systemd {
             cgroup.delegate(config.ids.base, config.ids.base)?;
@@ -538,12 +544,16 @@ fn conduct(
         }
     };
     // ORDER: on record before the first task runs: until then an interrupted wake leaves a sleeper.
-    let record = || match init.unready {
-        true => {
-            state::write_init(ground, &config.id, &InitRecord { unready: false, ..init.clone() })
-                .map_err(|e| CheckpointError::Elsewhere(e.to_string()))
+    let record = || {
+        let elsewhere = |e: Error| CheckpointError::Elsewhere(e.to_string());
+        socket::enforce(ground, config).map_err(elsewhere)?;
+        match init.unready {
+            true => {
+                let init = InitRecord { unready: false, ..init.clone() };
+                state::write_init(ground, &config.id, &init).map_err(elsewhere)
+            }
+            false => Ok(()),
         }
-        false => Ok(()),
     };
     let checked = || from.checked().and_then(|()| from.end_watch()).and_then(|()| record());
     let conducted = traced.conduct(restore, console, checked, &mut fill);

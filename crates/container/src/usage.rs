@@ -28,12 +28,12 @@ pub(crate) const TASKS_MAX: u64 = 16_384;
 pub(crate) fn check_tasks(config: &Config, records: &Records) -> Result<()> {
     let of = |process: &Process| process.threads.len().max(1) as u64;
     let tasks = records.processes.iter().map(of).sum::<u64>() + u64::from(config.spec.init);
-    let limit = config.spec.limits.pids_max.map_or(TASKS_MAX, u64::from);
+    let limit = config.spec.limits.tasks_max().map_or(TASKS_MAX, u64::from);
     match tasks <= limit {
         true => Ok(()),
         false => Err(Error::Invalid(format!(
             "the checkpoint of container '{}' has {tasks} processes and threads, more than its limit of \
-             {limit}: allow more with `dormouse update --pids N`",
+             {limit}: allow more with --pids N, or with `dormouse update --pids N`",
             config.name
         ))),
     }

@@ -117,6 +117,7 @@ pub(crate) enum AttachType {
     LsmMac = 27,
     Iterator = 28,
     Getsockname4 = 31,
+    SockRelease = 34,
     /// KERNEL(6.7)
     UnixConnect = 49,
 }

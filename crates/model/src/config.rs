@@ -220,6 +220,9 @@ pub struct Security {
     pub no_new_privileges: bool,
     /// The system call filter.
     pub seccomp: SeccompChoice,
+    /// The filter refuses io_setup(2): the host has one number of requests for all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_aio: bool,
     /// Unmasked `/proc` and `/sys`, all capabilities of its own user namespace, no seccomp filter.
     pub privileged: bool,
     /// Resource limits by name.

@@ -34,7 +34,7 @@ pub use contract::{
 pub use drive::Drive;
 pub use eviction::{Evict, Eviction};
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
-pub use limit::{CpuBurst, Limits};
+pub use limit::{CpuBurst, Limits, TASKS_DEFAULT, TASKS_UNLIMITED};
 pub use log::{LogDriver, LogEntry, LogStamp, LogStream, write_entries};
 pub use rate::{DiskRate, DiskRateKind};
 pub use reference::Reference;

@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::size::{digits, span_us};
 use crate::{DiskRate, Invalid};
 
+/// Tasks of a new container without `--pids` and without a setting of the operator; podman's default.
+pub const TASKS_DEFAULT: u32 = 2048;
+
+/// LIMIT: the kernel's most tasks of a 64-bit host (PID_MAX_LIMIT). So many are no limit.
+pub const TASKS_UNLIMITED: u32 = 4_194_304;
+
 /// Limits of one container. `None` leaves the kernel's default, which is "no limit".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -39,8 +45,11 @@ pub struct Limits {
     pub memory_high_bytes: Option<u64>,
     /// Swap, in bytes, not counting memory (`memory.swap.max`).
     pub swap_max_bytes: Option<u64>,
-    /// Tasks (`pids.max`).
+    /// Tasks (`pids.max`); from [`TASKS_UNLIMITED`] on none.
     pub pids_max: Option<u32>,
+    /// Sockets of IPv4 and IPv6; 0 is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sockets_max: Option<u32>,
     /// Share of contended disk time, 1 to 10,000 (`io.weight`, default 100).
     pub io_weight: Option<u32>,
     /// The most bytes and requests per second on disks (`io.max`).
@@ -94,6 +103,16 @@ impl FromStr for CpuBurst {
 }
 
 impl Limits {
+    /// Returns the most tasks; `None` if there is no limit.
+    pub fn tasks_max(&self) -> Option<u32> {
+        self.pids_max.filter(|max| *max < TASKS_UNLIMITED)
+    }
+
+    /// Returns the most sockets; `None` if there is no limit.
+    pub fn most_sockets(&self) -> Option<u32> {
+        self.sockets_max.filter(|most| *most > 0)
+    }
+
     /// Replaces the limits that `new` has.
     pub fn replace(&mut self, new: &Self) {
         let new = new.clone();
@@ -111,6 +130,7 @@ impl Limits {
             memory_high_bytes: new.memory_high_bytes.or(self.memory_high_bytes),
             swap_max_bytes: new.swap_max_bytes.or(self.swap_max_bytes),
             pids_max: new.pids_max.or(self.pids_max),
+            sockets_max: new.sockets_max.or(self.sockets_max),
             io_weight: new.io_weight.or(self.io_weight),
             disk_rates: std::mem::take(&mut self.disk_rates),
             disk_bytes: new.disk_bytes.or(self.disk_bytes),

@@ -12,7 +12,7 @@ use dormouse_container::Create;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::capability::Capability;
 use dormouse_kernel::sysctl;
-use dormouse_model::{Config, MountKind, NetMode, SeccompChoice};
+use dormouse_model::{Config, MountKind, NetMode, SeccompChoice, Security};
 
 use super::{CreateArgs, Defaults, Here};
 use crate::option::{Invalid, hostname, limit};
@@ -41,6 +41,9 @@ impl CreateArgs {
         create.spec.init = saved.spec.init;
         create.spec.read_only |= saved.spec.read_only;
         create.spec.security.no_new_privileges |= saved.spec.security.no_new_privileges;
+        if is_filtered(&create.spec.security) {
+            create.spec.security.no_aio |= saved.spec.security.no_aio;
+        }
         self.names(&mut create, saved)?;
         if self.stop_signal.is_none() {
             let known = (1..=64).contains(&saved.spec.stop_signal);
@@ -156,6 +159,11 @@ impl CreateArgs {
     }
 }
 
+/// Returns whether the options leave the system calls to the default filter.
+fn is_filtered(security: &Security) -> bool {
+    security.seccomp == SeccompChoice::Default && !security.privileged
+}
+
 /// Takes over tmpfs mounts; mounts of host files must be given as options, or are missing.
 fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
     for mount in &saved.spec.mounts {
@@ -217,6 +225,7 @@ mod tests {
             env_files: Vec::new(),
             default_volume: &|| Ok(String::new()),
             log_driver: &|| Ok(dormouse_model::LogDriver::File),
+            pids: &|| Ok(Some(2048)),
         };
         let mut saved = saved();
         change(&mut saved);

@@ -1,13 +1,13 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
-//! `--memory-high`, `--memory-swap`, `--pids`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
+//! `--memory-high`, `--memory-swap`, `--pids`, `--sockets`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
 //! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`, `--io-read-bps` and its like,
 //! `--disk`, `--inodes`, `--disk-guaranteed`, `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{proc, sysctl};
 use dormouse_model::{
-    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, parse_bytes, parse_cpu_period_us,
-    parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
+    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, TASKS_UNLIMITED, parse_bytes,
+    parse_cpu_period_us, parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
 };
 
 use super::Invalid;
@@ -67,9 +67,17 @@ pub(crate) struct LimitArgs {
     /// Memory and swap together, -1 for swap without limit (default twice the memory)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) memory_swap: Option<String>,
-    /// Tasks, -1 for no limit
+    /// Tasks: processes and threads, 0 for no limit (default 2048)
+    ///
+    /// 'pids' under [run] in config.toml is another default for new containers.
     #[arg(long, value_name = "NUMBER", alias = "pids-limit", allow_hyphen_values = true)]
     pub(crate) pids: Option<String>,
+    /// Sockets of IPv4 and IPv6 that it has at a time, 0 for no limit
+    ///
+    /// Accepted connections count, and closed ones until the other side knows. At the limit socket() fails with
+    /// EMFILE. New connections wait as behind a full backlog until another socket is closed.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) sockets: Option<String>,
     /// Share of contended disk time, 1 to 10000 (default 100)
     #[arg(long, value_name = "WEIGHT", alias = "blkio-weight")]
     pub(crate) io_weight: Option<String>,
@@ -128,9 +136,6 @@ pub(crate) struct LimitArgs {
     pub(crate) net_weight: Option<String>,
 }
 
-/// LIMIT: the kernel's value for "no limit" if a number must be given (`pids.max`).
-const PIDS_UNLIMITED: u32 = 4_194_304;
-
 impl LimitArgs {
     /// Converts the limits to the kernel's units; missing ones stay `None`.
     pub(crate) fn read(&self) -> Result<Limits, Invalid> {
@@ -164,6 +169,7 @@ impl LimitArgs {
             memory_high_bytes: text(&self.memory_high).map(|t| parse_bytes(&t)).transpose()?,
             swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,
             pids_max: self.pids.as_deref().map(pids).transpose()?,
+            sockets_max: self.sockets.as_deref().map(sockets).transpose()?,
             io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,
             disk_rates: self.disk_rates()?,
             disk_bytes,
@@ -249,17 +255,24 @@ fn swap(text: Option<&str>, memory: Option<u64>) -> Result<Option<u64>, Invalid>
     }
 }
 
-/// Reads a number of tasks; `-1` is no limit.
+/// Reads a number of tasks; `0`, and podman's `-1`, are no limit.
 fn pids(text: &str) -> Result<u32, Invalid> {
     match text.trim() {
-        "-1" => Ok(PIDS_UNLIMITED),
+        "0" | "-1" => Ok(TASKS_UNLIMITED),
         t => {
-            let max = t.parse().ok().filter(|n| (1..=PIDS_UNLIMITED).contains(n));
-            max.ok_or_else(|| {
-                Invalid::new("number of tasks", t, "1 to 4194304, or -1 for no limit")
-            })
+            let max = t.parse().ok().filter(|n| (1..=TASKS_UNLIMITED).contains(n));
+            max.ok_or_else(|| Invalid::new("number of tasks", t, "1 to 4194304, or 0 for no limit"))
         }
     }
+}
+
+/// LIMIT: sockets of a container; more than any kernel has memory for.
+const SOCKETS_MAX: u32 = 100_000_000;
+
+/// Reads a number of sockets; 0 is no limit.
+fn sockets(text: &str) -> Result<u32, Invalid> {
+    let most = text.trim().parse().ok().filter(|most| *most <= SOCKETS_MAX);
+    most.ok_or_else(|| Invalid::new("number of sockets", text, "1 to 100000000, or 0 for no limit"))
 }
 
 /// Checks a list of CPUs such as `0-3,7`.
@@ -405,10 +418,15 @@ mod tests {
         assert_eq!(weight("w", "10000"), Ok(10_000));
         assert_eq!(weight_of_shares("1024"), Ok(39));
         assert_eq!(weight_of_shares("262144"), Ok(10_000));
-        assert_eq!(pids("-1"), Ok(PIDS_UNLIMITED));
+        assert_eq!(pids("-1"), Ok(TASKS_UNLIMITED));
         assert_eq!(pids("100"), Ok(100));
-        for bad in ["", "0", "-2", "0x10", "5000000", "1.5", " "] {
+        assert_eq!(pids("0"), Ok(TASKS_UNLIMITED));
+        for bad in ["", "-0", "-2", "0x10", "5000000", "1.5", " "] {
             assert!(pids(bad).is_err(), "{bad}");
+        }
+        assert_eq!((sockets("0"), sockets("1000")), (Ok(0), Ok(1000)));
+        for bad in ["", "-1", "1.5", "100000001", "many"] {
+            assert!(sockets(bad).is_err(), "{bad}");
         }
         for bad in ["", "0", "10001", "-1", "x"] {
             assert!(weight("w", bad).is_err(), "{bad}");

@@ -50,6 +50,7 @@ pub(crate) fn create(
         env_files: args.process.read_env_files()?,
         default_volume: &|| Ok(engine.default_volume()?),
         log_driver: &|| Ok(engine.log_driver()?),
+        pids: &|| Ok(engine.default_pids()?),
     };
     let id_file = match &args.cidfile {
         None => None,

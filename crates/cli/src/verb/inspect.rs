@@ -197,6 +197,10 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         (name, 0) => name.to_owned(),
         (name, retries) => format!("{name}, at most {retries} times"),
     };
+    let sockets = match c.spec.limits.most_sockets() {
+        None => String::new(),
+        most => view::of_most(object.dormouse.sockets, most),
+    };
     let mut rows = vec![
         ("id", c.id.to_string()),
         ("name", c.name.to_string()),
@@ -234,6 +238,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
             if c.spec.shared { "its work is charged to its clients".into() } else { String::new() },
         ),
         ("tasks", number(host.pids_limit.into())),
+        ("sockets", sockets),
         ("capabilities", list(&c.spec.security.capabilities)),
         ("output", logs.stdout.display().to_string()),
         ("errors", logs.stderr.map_or_else(String::new, |p| p.display().to_string())),

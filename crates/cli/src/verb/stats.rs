@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use dormouse_api::Stats;
-use dormouse_container::Engine;
+use dormouse_container::{Engine, SocketCount as Count};
 use dormouse_kernel::cgroup;
 use dormouse_model::{ContainerId, Cpu, DiskRate, State};
 
 use crate::command::Global;
 use crate::output::{self, Table, bytes};
+use crate::view::of_most;
 use crate::{terminal, view};
 
 /// Show the resource use of containers
@@ -43,6 +44,7 @@ struct Shown {
     name: String,
     cpu: Cpu,
     disk_rates: Vec<DiskRate>,
+    sockets: Option<Count>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -82,8 +84,9 @@ fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<Shown>)> {
             Ok((config, stats)) => {
                 readings.insert(id.clone(), (Instant::now(), stats));
                 let cpu = Cpu::of(&config.spec.limits);
+                let sockets = engine.sockets(&config)?;
                 let disk_rates = config.spec.limits.disk_rates;
-                shown.push(Shown { id, name: config.name.to_string(), cpu, disk_rates });
+                shown.push(Shown { id, name: config.name.to_string(), cpu, disk_rates, sockets });
             }
             // The container stopped since it was listed.
             Err(_) if names.is_empty() => {}
@@ -100,7 +103,10 @@ fn row(
     it: Shown,
 ) -> Stats {
     let before = before.map(|(then, before)| (before, at.duration_since(*then)));
-    Stats::of(it.id.to_string(), it.name, (&it.cpu, it.disk_rates), now, before)
+    let sockets = it.sockets.map(|count| count.sockets);
+    let sockets_max = it.sockets.and_then(|count| count.most);
+    let of = Stats::of(it.id.to_string(), it.name, (&it.cpu, it.disk_rates), now, before);
+    Stats { sockets, sockets_max, ..of }
 }
 
 fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
@@ -116,6 +122,7 @@ fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
         "MEMORY",
         "LIMIT",
         "PIDS",
+        "SOCKETS",
         "READ",
         "WRITTEN",
         "DISK MOST",
@@ -133,6 +140,7 @@ fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
             bytes(r.memory_bytes.saturating_sub(r.memory_inactive_file_bytes)),
             r.memory_max_bytes.map_or_else(none, bytes),
             r.pids.to_string(),
+            r.sockets.map_or_else(none, |sockets| of_most(sockets, r.sockets_max)),
             bytes(r.io_read_bytes),
             bytes(r.io_write_bytes),
             match r.disk_rates.is_empty() {

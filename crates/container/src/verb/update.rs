@@ -1,7 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
 //! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending`,
-//! `spare` and `shortage`.
+//! `spare`, `socket` and `shortage`.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +12,9 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
-use crate::{bandwidth, contract, drive, freeze, net, rate, shortage, spare, state, usage, view};
+use crate::{
+    bandwidth, contract, drive, freeze, net, rate, shortage, socket, spare, state, usage, view,
+};
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
 /// memory, and is to wake now.
@@ -93,6 +95,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         }
         if bandwidth::is_in(&update.limits) {
             bandwidth::set(ground, &config)?;
+        }
+        if update.limits.sockets_max.is_some() {
+            socket::set(ground, &config, &cgroup)?;
         }
         contract::balance_all(ground, &update.limits, &config.spec.limits)
     };

@@ -275,6 +275,13 @@ impl<H: Host> Plan<'_, H> {
         if pids == 0 {
             return Err(Invalid::new(limit, "0", "at least 1").into());
         }
+        let Some(pids) = limits.tasks_max() else {
+            // A host without the controller has no limit, either.
+            if self.host.version(Controllers::PIDS).is_some() {
+                self.add(limit, Controllers::PIDS, "pids.max", "max".into());
+            }
+            return Ok(());
+        };
         self.home(limit, Controllers::PIDS)?;
         self.add(limit, Controllers::PIDS, "pids.max", pids.to_string());
         Ok(())

@@ -177,6 +177,10 @@ pub(super) fn bpf_sock(scratch: &Scratch) -> Probed {
     hooks(scratch, ProgramType::CgroupSock, &[AttachType::SockCreate])
 }
 
+pub(super) fn bpf_sock_release(scratch: &Scratch) -> Probed {
+    hooks(scratch, ProgramType::CgroupSock, &[AttachType::SockRelease])
+}
+
 pub(super) fn bpf_skb(scratch: &Scratch) -> Probed {
     hooks(scratch, ProgramType::CgroupSkb, &[AttachType::SkbIngress])
 }

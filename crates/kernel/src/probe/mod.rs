@@ -381,6 +381,13 @@ static FEATURES: &[Feature] = &[
     ),
     feature("BPF: sock_ops", "4.13", "listen without bind", NO_ADDRESS, host::bpf_sockops),
     feature(
+        "cgroup BPF: sock_release",
+        "5.9",
+        "`--sockets` (with Linux 5.18)",
+        NO_LIMIT,
+        host::bpf_sock_release,
+    ),
+    feature(
         "cgroup BPF: connect_unix",
         "6.7",
         "abstract unix sockets stay inside",

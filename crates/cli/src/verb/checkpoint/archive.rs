@@ -102,6 +102,7 @@ pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
         env_files,
         default_volume: &default_volume,
         log_driver: &|| Ok(engine.log_driver()?),
+        pids: &|| Ok(engine.default_pids()?),
     };
     let progress = image::progress(create.quiet);
     let made = engine
