@@ -262,6 +262,7 @@ const LIMITED: Words =
     &["run", "-d", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox", "sleep", "1000"];
 const SHAPED: Words =
     &["run", "-d", "--name", "x", "--net-ceil", "8mbit", "busybox", "sleep", "1000"];
+const COUNTED: Words = &["run", "-d", "--name", "x", "--sockets", "8", "busybox", "sleep", "1000"];
 const PRIVATE: Words =
     &["run", "-d", "--name", "x", "--net", "private", "busybox", "httpd", "-f", "-h", "/www"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
@@ -792,6 +793,31 @@ fn run_with_views_survives_kill_at_any_step() {
 fn run_with_bandwidth_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: SHAPED, states, after: &[REMOVE, SHAPED, REMOVE] }.survives();
+}
+
+/// The first container of an instance that counts sockets, and the last.
+#[test]
+fn run_sleep_and_wake_with_limit_of_sockets_survive_kill_at_any_step() {
+    let states = &["none", "created", "running", "stopped"];
+    Verb { before: &[], command: COUNTED, states, after: &[REMOVE, COUNTED, REMOVE] }.survives();
+    let states = &["running", "asleep"];
+    Verb {
+        before: &[COUNTED],
+        command: &["sleep", "x"],
+        states,
+        after: &[&["wake", "x"], EXEC, REMOVE],
+    }
+    .survives();
+}
+
+#[test]
+fn big_update_and_rm_of_limit_of_sockets_survive_kill_at_any_step() {
+    let states = &["running"];
+    let command = &["update", "--sockets", "9", "x"];
+    Verb { before: &[RUN], command, states, after: &[EXEC, REMOVE, COUNTED, REMOVE] }.survives();
+    let states = &["none", "running", "stopped"];
+    let command = &["rm", "--force", "x"];
+    Verb { before: &[COUNTED], command, states, after: &[REMOVE, COUNTED, REMOVE] }.survives();
 }
 
 /// The domain has other containers, so a device that is left would stay.

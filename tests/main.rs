@@ -35,6 +35,7 @@ mod leftovers;
 mod lifecycle;
 mod logs;
 mod network;
+mod objects;
 mod oci;
 mod oci_checkpoint;
 mod oci_scripts;

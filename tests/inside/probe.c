@@ -28,6 +28,12 @@
  *                           DIR/watched
  * inotify COUNT             opens so many inotify instances, prints the number opened, and keeps
  *                           them
+ * sockets COUNT SECONDS     opens so many UDP sockets, prints the number opened and the error of the next one, and
+ *                           keeps them for so long
+ * refused COUNT             opens so many sockets of MPTCP and UDP-Lite, prints the number opened, and closes none
+ * hold ADDRESS PORT         accepts all connections, and keeps each until its client closes it
+ * aio REQUESTS              makes a context of asynchronous I/O for so many requests, and prints the error
+ * ipc-fill KIND BYTES       makes objects of System V (shm, sem, msg) until they are so large, and prints how many
  * lines COUNT STREAMS       prints the numbers from 1 on, each by one write to the stream of the next
  *                           letter of STREAMS: o is standard output, e is standard error
  * ring COUNT                so many processes pass a byte round through pipes, without end
@@ -84,10 +90,12 @@
 #include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
+#include <sys/msg.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sem.h>
 #include <sys/sendfile.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -720,6 +728,103 @@ static int take_inotify(char **args)
 	return keep(taken);
 }
 
+/* Opens UDP sockets up to the limit and keeps them for a while. */
+static int take_sockets(char **args)
+{
+	int wanted = atoi(args[0]), taken = 0;
+
+	allow_files();
+	errno = 0;
+	while (taken < wanted && socket(AF_INET, SOCK_DGRAM, 0) >= 0)
+		taken++;
+	printf("%d %s\n", taken, strerror(taken < wanted ? errno : 0));
+	fflush(stdout);
+	sleep(atoi(args[1]));
+	return 0;
+}
+
+static int refused(char **args)
+{
+	int opened = 0;
+
+	for (int i = 0; i < atoi(args[0]); i++)
+		opened += (socket(AF_INET, SOCK_STREAM, 262 /* IPPROTO_MPTCP */) >= 0) +
+			  (socket(AF_INET, SOCK_DGRAM, IPPROTO_UDPLITE) >= 0);
+	printf("%d\n", opened);
+	return 0;
+}
+
+static int hold(char **args)
+{
+	struct addrinfo *at;
+	int listener = open_socket(args[0], args[1], SOCK_STREAM, &at), epoll = epoll_create1(0);
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = listener };
+
+	allow_files();
+	if (bind(listener, at->ai_addr, at->ai_addrlen) || listen(listener, 128) ||
+	    epoll_ctl(epoll, EPOLL_CTL_ADD, listener, &event))
+		return fail("listen");
+	for (;;) {
+		if (epoll_wait(epoll, &event, 1, -1) != 1)
+			continue;
+		if (event.data.fd != listener) {
+			close(event.data.fd);
+			continue;
+		}
+		event.events = EPOLLRDHUP | EPOLLHUP;
+		event.data.fd = accept(listener, 0, 0);
+		if (event.data.fd >= 0)
+			epoll_ctl(epoll, EPOLL_CTL_ADD, event.data.fd, &event);
+	}
+}
+
+static int aio(char **args)
+{
+	unsigned long context = 0;
+	long made = syscall(SYS_io_setup, atoi(args[0]), &context);
+
+	printf("%s\n", strerror(made ? errno : 0));
+	return 0;
+}
+
+/* Fills queues of one kind of System V. Returns after the last object, or when one is refused. */
+static int fill_ipc(char **args)
+{
+	static struct {
+		long type;
+		char data[8192];
+	} message = { .type = 1 };
+	long wanted = atol(args[1]), bytes = 0;
+
+	while (bytes < wanted) {
+		int id;
+
+		if (!strcmp(args[0], "shm")) {
+			char *at;
+
+			id = shmget(IPC_PRIVATE, 1 << 20, 0600);
+			at = id < 0 ? (void *)-1 : shmat(id, 0, 0);
+			if (at == (void *)-1)
+				return fail("shm");
+			memset(at, 1, 1 << 20);
+			shmdt(at);
+			bytes += 1 << 20;
+		} else if (!strcmp(args[0], "sem")) {
+			if (semget(IPC_PRIVATE, 32000, 0600) < 0)
+				return fail("semget");
+			bytes += 32000 * 64; /* sizeof(struct sem) is a cache line */
+		} else {
+			id = msgget(IPC_PRIVATE, 0600);
+			if (id < 0)
+				return fail("msgget");
+			while (!msgsnd(id, &message, sizeof(message.data), IPC_NOWAIT))
+				bytes += sizeof(message.data);
+		}
+	}
+	printf("%ld\n", bytes);
+	return 0;
+}
+
 static int lines(char **args)
 {
 	int count = atoi(args[0]);
@@ -1245,6 +1350,8 @@ int main(int argc, char **argv)
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
 		      { "crowd", 2, crowd }, { "lines", 2, lines },
+		      { "sockets", 2, take_sockets }, { "refused", 1, refused }, { "hold", 2, hold },
+		      { "aio", 1, aio }, { "ipc-fill", 2, fill_ipc },
 		      { "burn", 2, burn }, { "burn-each", 2, burn_each }, { "burn-one", 2, burn_one },
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
