@@ -170,7 +170,8 @@ int dm_count_release(struct bpf_sock *ctx)
 	if (!mark || mark->cookie != bpf_get_socket_cookie(ctx))
 		return 1;
 	before = __sync_fetch_and_or(&mark->flags, DM_SOCKET_RELEASED);
-	if (!(before & DM_SOCKET_CONNECTS) || (before & DM_SOCKET_CLOSED))
+	/* A listen(2) that fails leaves a closed socket without an event, and so may its close(2). */
+	if (!(before & DM_SOCKET_CONNECTS) || (before & DM_SOCKET_CLOSED) || ctx->state == STATE_CLOSE)
 		end(mark);
 	return 1;
 }
