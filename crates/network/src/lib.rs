@@ -287,15 +287,15 @@ impl Network {
     ///
     /// Bpf if the kernel does not take them, NoCgroup2 without cgroup v2.
     pub fn count_sockets(&self) -> Result<Counts> {
-        let level = self.level();
-        if let Some(counts) =
-            self.socket_counts()?.filter(|it| it.is_current(level).unwrap_or(false))
+        let (cgroup, level) = (self.parent_cgroup()?, self.level());
+        if let Some(counts) = socket_count::find(cgroup.as_fd())?
+            && counts.is_current(cgroup.as_fd(), level)?
         {
             return Ok(counts);
         }
         // The lock of all programs at the parent cgroup.
         let _lock = self.lock_domains()?;
-        Ok(socket_count::attach(self.parent_cgroup()?.as_fd(), level)?)
+        Ok(socket_count::attach(cgroup.as_fd(), level)?)
     }
 
     /// Returns the counts of sockets, if the programs that count are attached.

@@ -128,9 +128,11 @@ impl Counts {
         self.0.map(name).ok_or_else(|| BpfError::Missing { object: GROUP.name, name: name.into() })
     }
 
-    /// Returns whether every program is attached and of this build.
-    pub fn is_current(&self, level: u32) -> Result<bool, BpfError> {
-        GROUP.is_current(&self.0, &constants(level))
+    /// Returns whether every program is attached to the cgroup in its place, and of this build.
+    pub fn is_current(&self, cgroup: BorrowedFd<'_>, level: u32) -> Result<bool, BpfError> {
+        let ids = call::attached_to_cgroup(cgroup, sys::BPF_CGROUP_INET_SOCK_CREATE)?;
+        let is_last = ids.last().copied() == self.0.trace(USES).map(|trace| trace.anchor);
+        Ok(is_last && GROUP.is_current(&self.0, &constants(level))?)
     }
 
     /// Begins a life of the container with these host ids: it has no sockets. `serial` was given to no other life.
