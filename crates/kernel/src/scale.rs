@@ -181,11 +181,7 @@ const PID_MAX: u64 = 4_194_304;
 
 /// The parameters beside those of tasks, what a few containers need of each, and for what.
 const BOUNDS: &[(&str, u64, &str)] = &[
-    (
-        "fs.aio-max-nr",
-        1 << 20,
-        "asynchronous I/O of the whole host: one container can take 65536",
-    ),
+    ("fs.aio-max-nr", 1 << 20, "asynchronous I/O of the whole host: one container can take 65536"),
     ("kernel.pty.max", FULL * 64 + 1024, "64 terminals in each of 16 containers"),
     // The host's limit of the user that owns a container's user namespace (docs/bounds.md).
     ("fs.inotify.max_user_instances", 128, "inotify instances of one container"),
