@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dormouse_bpf::call::Program;
-use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, image, soon, wait_until};
 use serde_json::Value;
 
 /// One figure of one account.
@@ -343,12 +343,125 @@ fn no_container_charges_another_one() {
     ask("20", &victim).ok();
     let all = accounts(&host);
     assert_eq!(figure(&all, "@b", "CpuTakenNs"), 0, "{all:?}");
-    assert_eq!(figure(&all, "@udp", "CpuGivenNs"), 0, "{all:?}");
-    assert!(figure(&all, "@udp", "CpuNs") >= 100_000_000, "{all:?}");
+    let before = figure(&all, "@a", "CpuTakenNs");
+    assert!(before + stolen_ns() >= 105_000_000, "the sender pays: {all:?}");
+    // The service has the addresses of others in a stack that it has made, and sends to itself there.
+    let own_stack = format!(
+        "unshare -n sh -ec 'ip link set lo up; ip addr add {victim}/32 dev lo; \
+         ip addr add 198.51.100.1/32 dev lo; \
+         ip route replace local 198.51.100.1 dev lo src {victim} table local; \
+         probe burn-udp 198.51.100.1 80 & \
+         until probe work-udp 198.51.100.1 80 20 5000 -; do sleep 0.1; done; kill %1'"
+    );
+    host.dm(&["exec", "s", "sh", "-c", &own_stack]).ok();
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@b", "CpuTakenNs"), 0, "{all:?}");
+    assert_eq!(figure(&all, "@s", "CpuGivenNs"), 0, "{all:?}");
     // The same program in the common stack works for its client.
     host.dm(&["exec", "-d", "s", "probe", "burn", "0.0.0.0", "80"]).ok();
     work(&host, "b", "s", 50, 1000);
     assert_taken(&accounts(&host), "@b", 50);
+}
+
+/// One socket, one thread, and two clients in turn: the label follows the datagram that is read.
+#[test]
+fn datagrams_are_charged_to_their_senders() {
+    let host = Host::with_busybox();
+    serve(&host, "db", &["burn-udp", "0.0.0.0", "80"]);
+    serve(&host, "six", &["burn-udp", "::", "80"]);
+    clients(&host, &["a", "b"]);
+    let ask = |client: &str, service: &str, times: &str, us: &str| {
+        host.dm(&["exec", client, "probe", "work-udp", service, "80", times, us, "-"])
+    };
+    for service in ["db", "six"] {
+        assert!(wait_until(soon(), || ask("a", service, "1", "1").status == 0), "{service}");
+    }
+    assert_eq!(sum(&accounts(&host), "CpuTakenNs"), 0, "no gate is loaded");
+    load(&host);
+    thread::scope(|scope| {
+        scope.spawn(|| ask("a", "db", "100", "2000").ok());
+        scope.spawn(|| ask("b", "db", "300", "2000").ok());
+    });
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 200);
+    assert_taken(&all, "@b", 600);
+    let [a, b] = ["@a", "@b"].map(|account| figure(&all, account, "CpuTakenNs"));
+    assert!((3 * a).abs_diff(b) <= b / 20 + 4 * stolen_ns(), "{a} and {b} ns, not 1:3");
+    assert_eq!(figure(&all, "@db", "CpuGivenNs"), a + b);
+    // Over IPv6, and mapped IPv4.
+    let six = host.inspect("six")["addresses"].clone();
+    let six = six.as_array().expect("an array").iter().filter_map(Value::as_str);
+    let six = six.into_iter().find(|ip| ip.contains(':')).map(str::to_owned);
+    ask("a", &six.expect("one of each"), "20", "5000").ok();
+    ask("b", "six", "20", "5000").ok();
+    let all = accounts(&host);
+    assert_taken(&all, "@a", 300);
+    assert_taken(&all, "@b", 700);
+    // A client beside all containers is the service's own work.
+    let own = figure(&all, "@db", "CpuNs");
+    host.dm(&["exec", "db", "probe", "work-udp", "127.0.0.1", "80", "20", "5000", "-"]).ok();
+    let all = accounts(&host);
+    assert!(figure(&all, "@db", "CpuNs") + stolen_ns() >= own + 100_000_000, "{all:?}");
+    assert!(figure(&all, "@db", "CpuGivenNs") < a + b + 10_000_000, "{all:?}");
+}
+
+#[test]
+fn answer_by_datagram_is_no_request() {
+    let host = Host::with_busybox();
+    load(&host);
+    host.dm(&["run", "-d", "--name", "e", "busybox", "probe", "udp-echo", "0.0.0.0", "80"]).ok();
+    host.dm(&["run", "-d", "--name", "s", "--shared", "busybox", "sleep", "100000"]).ok();
+    clients(&host, &["a"]);
+    let ask = |from: &str| host.dm(&["exec", from, "probe", "udp-ask", "e", "80", "word"]);
+    assert!(wait_until(soon(), || ask("a").status == 0), "{}", ask("a"));
+    for _ in 0..10 {
+        ask("s").ok();
+    }
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@e", "CpuTakenNs"), 0, "{all:?}");
+    assert_eq!(figure(&all, "@s", "CpuGivenNs"), 0, "{all:?}");
+}
+
+/// An unmodified name server with one thread. The second customer asks five times as much.
+#[test]
+fn big_dnsmasq_charges_its_customers_by_their_queries() {
+    let host = Host::with_busybox();
+    host.import(&image::services(), "services");
+    load(&host);
+    let server = "exec dnsmasq -k -R -h -u root --log-facility=- --host-record=x.test,192.0.2.77";
+    host.dm(&["run", "-d", "--name", "dns", "--shared", "services", "sh", "-c", server]).ok();
+    for name in ["a", "b"] {
+        host.dm(&["run", "-d", "--name", name, "services", "sleep", "100000"]).ok();
+    }
+    let address = host.address_of("dns");
+    let ask = |client: &str, options: &str| {
+        let all = format!("echo x.test A > /tmp/q && dnsperf -s {address} -d /tmp/q {options}");
+        host.dm(&["exec", client, "sh", "-c", &all])
+    };
+    let is_there = || ask("a", "-n 1").stdout.contains("100.00%");
+    assert!(wait_until(soon(), is_there), "{}", ask("a", "-n 1"));
+    let before = accounts(&host);
+    let completed = |text: &str| {
+        let line = text.lines().find(|line| line.contains("Queries completed")).expect("a line");
+        let number = line.split_whitespace().nth(2).expect("a number");
+        number.parse::<u64>().expect("a number")
+    };
+    let counts = thread::scope(|scope| {
+        let a = scope.spawn(|| completed(&ask("a", "-n 10000 -c 4 -q 20").ok()));
+        let b = scope.spawn(|| completed(&ask("b", "-n 50000 -c 4 -q 20").ok()));
+        [a.join().expect("a thread"), b.join().expect("a thread")]
+    });
+    let all = accounts(&host);
+    let charged = |account: &str| {
+        figure(&all, account, "CpuTakenNs") - figure(&before, account, "CpuTakenNs")
+    };
+    let of = |at: usize, account: &str| charged(account) as f64 / counts[at].max(1) as f64;
+    let (a, b) = (of(0, "@a"), of(1, "@b"));
+    println!("a query of a costs {a:.0} ns, one of b {b:.0} ns, of {counts:?} queries");
+    assert!((0.85..1.18).contains(&(a / b)), "{a} and {b} ns: {all:?}");
+    let own = figure(&all, "@dns", "CpuNs") - figure(&before, "@dns", "CpuNs");
+    let given = charged("@a") + charged("@b");
+    assert!(own * 10 < given + 10 * stolen_ns(), "the server pays {own} of {given} ns itself");
 }
 
 /// The number of a removed service is given again, and its rule with it is not.
@@ -800,14 +913,14 @@ fn unloaded_gates_leave_no_program() {
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "");
     assert_eq!(host.dm(&["gate", "load", "receive"]).ok(), "receive");
     let first = programs(&host);
-    assert_eq!(first.len(), 6, "{first:?}");
+    assert_eq!(first.len(), 8, "{first:?}");
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive");
     work(&host, "a", "db", 10, 1000);
     // Another set, in the place of the first.
     load(&host);
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive\nsend\nfork\nexec");
     let second = programs(&host);
-    assert_eq!(second.len(), 8, "{second:?}");
+    assert_eq!(second.len(), 10, "{second:?}");
     work(&host, "a", "db", 10, 1000);
     host.dm(&["gate", "unload"]).ok();
     host.dm(&["gate", "unload"]).ok();

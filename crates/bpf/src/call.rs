@@ -502,6 +502,20 @@ pub fn attach_to_cgroup(
     Ok(())
 }
 
+/// Attaches a program to a cgroup until the returned descriptor and all names of it are gone (Linux 5.7).
+pub fn link_to_cgroup(
+    cgroup: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    hook: u32,
+) -> Result<OwnedFd> {
+    // Program, cgroup, hook, flags; no other program to be before or behind, any revision.
+    let mut attr = [program.as_raw_fd() as u32, cgroup.as_raw_fd() as u32, hook, 0, 0, 0, 0, 0];
+    // SAFETY: BPF_LINK_CREATE reads words and descriptors, no pointer.
+    let link = unsafe { bpf(LINK_CREATE, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("LINK_CREATE, hook {hook}"), e))?;
+    Ok(owned(link))
+}
+
 /// Detaches a program from a cgroup (Linux 4.10).
 pub fn detach_from_cgroup(
     cgroup: BorrowedFd<'_>,

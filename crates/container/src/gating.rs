@@ -15,7 +15,7 @@
 //! Uses `ground`, `gates`, `account` and `disk`.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -98,11 +98,11 @@ fn of(gate: Gate) -> programs::Gate {
 /// Loads these gates and no others, with the table of the rules. Containers may run meanwhile.
 pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
     let _alone = lock(ground)?;
-    if ground.cgroups()?.v2_parent()?.is_none() {
+    let Some(parent) = ground.cgroups()?.v2_parent()? else {
         return Err(Error::Invalid(
             "gates need a cgroup v2 hierarchy: mount one with `mount -t cgroup2 none /sys/fs/cgroup/unified`".into(),
         ));
-    }
+    };
     unload_alone(ground)?;
     let place = gates::place(ground);
     disk::make_dir(&place, 0o700)?;
@@ -113,7 +113,7 @@ pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
         mount::attach(tree.as_fd(), CWD, &place)
     };
     make().map_err(Error::call("cannot mount a bpffs"))?;
-    load_at(ground, &place, which).inspect_err(|_| {
+    load_at(ground, &place, which, parent.as_fd()).inspect_err(|_| {
         let _ = unload_alone(ground); // the first error is the one to return
     })?;
     // A daemon has debts paid from now on.
@@ -121,7 +121,7 @@ pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
     Ok(())
 }
 
-fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
+fn load_at(ground: &Ground, place: &Path, which: &[Gate], parent: BorrowedFd<'_>) -> Result<()> {
     let which: Vec<_> = which.iter().map(|gate| of(*gate)).collect();
     let loaded = Gates::load(place, ground.network()?.program_constants()?, &which)?;
     let gates = loaded.gates();
@@ -139,7 +139,7 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate]) -> Result<()> {
             gates.enter_new(id, home(&config, party, netns))?;
         }
     }
-    loaded.attach()?;
+    loaded.attach(parent)?;
     Ok(())
 }
 

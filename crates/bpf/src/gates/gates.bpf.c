@@ -6,7 +6,7 @@
  * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
  * not: it is the rest of what the cgroup counts.
  *
- * Hooks, all tracepoints with BTF, without trampolines:
+ * Hooks, tracepoints with BTF and cgroup programs, without trampolines:
  *
  * - dm_gate_switch (sched_switch) adds up. It runs with the lock of the run queue held.
  * - dm_gate_fork (sched_process_fork) copies the label to the child, before the child runs.
@@ -17,7 +17,11 @@
  * - dm_gate_state (inet_sock_set_state) notes with a TCP connection which side opened it, and which
  *   account the other side has. It runs in softirq. Of connections with the outside, only those that a shared
  *   container has opened are noted: an answer from there is no request either.
- * - dm_gate_unix (sock_send_length) notes the same with the other end of a unix connection.
+ * - dm_gate_unix (sock_send_length) notes the same with the other end of a unix connection, and of a UDP socket that
+ *   it has sent before it has received.
+ * - dm_gate_udp4 and dm_gate_udp6 (cgroup/recvmsg4, recvmsg6) note the sender of a datagram, in the call that takes
+ *   the datagram: before sock_recv_length, and in the same task. They are attached to the parent of the containers'
+ *   cgroups, the others to the kernel as a whole.
  *
  * All run for every task and socket of the host, with preemption off, and do nothing outside of the
  * containers of this instance.
@@ -41,9 +45,15 @@
  *
  * So the other side is noted when a connection is established, and only then. A socket that is connected again
  * (connect(2) with AF_UNSPEC) has another note, or one without another side. A socket without a note has
- * no other side: a datagram socket, whose peer is what connect(2) was told, a connection from before the
- * load or of a restore, of which it is not known which side has opened it, and one whose note found no
- * room (a container decides how much of it is left).
+ * no other side: a connection from before the load or of a restore, of which it is not known which side has
+ * opened it, and one whose note found no room (a container decides how much of it is left).
+ *
+ * Datagrams. Each has a sender of its own, and the label follows the one that is read: the kernel gives the address
+ * of this very datagram to recvmsg4 and recvmsg6, where the call of the service wants an address. A server that
+ * answers needs it. A read without it has no other side, and neither has a unix datagram. The address
+ * is that of the packet, which a container sends from its addresses alone (address.bpf.c). A UDP socket that sends
+ * first is one of a client, and what it receives are answers. LIMIT: a datagram that is read after its container was
+ * removed is charged to the next one at the address.
  *
  * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate.
  *
@@ -62,6 +72,7 @@
 #define AF_INET 2
 #define AF_INET6 10
 #define SOCK_STREAM 1
+#define SOCK_DGRAM 2
 #define SOCK_SEQPACKET 5
 #define STATE_ESTABLISHED 1
 #define STATE_SYN_SENT 2
@@ -131,6 +142,12 @@ struct {
 	__type(value, struct dm_gate_count);
 } dm_gate_counts SEC(".maps");
 
+/* An account with its owner, on its way to a decision. */
+struct party {
+	__u64 owner;
+	__u32 account;
+};
+
 /* The label of a task. A task without one has that of its home. */
 struct label {
 	struct dm_gate_work work;
@@ -155,6 +172,18 @@ struct {
 	__type(key, int);
 	__type(value, struct connection);
 } dm_gate_sockets SEC(".maps");
+
+/* The sender of the datagram that a task is receiving, by the number of the task. */
+struct sender {
+	struct party of;
+	__u32 is_opened; /* the socket of the task has sent first */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, DM_GATE_SENDERS_MAX);
+	__type(key, __u32);
+	__type(value, struct sender);
+} dm_gate_senders SEC(".maps");
 
 /* The last switch of a processor. */
 struct turn {
@@ -210,12 +239,6 @@ struct tcp_sock {
 	__u8 repair : 1;
 };
 #pragma clang attribute pop
-
-/* An account with its owner, on its way to a decision. */
-struct party {
-	__u64 owner;
-	__u32 account;
-};
 
 /* A passage through a gate. */
 struct passage {
@@ -541,25 +564,39 @@ int dm_gate_exec(__u64 *ctx)
 
 /* ---- sockets ---- */
 
-/* The account with this address of the pool as its peer. */
+/* The account with this address of the pool. */
+static __always_inline struct dm_gate_peer *peer_at(__u32 index)
+{
+	return index < config.pool_count ? bpf_map_lookup_elem(&dm_gate_peers, &index) : 0;
+}
+
+static __always_inline __u32 index4(__be32 address)
+{
+	return bpf_ntohl(address) - config.pool4;
+}
+
+static __always_inline __u32 index6(const __u32 *a)
+{
+	if (a[0] == 0 && a[1] == 0 && a[2] == bpf_htonl(0xffff))
+		return index4(a[3]);
+	if (a[0] == config.public6[0] && a[1] == config.public6[1] && a[2] == config.public6[2])
+		return bpf_ntohl(a[3]);
+	return DM_ANY;
+}
+
+/* The account at the other side of a connection. */
 static __always_inline struct dm_gate_peer *peer_by_address(struct sock *sk)
 {
 	__u32 index = DM_ANY, a[4];
 
 	if (sk->__sk_common.skc_family == AF_INET) {
-		index = bpf_ntohl(sk->__sk_common.skc_daddr) - config.pool4;
+		index = index4(sk->__sk_common.skc_daddr);
 	} else if (sk->__sk_common.skc_family == AF_INET6) {
 		if (bpf_core_read(a, sizeof(a), &sk->__sk_common.skc_v6_daddr))
 			return 0;
-		if (a[0] == 0 && a[1] == 0 && a[2] == bpf_htonl(0xffff))
-			index = bpf_ntohl(a[3]) - config.pool4;
-		else if (a[0] == config.public6[0] && a[1] == config.public6[1] &&
-			 a[2] == config.public6[2])
-			index = bpf_ntohl(a[3]);
+		index = index6(a);
 	}
-	if (index >= config.pool_count)
-		return 0;
-	return bpf_map_lookup_elem(&dm_gate_peers, &index);
+	return peer_at(index);
 }
 
 /* Whether a task of a shared container has made this socket. */
@@ -619,6 +656,71 @@ static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home 
 	return known->is_opened;
 }
 
+/* Finds the sender of the datagram that this task has just received. Returns whether this side has sent first. */
+static __always_inline int look_datagram(struct passage *at)
+{
+	__u32 task = bpf_get_current_pid_tgid();
+	struct sender *found = bpf_map_lookup_elem(&dm_gate_senders, &task);
+	int is_opened;
+
+	if (!found)
+		return 0;
+	at->peer = found->of;
+	is_opened = found->is_opened;
+	bpf_map_delete_elem(&dm_gate_senders, &task);
+	return is_opened;
+}
+
+/* Notes the sender of a datagram that the calling task takes from this socket. */
+static __always_inline int note_sender(struct bpf_sock_addr *ctx, __u32 index)
+{
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct connection *known, first = { .account = DM_NOBODY };
+	struct sender sender = { .of.account = DM_NOBODY };
+	struct dm_gate_peer *peer;
+	__u32 task, table;
+
+	if (!home || (!(home->flags & DM_HOME_SHARED) && !table_for(DM_GATE_RECEIVE, &table)))
+		return 1;
+	/* In another stack any side has any address. */
+	if (!home->netns || bpf_get_netns_cookie(ctx) != home->netns)
+		return 1;
+	known = bpf_sk_storage_get(&dm_gate_sockets, ctx->sk, &first, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	sender.is_opened = known && known->is_opened;
+	peer = peer_at(index);
+	if (peer) {
+		sender.of.owner = peer->owner;
+		sender.of.account = peer->account;
+	}
+	task = bpf_get_current_pid_tgid();
+	bpf_map_update_elem(&dm_gate_senders, &task, &sender, BPF_ANY);
+	return 1;
+}
+
+SEC("cgroup/recvmsg4")
+int dm_gate_udp4(struct bpf_sock_addr *ctx)
+{
+	return note_sender(ctx, index4(ctx->user_ip4));
+}
+
+SEC("cgroup/recvmsg6")
+int dm_gate_udp6(struct bpf_sock_addr *ctx)
+{
+	__u32 a[4] = { ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3] };
+
+	return note_sender(ctx, index6(a));
+}
+
+/* A UDP socket of a shared container that sends before it receives is a client. */
+static __always_inline void note_first(struct sock *sk)
+{
+	struct connection first = { .account = DM_NOBODY, .is_opened = 1 };
+
+	if (!bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0) && is_of_shared(sk))
+		bpf_sk_storage_get(&dm_gate_sockets, sk, &first, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+
 static __always_inline int look_unix(struct sock *sk, struct passage *at)
 {
 	struct unix_sock *of = bpf_skc_to_unix_sock(sk);
@@ -668,8 +770,14 @@ int dm_gate_unix(__u64 *ctx)
 	struct dm_gate_home *home;
 	struct unix_sock *of;
 	__u64 cgroup;
+	__u16 family;
 
-	if ((int)ctx[1] <= 0 || sk->__sk_common.skc_family != AF_UNIX)
+	if ((int)ctx[1] <= 0)
+		return 0;
+	family = sk->__sk_common.skc_family;
+	if ((family == AF_INET || family == AF_INET6) && sk->sk_type == SOCK_DGRAM)
+		note_first(sk);
+	if (family != AF_UNIX)
 		return 0;
 	of = bpf_skc_to_unix_sock(sk);
 	if (!of || (sk->sk_type != SOCK_STREAM && sk->sk_type != SOCK_SEQPACKET))
@@ -712,7 +820,10 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	family = sk->__sk_common.skc_family;
 	if (family == AF_INET || family == AF_INET6) {
 		at.port = sk->__sk_common.skc_num;
-		at.is_opened = look_inet(sk, home, &at);
+		if (sk->sk_type != SOCK_DGRAM)
+			at.is_opened = look_inet(sk, home, &at);
+		else if (gate == DM_GATE_RECEIVE)
+			at.is_opened = look_datagram(&at);
 	} else if (family == AF_UNIX) {
 		at.is_opened = look_unix(sk, &at);
 	} else {

@@ -11,7 +11,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::address::Constants;
@@ -82,6 +82,11 @@ impl Gate {
 const ALWAYS: [&str; 3] = ["dm_gate_switch", "dm_gate_fork", "dm_gate_exit"];
 /// Programs that note the other side of connections.
 const NOTES: [&str; 2] = ["dm_gate_state", "dm_gate_unix"];
+/// Programs that note the senders of datagrams, and their hooks of the cgroup above all containers.
+const SENDERS: [(&str, u32); 2] = [
+    ("dm_gate_udp4", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP4_RECVMSG),
+    ("dm_gate_udp6", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP6_RECVMSG),
+];
 
 /// The program of a gate. That of forks inherits labels in any case, and has rows only if the gate is loaded.
 fn program(gate: Gate) -> &'static str {
@@ -97,8 +102,10 @@ fn program(gate: Gate) -> &'static str {
 fn programs(gates: &[Gate]) -> Vec<&'static str> {
     let sockets = gates.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send));
     let notes = NOTES.into_iter().filter(|_| sockets);
+    let receives = gates.contains(&Gate::Receive);
+    let senders = SENDERS.into_iter().filter(|_| receives).map(|(name, _)| name);
     let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
-    ALWAYS.into_iter().chain(notes).chain(own).collect()
+    ALWAYS.into_iter().chain(notes).chain(senders).chain(own).collect()
 }
 
 record! {
@@ -281,10 +288,11 @@ fn config(constants: Constants) -> Vec<u8> {
 }
 
 /// Tests whether this kernel loads and attaches the programs. They see every task of the host for a moment, and
-/// know no container.
+/// know no container. Those of a cgroup are attached to none.
 pub fn supported() -> Result<()> {
     let (_maps, programs) = GROUP.load_alone_with(&config(some_constants()))?;
-    programs.iter().try_for_each(|program| attach(program).map(drop))
+    let traces = programs.iter().filter(|program| hook(program).is_none());
+    traces.map(|program| attach(program, None).map(drop)).collect()
 }
 
 fn some_constants() -> Constants {
@@ -292,10 +300,19 @@ fn some_constants() -> Constants {
     Constants { level: 2, pool, pool_count: 1, chunk: 1, prefix6: [0; 6] }
 }
 
-fn attach(program: &Program) -> Result<std::os::fd::OwnedFd> {
+/// The hook of a program of a cgroup; the others are of tracepoints.
+fn hook(program: &Program) -> Option<u32> {
+    SENDERS.into_iter().find(|(name, _)| is_named(&program.name, name)).map(|(_, hook)| hook)
+}
+
+/// Attaches a program to its tracepoint, or to this cgroup.
+fn attach(program: &Program, cgroup: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
     let all = || programs(&Gate::ALL).into_iter();
     let name = all().find(|name| is_named(&program.name, name)).unwrap_or("dm_gate");
-    let attached = call::attach_to_tracepoint(program.as_fd());
+    let attached = match (hook(program), cgroup) {
+        (Some(hook), Some(cgroup)) => call::link_to_cgroup(cgroup, program.as_fd(), hook),
+        _ => call::attach_to_tracepoint(program.as_fd()),
+    };
     attached.map_err(|source| BpfError::Attach { program: name, source })
 }
 
@@ -505,7 +522,9 @@ impl Gates {
         let counts = self.map(COUNTS)?;
         let mut stats = Vec::new();
         let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
-        let always = ALWAYS.into_iter().chain(NOTES).map(|name| (None, name, name));
+        let senders = SENDERS.map(|(name, _)| name);
+        let always = ALWAYS.into_iter().chain(NOTES).chain(senders);
+        let always = always.map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
             let id = call::program_of_link(link.as_fd())?;
@@ -536,7 +555,8 @@ impl Gates {
     pub fn detach(dir: &Path) -> Result<()> {
         let gates = Gate::ALL.into_iter().map(Gate::name);
         // ORDER: those that change labels first.
-        for file in gates.chain(NOTES).chain(ALWAYS.into_iter().rev()) {
+        let senders = SENDERS.map(|(name, _)| name);
+        for file in gates.chain(senders).chain(NOTES).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -571,14 +591,14 @@ impl Loaded {
         &self.gates
     }
 
-    /// Attaches the programs, and names them in the directory.
+    /// Attaches the programs, those of datagrams to the cgroup above all containers, and names them in the directory.
     ///
     /// ORDER: the programs that count and inherit before those that change labels.
-    pub fn attach(self) -> Result<Gates> {
+    pub fn attach(self, cgroup: BorrowedFd<'_>) -> Result<Gates> {
         for name in programs(&self.gates.which) {
             let program = self.programs.iter().find(|program| is_named(&program.name, name));
             let program = program.ok_or_else(|| missing(name))?;
-            let link = attach(program)?;
+            let link = attach(program, Some(cgroup))?;
             let of = Gate::ALL.into_iter().find(|gate| self::program(*gate) == name);
             let file = of.filter(|gate| *gate != Gate::Fork).map_or(name, Gate::name);
             call::pin(link.as_fd(), &self.gates.dir.join(file))?;
@@ -626,6 +646,7 @@ mod tests {
         assert_eq!(programs(&[Gate::Fork]), ALWAYS);
         let send = ["dm_gate_state", "dm_gate_unix", "dm_gate_send"];
         assert_eq!(programs(&[Gate::Send])[3..], send);
+        assert_eq!(programs(&[Gate::Receive])[5..7], ["dm_gate_udp4", "dm_gate_udp6"]);
     }
 
     #[test]

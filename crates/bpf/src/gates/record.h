@@ -15,6 +15,8 @@
 #define DM_GATE_LINES_MAX 262144
 /* LIMIT: rows of a table. */
 #define DM_GATE_ROWS_MAX 256
+/* LIMIT: tasks that are in the middle of a receive call for a datagram. Of more, some receive for themselves. */
+#define DM_GATE_SENDERS_MAX 16384
 /* LIMIT: an account and those above it. */
 #define DM_GATE_DEPTH 9
 
