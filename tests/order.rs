@@ -45,8 +45,13 @@ struct Burst {
 impl Burst {
     #[track_caller]
     fn begin(host: &Host, client: &str, service: &str, count: usize) -> Self {
+        Self::begin_with(host, client, "burst", service, count)
+    }
+
+    #[track_caller]
+    fn begin_with(host: &Host, client: &str, verb: &str, service: &str, count: usize) -> Self {
         let count = count.to_string();
-        let mut command = host.dormouse(&["exec", client, "probe", "burst", service, "80", &count]);
+        let mut command = host.dormouse(&["exec", client, "probe", verb, service, "80", &count]);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         assert_eq!(lines.next().expect("a line").expect("in UTF-8"), "asked");
@@ -324,6 +329,170 @@ fn vm_shared_service_that_sleeps_is_woken_and_ordered_again() {
     assert_eq!(bursts.map(Burst::answered), [SECOND; 2]);
     await_order(&host, "db");
     assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+}
+
+/// Connections of an account to shared services now, with those of the accounts below it.
+#[track_caller]
+fn connections(host: &Host, account: &str) -> u64 {
+    let text = host.dm(&["account", "inspect", account]).ok();
+    let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    all[0]["Connections"].as_u64().unwrap_or_else(|| panic!("{all}"))
+}
+
+#[track_caller]
+fn await_connections(host: &Host, account: &str, count: u64) {
+    let is_so = || connections(host, account) == count;
+    assert!(wait_until(soon(), is_so), "{} connections, not {count}", connections(host, account));
+}
+
+/// A service that keeps its connections, an account with this limit, one below it, and a container of each; `b` is of
+/// another one.
+#[track_caller]
+fn limited(limit: &[&str]) -> (Host, Daemon) {
+    let host = Host::with_busybox();
+    host.dm(&["gate", "load"]).ok();
+    host.dm(&["account", "create", "top"]).ok();
+    host.dm(&["account", "create", "--parent", "top", "below"]).ok();
+    host.dm(&[&["account", "set"], limit, &["top"]].concat()).ok();
+    let server = ["busybox", "probe", "burn", "0.0.0.0", "80"];
+    host.dm(&[&["run", "-d", "--name", "db", "--shared"][..], &server].concat()).ok();
+    let sleep = ["busybox", "sleep", "100000"];
+    for (name, account) in [("a", "top"), ("c", "below")] {
+        host.dm(&[&["run", "-d", "--name", name, "--account", account][..], &sleep].concat()).ok();
+    }
+    clients(&host, &["b"]);
+    let daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    host.wait_inside("db", "grep -q ':0050 .* 0A ' /proc/net/tcp");
+    (host, daemon)
+}
+
+/// Has a client open connections and keep them.
+#[track_caller]
+fn keep(host: &Host, client: &str, count: usize) -> Burst {
+    Burst::begin_with(host, client, "hold", "db", count)
+}
+
+/// Ends the clients, which lose their connections.
+#[track_caller]
+fn drop_all(host: &Host, client: &str) {
+    host.dm(&["exec", client, "sh", "-c", "kill -9 $(pidof probe)"]).ok();
+}
+
+fn ask(host: &Host, client: &str) -> dormouse_testkit::Output {
+    host.dm(&["exec", client, "probe", "work", "db", "80", "3", "100"])
+}
+
+#[test]
+fn vm_account_waits_for_its_own_connections_beyond_its_limit() {
+    let (host, mut daemon) = limited(&["--connections", "4"]);
+    let (first, second) = (keep(&host, "a", 3), keep(&host, "c", 5));
+    await_connections(&host, "top", 4);
+    // Others do not wait.
+    ask(&host, "b").ok();
+    assert_eq!(connections(&host, "top"), 4);
+    // A later daemon finds what there is.
+    daemon.kill();
+    let _daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    let third = keep(&host, "c", 5);
+    ask(&host, "b").ok();
+    let open = connections(&host, "top");
+    assert!(open >= 4, "{open}: the packets of the second are repeated before or after the start");
+    host.dm(&["account", "set", "--connections", "100", "top"]).ok();
+    await_connections(&host, "top", 13);
+    for client in ["a", "c"] {
+        drop_all(&host, client);
+    }
+    await_connections(&host, "top", 0);
+    drop((first, second, third));
+}
+
+/// Clients that open connections and drop them while others wait, stop, or use their ports again: what counts is what
+/// the kernel has.
+#[test]
+fn count_of_connections_comes_back_to_zero() {
+    let (host, _daemon) = limited(&["--connections", "2"]);
+    for client in ["a", "c", "a"] {
+        let burst = keep(&host, client, 20);
+        await_connections(&host, "top", 2);
+        if client == "c" {
+            host.dm(&["exec", client, "sh", "-c", "kill -STOP $(pidof probe)"]).ok();
+            host.dm(&["exec", "a", "sh", "-c", "probe work db 80 1 1 & sleep 0.2; kill -9 $!"]);
+        }
+        drop_all(&host, client);
+        drop(burst);
+        await_connections(&host, "top", 0);
+    }
+    // One after the other, from few ports.
+    host.dm(&["account", "set", "--connections", "1", "top"]).ok();
+    let run = ["run", "-d", "--name", "one", "--shared", "busybox", "probe", "burn-one"];
+    host.dm(&[&run[..], &["0.0.0.0", "81"]].concat()).ok();
+    await_order(&host, "one");
+    host.wait_inside("one", "grep -q ':0051 .* 0A ' /proc/net/tcp");
+    host.dm(&["exec", "a", "probe", "visit", "one", "81", "300"]).ok();
+    await_connections(&host, "top", 0);
+    assert_eq!(connections(&host, "root"), 0);
+}
+
+#[test]
+fn connection_beyond_a_limit_is_refused_dropped_or_passed_as_the_account_says() {
+    let (host, _daemon) = limited(&["--connections", "2", "--on-limit", "refuse"]);
+    let burst = keep(&host, "a", 5);
+    await_connections(&host, "top", 2);
+    let refused = ask(&host, "c");
+    assert!(refused.stderr.contains("refused"), "{refused}");
+    ask(&host, "b").ok();
+    drop_all(&host, "a");
+    drop(burst);
+    await_connections(&host, "top", 0);
+    ask(&host, "c").ok();
+    host.dm(&["account", "set", "--on-limit", "drop", "top"]).ok();
+    let burst = keep(&host, "a", 2);
+    await_connections(&host, "top", 2);
+    let mut lost = host.dormouse(&["exec", "c", "probe", "work", "db", "80", "3", "100"]);
+    let mut lost = lost.stdout(Stdio::null()).spawn().expect("the command starts");
+    assert!(!wait_until(std::time::Duration::from_millis(300), || {
+        lost.try_wait().expect("our child").is_some()
+    }));
+    drop_all(&host, "a");
+    drop(burst);
+    assert!(lost.wait().expect("our child").success(), "its packets are repeated");
+    host.dm(&["account", "set", "--on-limit", "pass", "top"]).ok();
+    let burst = keep(&host, "a", 5);
+    await_connections(&host, "top", 5);
+    drop_all(&host, "a");
+    drop(burst);
+}
+
+#[test]
+fn limits_are_checked_shown_and_lifted() {
+    let host = Host::with_busybox();
+    host.dm(&["account", "create", "x"]).ok();
+    let set = |options: &[&str]| host.dm(&[&["account", "set"], options].concat());
+    for (options, why) in [
+        (&["--connections", "3", "root"][..], "has no limit of connections: set one for"),
+        (&["--on-limit", "refuse", "x"], "has no limit of connections: give one with"),
+        (&["--connections", "unlimited", "--on-limit", "drop", "x"], "give one with"),
+        (&["--connections", "-1", "x"], "unexpected argument"),
+        (&["--connections", "many", "x"], "a number from 0 to"),
+    ] {
+        let refused = set(options);
+        assert!(refused.status != 0 && refused.stderr.contains(why), "{refused}");
+    }
+    let shown = || {
+        let text = host.dm(&["account", "inspect", "x"]).ok();
+        let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        (all[0]["ConnectionsMax"].clone(), all[0]["OnLimit"].clone(), all[0]["Connections"].clone())
+    };
+    assert_eq!(shown(), (().into(), ().into(), 0.into()));
+    set(&["--connections", "3", "x"]).ok();
+    assert_eq!(shown(), (3.into(), "wait".into(), 0.into()));
+    set(&["--on-limit", "refuse", "x"]).ok();
+    set(&["--connections", "5", "x"]).ok();
+    assert_eq!(shown(), (5.into(), "refuse".into(), 0.into()));
+    set(&["--connections", "unlimited", "x"]).ok();
+    assert_eq!(shown(), (().into(), ().into(), 0.into()));
 }
 
 /// A real server, which is shared, and two clients of these images. Nothing of it runs before the order is in force.

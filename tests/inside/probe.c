@@ -63,6 +63,7 @@
  *                           mean of their durations without the thinking, in microseconds
  * burst NAME PORT COUNT     has a request served over each of so many connections at once. Prints "asked" when all
  *                           are on their way, and then how many were answered
+ * hold NAME PORT COUNT      opens so many connections at once, prints "asked" when all are on their way, and keeps them
  * work-udp NAME PORT TIMES US SOURCE
  *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
  *                           the usual one
@@ -1178,6 +1179,24 @@ static int queue(char **args)
 	return 1;
 }
 
+static int hold(char **args)
+{
+	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
+
+	if (getaddrinfo(args[0], args[1], &hints, &other))
+		return fail(args[0]);
+	for (int i = 0; i < atoi(args[2]); i++) {
+		int fd = socket(other->ai_family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+		if (connect(fd, other->ai_addr, other->ai_addrlen) && errno != EINPROGRESS)
+			return fail("connect");
+	}
+	puts("asked");
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
 static int burst(char **args)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
@@ -1356,7 +1375,7 @@ int main(int argc, char **argv)
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
-		      { "queue", 4, queue }, { "burst", 3, burst },
+		      { "queue", 4, queue }, { "burst", 3, burst }, { "hold", 3, hold },
 		      { "site", 4, site }, { "visit", 3, visit } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)

@@ -19,6 +19,31 @@ pub const DEPTH_MAX: usize = 8;
 /// How many days the figures of a day are kept, where no account sets another number: 13 months.
 pub const KEEP_DAYS_DEFAULT: u32 = 400;
 
+/// What becomes of a connection beyond a limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLimit {
+    /// It waits until another one has ended, in the order of arrival.
+    #[default]
+    Wait,
+    /// It is reset: connect(2) fails with ECONNREFUSED.
+    Refuse,
+    /// Its packets are lost: connect(2) repeats them, and fails with ETIMEDOUT in the end.
+    Drop,
+    /// It is made all the same.
+    Pass,
+}
+
+/// How many connections to shared services an account has at once, with the accounts below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionLimit {
+    /// The most.
+    pub connections: u32,
+    /// What becomes of others.
+    #[serde(default)]
+    pub on_limit: OnLimit,
+}
+
 /// An account that an operator has made, or root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
@@ -38,6 +63,9 @@ pub struct Account {
     /// Free-form labels; the parent's if `None`.
     #[serde(default)]
     pub labels: Option<BTreeMap<String, String>>,
+    /// Connections that it may have; root has no limit.
+    #[serde(default)]
+    pub limit: Option<ConnectionLimit>,
     /// It is being removed: it takes no container, and its balance moves to its parent.
     #[serde(default)]
     pub is_closing: bool,
@@ -54,6 +82,7 @@ impl Account {
             created_unix_ms,
             keep_days: None,
             labels: None,
+            limit: None,
             is_closing: false,
         }
     }
@@ -269,6 +298,12 @@ impl Book {
         self.nearest(name, |account| account.labels.as_ref()).cloned().unwrap_or_default()
     }
 
+    /// Returns the accounts with a limit among an account and those above it.
+    pub fn limits(&self, name: &Name) -> Vec<(Number, ConnectionLimit)> {
+        let line = self.line(name).unwrap_or_default();
+        line.into_iter().filter_map(|account| Some((account.number, account.limit?))).collect()
+    }
+
     /// Returns the number of the next account that is made here, given the largest number that was ever given;
     /// `None` when all were given.
     pub fn next_number(&self, given: u32) -> Option<Number> {
@@ -313,6 +348,24 @@ mod tests {
         book.find_mut(&name("root")).unwrap().keep_days = Some(9);
         book.find_mut(&name("a")).unwrap().keep_days = None;
         assert_eq!(book.keep_days(&name("b")), 9);
+    }
+
+    #[test]
+    fn limits_are_those_of_the_line_upwards() {
+        let mut book = Book::default();
+        for (child, parent) in [("a", "root"), ("b", "a"), ("c", "root")] {
+            add(&mut book, child, parent).unwrap();
+        }
+        let limit = |connections| ConnectionLimit { connections, on_limit: OnLimit::Wait };
+        book.find_mut(&name("a")).unwrap().limit = Some(limit(9));
+        book.find_mut(&name("b")).unwrap().limit = Some(limit(3));
+        assert_eq!(book.limits(&name("b")), [(Number(2), limit(3)), (Number(1), limit(9))]);
+        assert_eq!(book.limits(&name("a")), [(Number(1), limit(9))]);
+        assert!(book.limits(&name("c")).is_empty());
+        // A record of an earlier version has none.
+        let mut text = serde_json::to_value(book.find(&name("b")).unwrap()).unwrap();
+        text.as_object_mut().unwrap().remove("limit");
+        assert_eq!(serde_json::from_value::<Account>(text).unwrap().limit, None);
     }
 
     #[test]

@@ -32,7 +32,9 @@ pub mod rule;
 mod usage;
 
 pub use balance::Balance;
-pub use book::{Account, Book, BookError, DEPTH_MAX, KEEP_DAYS_DEFAULT, ROOT};
+pub use book::{
+    Account, Book, BookError, ConnectionLimit, DEPTH_MAX, KEEP_DAYS_DEFAULT, OnLimit, ROOT,
+};
 pub use charge::{Charge, Client, Holder, Life, Work, fit};
 pub use day::Day;
 pub use number::Number;

@@ -44,8 +44,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use dormouse_account::{
-    Account, Balance, Book, BookError, Charge, Client, Day, Holder, Life, Number, ROOT, Usage,
-    Work, fit,
+    Account, Balance, Book, BookError, Charge, Client, ConnectionLimit, Day, Holder, Life, Number,
+    OnLimit, ROOT, Usage, Work, fit,
 };
 use dormouse_bpf::gates::Party;
 use dormouse_kernel::cgroup::{Cgroup, Counters};
@@ -100,6 +100,10 @@ pub struct AccountUpdate {
     pub labels: BTreeMap<String, String>,
     /// The parent's labels are shared again.
     pub share_labels: bool,
+    /// How many connections to shared services it may have at once; `Some(None)` for any number.
+    pub connections: Option<Option<u32>>,
+    /// What becomes of further ones.
+    pub on_limit: Option<OnLimit>,
 }
 
 /// Returns the name of a container's account, as verbs accept it.
@@ -667,7 +671,48 @@ pub(crate) fn set(ground: &Ground, name: &Name, update: AccountUpdate) -> Result
     if !update.labels.is_empty() {
         account.labels.get_or_insert(shared).extend(update.labels);
     }
-    store::write_account(ground, account)
+    let is_limited = update.connections.is_some() || update.on_limit.is_some();
+    if is_limited {
+        if is_root {
+            return Err(Error::Invalid(
+                "account 'root' has no limit of connections: set one for an account below it"
+                    .into(),
+            ));
+        }
+        let connections = match update.connections {
+            Some(connections) => connections,
+            None => account.limit.map(|limit| limit.connections),
+        };
+        let on_limit = update.on_limit.or(account.limit.map(|limit| limit.on_limit));
+        account.limit = connections.map(|connections| ConnectionLimit {
+            connections,
+            on_limit: on_limit.unwrap_or_default(),
+        });
+        if account.limit.is_none() && update.on_limit.is_some() {
+            return Err(Error::Invalid(format!(
+                "account '{name}' has no limit of connections: give one with --connections"
+            )));
+        }
+    }
+    store::write_account(ground, account)?;
+    if is_limited {
+        // A daemon enforces it from now on.
+        ground.record("account_limit", "", "", &[("account", name.to_string())]);
+    }
+    Ok(())
+}
+
+/// Limits of connections: for the number of each account the accounts with a limit among it and those above it.
+pub type ConnectionLimits = BTreeMap<u32, Vec<(u32, ConnectionLimit)>>;
+
+/// Returns the limits of all accounts that have one.
+pub(crate) fn limits(ground: &Ground) -> Result<ConnectionLimits> {
+    let book = store::book(ground)?;
+    let of = |account: &Account| {
+        let limits = book.limits(&account.name).into_iter();
+        (account.number.0, limits.map(|(number, limit)| (number.0, limit)).collect::<Vec<_>>())
+    };
+    Ok(book.iter().map(of).filter(|(_, limits)| !limits.is_empty()).collect())
 }
 
 /// Removes an account without containers and accounts below it. With `merge` its balance moves to its parent.

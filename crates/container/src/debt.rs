@@ -11,13 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use dormouse_bpf::gates::{Party, Use};
-use dormouse_kernel::cgroup::Hierarchy;
+use dormouse_kernel::cgroup::{Cgroup, CpuTime, Hierarchy};
 use dormouse_model::{ContainerId, Cpu, Limits, Name};
+use dormouse_stacks::held;
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
@@ -78,12 +79,40 @@ impl Services {
         Ok(ground.network()?.find_domain(domain)?.map(|domain| domain.netns))
     }
 
+    /// Opens the counters of a running container; `None` if it is gone.
+    pub fn effort(&self, id: &ContainerId) -> Result<Option<Effort>> {
+        let Some(cgroup) = Hierarchy::open(&self.places.cgroup)?.find(id.as_str())? else {
+            return Ok(None);
+        };
+        Ok(Some(Effort { cgroup, time: CpuTime::below(&self.places.cgroup)? }))
+    }
+
     /// Returns what the container with this cgroup has worked for other accounts, with the load of the gates that have
     /// counted; the number is 0 if that is nothing.
     pub fn worked(&self, cgroup_v2_id: u64) -> Result<(u32, Vec<Use>)> {
         let ground = Ground::new(self.places.clone());
         let Some(gates) = gates::find(&ground)? else { return Ok((0, Vec::new())) };
         Ok(gates.uses_of(cgroup_v2_id)?)
+    }
+}
+
+/// Counters of the processors that one container uses, and that it waits for.
+#[derive(Debug)]
+pub struct Effort {
+    cgroup: Cgroup,
+    time: CpuTime,
+}
+
+impl Effort {
+    /// Returns its CPU time, in nanoseconds; `None` if its cgroup is gone.
+    pub fn used_ns(&self) -> Result<Option<u64>> {
+        Ok(self.time.of(self.cgroup.name())?)
+    }
+
+    /// Returns the time in which one of its tasks waited for a processor, in nanoseconds; 0 where the kernel does not
+    /// count it.
+    pub fn waited_ns(&self) -> Result<u64> {
+        Ok(self.cgroup.cpu_wait_ns()?)
     }
 }
 
@@ -119,6 +148,37 @@ pub(crate) fn debtors(
         all.insert(id, debtor);
     }
     Ok(all)
+}
+
+/// Returns how many connections to running shared services each account has, by the numbers of accounts.
+pub(crate) fn connections(ground: &Ground) -> Result<BTreeMap<u32, u32>> {
+    let mut services: BTreeMap<Name, BTreeSet<IpAddr>> = BTreeMap::new();
+    let mut clients: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    for id in ground.started()? {
+        let config = match ground.config(&id) {
+            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
+            other => other?,
+        };
+        let Some(domain) = config.spec.net.domain().cloned() else { continue };
+        let number = account::party(ground, &config)?.account;
+        clients.extend(config.addresses.iter().map(|ip| (*ip, number)));
+        if account::is_shared(&config) {
+            services.entry(domain).or_default().extend(&config.addresses);
+        }
+    }
+    let mut counts = BTreeMap::new();
+    for (domain, addresses) in services {
+        let Some(found) = ground.network()?.find_domain(&domain)? else { continue };
+        let count = |other: IpAddr| {
+            if let Some(number) = clients.get(&other) {
+                *counts.entry(*number).or_default() += 1;
+            }
+        };
+        held::count_in(found.netns.as_fd(), |ip| addresses.contains(&ip), count).map_err(|e| {
+            Error::Invalid(format!("cannot count connections in domain {domain}: {e}"))
+        })?;
+    }
+    Ok(counts)
 }
 
 /// Returns what was worked for other accounts, with the load of the gates that have counted; `None` without gates.

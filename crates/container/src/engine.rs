@@ -23,7 +23,8 @@ use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
 use crate::account::{
-    AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
+    AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
+    RuleQuestion,
 };
 use crate::create::Created;
 use crate::debt::Debtor;
@@ -766,6 +767,16 @@ impl Engine {
     /// Returns the counters of all lives that go on, and of ended ones that are in no balance yet.
     pub fn life_readings(&self) -> Result<Vec<LifeReading>> {
         account::readings(&self.ground)
+    }
+
+    /// Returns the limits of connections of all accounts.
+    pub fn connection_limits(&self) -> Result<ConnectionLimits> {
+        account::limits(&self.ground)
+    }
+
+    /// Returns how many connections to shared services each account has now, by the numbers of accounts.
+    pub fn account_connections(&self) -> Result<BTreeMap<u32, u32>> {
+        debt::connections(&self.ground)
     }
 
     /// Returns made accounts with the one above each.

@@ -208,12 +208,14 @@ mod volume;
 mod wake;
 
 pub use account::{
-    AccountDetails, AccountUpdate, LifeReading, NewAccount, RuleAnswer, RuleQuestion,
+    AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
+    RuleQuestion,
 };
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
-pub use debt::{Debtor, Services};
+pub use debt::{Debtor, Effort, Services};
+pub use dormouse_account::{ConnectionLimit, OnLimit};
 pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
 pub use dormouse_bpf::socket_count::Count as SocketCount;
 pub use drive::Writable;

@@ -6,10 +6,15 @@
 //! has begun with those. The client's connect(2) takes longer meanwhile; the service sees nothing of this: readiness,
 //! accept(2) and its errors are the kernel's own.
 //!
-//! A connection is *pending* while it is in the backlog, and while its service has read nothing of what it has sent. A
+//! A connection is *pending* while it is being made, while it is in the backlog, and while its service has read nothing of what it has sent. A
 //! server with an event loop accepts all connections at once, and then reads from one after the other. A connection of
 //! which something was read is not pending: its client may send without reading answers. Nor is one for more than
 //! [`UNREAD_WITHIN`].
+//!
+//! A connection is *in service* from its admission until the service has answered something, one side has ended it, or
+//! [`UNREAD_WITHIN`] has passed. A server with a process or thread for each connection has nothing pending, however
+//! much it has to do. While its tasks wait for a processor (`cpu.pressure`), an account with connections in service
+//! waits for these. Idle connections, such as those of a pool, were answered before, or nothing came over them.
 //!
 //! ```text
 //! first packet ---> the account by its source, the listener by sock_diag(7)
@@ -25,6 +30,9 @@
 //! which is many clients, go on. Beyond [`held::HELD_MAX`] of all, or [`LISTENERS_MAX`] listeners, packets go on
 //! unordered. A packet that the client repeats takes the place of the one before.
 //!
+//! **Limits.** A connection of an account that has as many as it may have is held until another one has ended, or is
+//! refused or lost. How many it has is counted in the kernel ([`Used`]).
+//!
 //! **Ends.** After SIGKILL the kernel drops the held packets, and clients repeat them after a second. All later ones go
 //! on. At an end on purpose all are admitted, and the rules are removed.
 
@@ -36,14 +44,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Party, Places, Services};
+use dormouse_container::{
+    ConnectionLimit, ConnectionLimits, Effort, OnLimit, Party, Places, Services,
+};
 #[cfg(doc)]
 use dormouse_governor::order::WAITING_MAX;
-use dormouse_governor::order::{self, Queue};
+use dormouse_governor::order::{self, Bounds, Queue};
 use dormouse_kernel::CallError;
 use dormouse_kernel::netlink::listener::{Found, Listener, Listeners};
 use dormouse_kernel::netlink::queue::{Packet, Verdict};
-use dormouse_model::Name;
+use dormouse_model::{ContainerId, Name};
 use dormouse_stacks::held::{self, Holding};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -51,11 +61,17 @@ use crate::notify::say;
 
 /// Time between looks at the backlogs, while connections are held.
 const LOOK: Duration = Duration::from_micros(500);
+/// The same when none was admitted for some time: they wait for others of their account to end.
+const LOOK_LATER: Duration = Duration::from_millis(5);
+const LATELY: Duration = Duration::from_millis(100);
+/// Time between counts of the connections of accounts with a limit, while one of these has no room.
+const COUNT: Duration = Duration::from_millis(1);
 /// Time between readings while connections are held.
 const READ: Duration = Duration::from_millis(25);
 /// Time between readings after that, and how long these go on.
 const READ_AFTER: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
-/// At least so many times the duration of looks or readings passes before the next ones.
+/// At least so many times the CPU time of looks or readings passes before the next ones. On a busy machine they take
+/// longer than that, and cost no more.
 const SPARING: u32 = 20;
 /// LIMIT: the time without progress of the service after which all are admitted.
 ///
@@ -69,8 +85,14 @@ const FORGOTTEN: Duration = Duration::from_secs(5);
 const ADMITTED_MAX: usize = 64;
 /// LIMIT: time within which a client sends its first request, if it is to count as pending until it is read.
 const SENDS_WITHIN: Duration = Duration::from_millis(100);
-/// LIMIT: time for which an admitted connection counts as pending because nothing of it was read.
+/// LIMIT: time for which an admitted connection counts as pending because nothing of it was read, and as in service
+/// because nothing was answered.
 const UNREAD_WITHIN: Duration = Duration::from_secs(1);
+/// The part of the time for which tasks of a service wait for a processor, from which on more connections do not make
+/// it faster: 1 of so many. The kernel takes the mean over processors.
+const BUSY_PART: u32 = 4;
+/// Time between readings of that.
+const BUSY_EVERY: Duration = Duration::from_micros(200);
 /// LIMIT: held packets of one account in one stack. [`held::HELD_MAX`] is for all.
 const ACCOUNT_MAX: u32 = 1024;
 /// Packets that are received before the next look.
@@ -108,12 +130,21 @@ pub(crate) struct StackPlan {
 pub(crate) struct Plan {
     /// By domain; those without a service are left out.
     pub(crate) stacks: BTreeMap<Name, StackPlan>,
+    /// The services by their cgroups.
+    pub(crate) containers: BTreeMap<u64, ContainerId>,
     pub(crate) weights: BTreeMap<Party, u32>,
+    pub(crate) limits: ConnectionLimits,
 }
 
 impl Plan {
     fn weight(&self, account: &Account) -> u32 {
         account.as_ref().and_then(|party| self.weights.get(party)).copied().unwrap_or(WEIGHT)
+    }
+
+    /// The limits of an account, its own first.
+    fn limits(&self, account: &Account) -> &[(u32, ConnectionLimit)] {
+        let of = account.as_ref().and_then(|party| self.limits.get(&party.account));
+        of.map_or(&[], Vec::as_slice)
     }
 }
 
@@ -141,7 +172,7 @@ impl Admitter {
             places: Services::new(places),
             plan: Plan::default(),
             stacks: BTreeMap::new(),
-            services: BTreeMap::new(),
+            all: All::default(),
             again: None,
             said: None,
         };
@@ -183,6 +214,19 @@ impl Admitter {
 struct Held {
     id: u32,
     ends: [SocketAddr; 2],
+    sequence: u32,
+}
+
+/// A connection that was admitted lately.
+#[derive(Debug)]
+struct Admitted {
+    ends: [SocketAddr; 2],
+    account: Account,
+    since: Instant,
+    /// It was found.
+    was_made: bool,
+    /// The service has read something of it.
+    was_read: bool,
 }
 
 /// A listener of a service.
@@ -190,8 +234,8 @@ struct Held {
 struct Listening {
     service: u64,
     queue: Queue<Account, Held>,
-    /// Connections that were admitted lately, and whose first request may be unread.
-    admitted: VecDeque<([SocketAddr; 2], Instant)>,
+    /// Connections that were admitted lately, and that may be in service.
+    admitted: VecDeque<Admitted>,
     /// When a connection was admitted last, or the service made progress.
     moved: Instant,
     /// The backlog at the last count.
@@ -203,31 +247,65 @@ struct Listening {
 }
 
 impl Listening {
-    /// Counts the pending connections.
+    /// Counts the pending connections. `all`: also looks which of those that were read are still in service.
     fn pending(
         &mut self,
         found: Listener,
         listeners: &mut Listeners,
         now: Instant,
+        all: bool,
     ) -> Result<u32, CallError> {
         self.counted(found.pending, now);
-        let mut unread = 0;
+        let (mut unread, mut being_made) = (0, 0);
         for _ in 0..self.admitted.len() {
-            let Some((ends, since)) = self.admitted.pop_front() else { break };
-            let Some(Found::Connection(one)) = listeners.connection(ends)? else { continue };
-            if one.received_bytes > 0 && !one.is_unread() {
-                self.has_progress(now);
+            let Some(mut one) = self.admitted.pop_front() else { break };
+            if one.since + UNREAD_WITHIN <= now {
                 continue;
             }
-            let within = if one.is_unread() { UNREAD_WITHIN } else { SENDS_WITHIN };
-            if since + within > now {
-                unread += u32::from(one.is_unread());
-                self.admitted.push_back((ends, since));
+            if one.was_read && !all {
+                self.admitted.push_back(one);
+                continue;
+            }
+            let found = match listeners.connection(one.ends)? {
+                Some(Found::Connection(is)) => Some(is),
+                Some(Found::Listener(_)) | None => None,
+            };
+            let [from, to] = one.ends;
+            // On a busy machine the kernel makes the connection some time after the first packet went on. A client in
+            // another stack may never answer.
+            if !one.was_made
+                && found.is_none_or(|is| is.is_being_made())
+                && let Some(Found::Connection(client)) = listeners.connection([to, from])?
+                && (found.is_some() || client.is_being_made())
+            {
+                being_made += 1;
+                self.admitted.push_back(one);
+                continue;
+            }
+            let Some(is) = found else { continue };
+            one.was_made = true;
+            if is.received_bytes > 0 && !is.is_unread() && !one.was_read {
+                one.was_read = true;
+                self.has_progress(now);
+            }
+            unread += u32::from(is.is_unread());
+            let has_request = is.received_bytes > 0 || one.since + SENDS_WITHIN > now;
+            if is.is_unread() || (is.is_unanswered() && has_request) {
+                self.admitted.push_back(one);
             }
         }
         self.is_eager |= unread > found.pending;
         // Those in the backlog may have unread requests as well.
-        Ok(found.pending.max(unread))
+        Ok(found.pending.max(unread) + being_made)
+    }
+
+    /// The connections in service by account, as of the last look.
+    fn serving(&self) -> BTreeMap<Account, u32> {
+        let mut all = BTreeMap::new();
+        for one in &self.admitted {
+            *all.entry(one.account).or_default() += 1;
+        }
+        all
     }
 
     /// Takes a count of the backlog. A backlog that falls is progress of the service.
@@ -247,6 +325,8 @@ impl Listening {
 #[derive(Debug)]
 struct Stack {
     netns: OwnedFd,
+    /// The inode of that.
+    number: u64,
     holding: Holding,
     plan: StackPlan,
     /// By cookie.
@@ -264,9 +344,73 @@ struct Served {
     order: order::Service<Account>,
     admitted: Instant,
     read: Instant,
+    /// `None` if it has ended.
+    effort: Option<Effort>,
+    /// For how long its tasks have waited for a processor, and when that was read.
+    waited: Option<(u64, Instant)>,
+    /// They wait for one.
+    is_busy: bool,
 }
 
-type All = BTreeMap<u64, Served>;
+impl Served {
+    /// Looks whether tasks of the service wait for a processor.
+    fn look(&mut self, now: Instant) -> bool {
+        let is_recent = |(_, at): (u64, Instant)| at + BUSY_EVERY > now;
+        if self.waited.is_some_and(is_recent) {
+            return self.is_busy;
+        }
+        // Without a reading it has what it needs.
+        let waited_ns = self.effort.as_ref().and_then(|effort| effort.waited_ns().ok());
+        self.is_busy = match (waited_ns, self.waited) {
+            (Some(waited_ns), Some((was_ns, at))) => {
+                let waited = Duration::from_nanos(waited_ns.saturating_sub(was_ns));
+                waited * BUSY_PART >= now.duration_since(at)
+            }
+            _ => false,
+        };
+        self.waited = waited_ns.map(|ns| (ns, now));
+        self.is_busy
+    }
+}
+
+/// The connections of accounts with a limit, those of the accounts below included.
+///
+/// They are counted in the kernel, and each admitted one is added until they are counted again. So the count follows
+/// whatever becomes of connections, and an earlier daemon leaves nothing to know.
+#[derive(Debug, Default)]
+struct Used {
+    /// By the number of the account, and by stack.
+    counts: BTreeMap<u32, BTreeMap<u64, u32>>,
+    /// By stack, when they may be counted again.
+    again: BTreeMap<u64, Instant>,
+    /// A held connection has no room.
+    is_wanted: bool,
+}
+
+impl Used {
+    /// What becomes of a further connection of an account, if it has no room for it.
+    fn over(&self, plan: &Plan, account: &Account) -> Option<OnLimit> {
+        let is_over = |(number, limit): &&(u32, ConnectionLimit)| {
+            let used: u32 = self.counts.get(number).map_or(0, |stacks| stacks.values().sum());
+            used >= limit.connections && limit.on_limit != OnLimit::Pass
+        };
+        plan.limits(account).iter().find(is_over).map(|(_, limit)| limit.on_limit)
+    }
+
+    fn add(&mut self, plan: &Plan, account: &Account, stack: u64) {
+        for (number, _) in plan.limits(account) {
+            *self.counts.entry(*number).or_default().entry(stack).or_default() += 1;
+        }
+    }
+}
+
+/// What is known of all stacks together.
+#[derive(Debug, Default)]
+struct All {
+    /// By cgroup.
+    services: BTreeMap<u64, Served>,
+    used: Used,
+}
 
 impl Stack {
     fn decide(&self, id: u32, verdict: Verdict) -> Result<(), CallError> {
@@ -297,7 +441,7 @@ impl Stack {
 
     /// Takes a packet that has come.
     fn take(&mut self, packet: Packet, plan: &Plan, all: &mut All) -> Result<(), CallError> {
-        let Packet { id, ends } = packet;
+        let Packet { id, ends, sequence } = packet;
         let to = ends.and_then(|ends| Some((ends, *self.plan.services.get(&ends[1].ip())?)));
         let Some((ends, service)) = to else { return self.decide(id, Verdict::Accept) };
         let account: Account = self.plan.clients.get(&ends[0].ip()).copied();
@@ -306,8 +450,19 @@ impl Stack {
             && let Some(held) = listening.queue.find(account, |held| held.ends == ends)
         {
             // The client repeats it, or has another connection with the same port.
+            held.sequence = sequence;
             let before = std::mem::replace(&mut held.id, id);
             return self.decide(before, Verdict::Drop);
+        }
+        if all.used.over(plan, &account).is_some() {
+            let is_counted = self.count(plan, &mut all.used, false)?;
+            match all.used.over(plan, &account) {
+                Some(how @ (OnLimit::Refuse | OnLimit::Drop)) if is_counted => {
+                    return self.refuse(&Held { id, ends, sequence }, how);
+                }
+                // It waits for room, or for a count.
+                _ => {}
+            }
         }
         // The outside is many clients, and a drop would be for all.
         let refuses = if account.is_some() { Verdict::Drop } else { Verdict::Accept };
@@ -336,9 +491,11 @@ impl Stack {
             listening.moved = now;
         }
         let weight = plan.weight(&account);
-        let served = served(all, listening.service, now);
+        let Some(served) = all.services.get_mut(&listening.service) else {
+            return self.decide(id, Verdict::Accept); // the plan has another service by now
+        };
         if let Some(refused) =
-            listening.queue.push(&mut served.order, &account, weight, Held { id, ends })
+            listening.queue.push(&mut served.order, &account, weight, Held { id, ends, sequence })
         {
             return self.decide(refused.id, refuses);
         }
@@ -348,15 +505,70 @@ impl Stack {
         if waits && !listening.is_open {
             return Ok(());
         }
+        let own = listening.admitted.iter().filter(|one| one.account == account).count();
+        let is_crowded = own > served.order.ahead(&account) as usize;
+        let is_new = listening.admitted.iter().any(|one| !one.was_made);
         // The backlog alone, where that says enough.
-        let pending = match listening.is_eager {
-            true => listening.pending(found, &mut self.holding.listeners, now)?,
+        let pending = match is_crowded || is_new || listening.is_eager {
+            true => listening.pending(found, &mut self.holding.listeners, now, is_crowded)?,
             false => {
                 listening.counted(found.pending, now);
                 found.pending
             }
         };
+        if is_crowded {
+            served.look(now);
+        }
         self.admit(Listener { pending, ..found }, plan, all, now)
+    }
+
+    /// Counts the connections of accounts with a limit; `is_due`: whenever that was done last. Returns whether it was
+    /// done.
+    fn count(&mut self, plan: &Plan, used: &mut Used, is_due: bool) -> Result<bool, CallError> {
+        let (begun, spent) = (Instant::now(), spent());
+        let is_early = |again: &Instant| *again > begun;
+        if !is_due && used.again.get(&self.number).is_some_and(is_early) {
+            return Ok(false);
+        }
+        for stacks in used.counts.values_mut() {
+            stacks.remove(&self.number);
+        }
+        let StackPlan { services, clients } = &self.plan;
+        let add = |ip: IpAddr| used.add(plan, &clients.get(&ip).copied(), self.number);
+        let counted =
+            held::count(&mut self.holding.listeners, |ip| services.contains_key(&ip), add);
+        used.counts.retain(|_, stacks| !stacks.is_empty());
+        used.again.insert(self.number, begun + COUNT.max(since(spent) * SPARING));
+        counted.map(|()| true)
+    }
+
+    /// Ends a connection that is beyond a limit.
+    fn refuse(&self, held: &Held, how: OnLimit) -> Result<(), CallError> {
+        if how == OnLimit::Refuse {
+            // The client repeats the packet if that fails.
+            let _ = self.holding.resets.refuse(held.ends, held.sequence);
+        }
+        self.decide(held.id, Verdict::Drop)
+    }
+
+    /// Ends held connections of accounts that have no room, and that are not to wait for it.
+    fn refuse_all(&mut self, plan: &Plan, used: &mut Used) -> Result<(), CallError> {
+        if !used.is_wanted || !self.count(plan, used, false)? {
+            return Ok(());
+        }
+        let accounts: Vec<Account> = self.counts.keys().copied().collect();
+        for account in accounts {
+            let Some(how @ (OnLimit::Refuse | OnLimit::Drop)) = used.over(plan, &account) else {
+                continue;
+            };
+            let queues = self.listening.values_mut().map(|one| &mut one.queue);
+            let all: Vec<Held> = queues.flat_map(|queue| queue.take_of(&account)).collect();
+            for held in all {
+                self.leaves(held.ends);
+                self.refuse(&held, how)?;
+            }
+        }
+        Ok(())
     }
 
     /// A packet is held no longer.
@@ -380,13 +592,21 @@ impl Stack {
     ) -> Result<(), CallError> {
         let Listener { cookie, mut pending } = found;
         while let Some(listening) = self.listening.get_mut(&cookie) {
-            let served = served(all, listening.service, now);
-            if !listening.is_open && listening.queue.room(&served.order, pending) == 0 {
+            let Some(served) = all.services.get_mut(&listening.service) else {
+                return self.release(cookie);
+            };
+            let is_limited = served.is_busy && !listening.is_open;
+            let serving = is_limited.then(|| listening.serving());
+            let is_full = |account: &Account| all.used.over(plan, account).is_some();
+            let bounds = Bounds { serving: serving.as_ref(), is_full: &is_full };
+            if !listening.is_open && listening.queue.room(&served.order, pending, bounds) == 0 {
                 break;
             }
             let weight = |account: &Account| plan.weight(account);
-            let Some(next) = listening.queue.pop(&mut served.order, weight) else { break };
+            let popped = listening.queue.pop(&mut served.order, weight, bounds);
+            let Some((account, next)) = popped else { break };
             served.admitted = now;
+            all.used.add(plan, &account, self.number);
             if !listening.is_open {
                 listening.moved = now;
             }
@@ -394,7 +614,14 @@ impl Stack {
             if listening.admitted.len() == ADMITTED_MAX {
                 listening.admitted.pop_front();
             }
-            listening.admitted.push_back((next.ends, now));
+            let ends = next.ends;
+            listening.admitted.push_back(Admitted {
+                ends,
+                account,
+                since: now,
+                was_made: false,
+                was_read: false,
+            });
             self.leaves(next.ends);
             self.decide(next.id, Verdict::Accept)?;
         }
@@ -403,6 +630,7 @@ impl Stack {
 
     /// Looks at the backlog of each listener for which packets are held.
     fn look(&mut self, plan: &Plan, all: &mut All, now: Instant) -> Result<(), CallError> {
+        self.refuse_all(plan, &mut all.used)?;
         let waits = |(cookie, one): (&u64, &Listening)| (!one.queue.is_empty()).then_some(*cookie);
         let cookies: Vec<u64> = self.listening.iter().filter_map(waits).collect();
         for cookie in cookies {
@@ -419,7 +647,9 @@ impl Stack {
         now: Instant,
     ) -> Result<(), CallError> {
         while let Some(listening) = self.listening.get_mut(&cookie) {
-            let served = served(all, listening.service, now);
+            let Some(served) = all.services.get_mut(&listening.service) else {
+                return self.release(cookie);
+            };
             let Some(ends) = listening.queue.peek(&served.order).map(|held| held.ends) else {
                 break;
             };
@@ -430,8 +660,14 @@ impl Stack {
             };
             let Some(listening) = self.listening.get_mut(&cookie) else { break };
             if let Some(found) = found.filter(|found| found.cookie == cookie) {
-                let pending = listening.pending(found, &mut self.holding.listeners, now)?;
+                let is_busy = served.look(now);
+                let listeners = &mut self.holding.listeners;
+                let pending = listening.pending(found, listeners, now, is_busy)?;
                 listening.queue.limit.look(pending);
+                if pending == 0 {
+                    // Its clients wait for themselves.
+                    listening.moved = now;
+                }
                 if now.duration_since(listening.moved) > STALLS {
                     listening.is_open = true;
                 }
@@ -486,10 +722,14 @@ impl Stack {
     }
 }
 
-/// The order of a service, which begins now if it is new.
-fn served(all: &mut All, service: u64, now: Instant) -> &mut Served {
-    let new = || Served { order: order::Service::default(), admitted: now, read: now };
-    all.entry(service).or_insert_with(new)
+/// The CPU time of the calling thread.
+fn spent() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn since(spent: Duration) -> Duration {
+    self::spent().saturating_sub(spent)
 }
 
 /// The thread.
@@ -498,7 +738,7 @@ struct Work {
     places: Services,
     plan: Plan,
     stacks: BTreeMap<Name, Stack>,
-    services: All,
+    all: All,
     /// When a stack that could not be held is tried again.
     again: Option<Instant>,
     /// The last reported failure.
@@ -514,8 +754,8 @@ impl Work {
         loop {
             let now = Instant::now();
             let is_holding = self.stacks.values().any(|stack| !stack.held.is_empty());
-            let reads =
-                is_holding || self.services.values().any(|one| one.admitted + READ_AFTER.1 > now);
+            let reads = is_holding
+                || self.all.services.values().any(|one| one.admitted + READ_AFTER.1 > now);
             let every = if is_holding { READ } else { READ_AFTER.0 };
             let due =
                 [is_holding.then_some(look), reads.then_some(read.min(now + every)), self.again];
@@ -536,15 +776,23 @@ impl Work {
                 self.follow();
             }
             self.receive(&calls[1..]);
-            let begun = Instant::now();
+            let (begun, spent) = (Instant::now(), self::spent());
             if is_holding && look <= begun {
+                let mut held = self.stacks.values().flat_map(|stack| stack.counts.keys());
+                let is_over = |account| self.all.used.over(&self.plan, account).is_some();
+                self.all.used.is_wanted = held.any(is_over);
                 self.each(|stack, plan, all| stack.look(plan, all, begun));
-                look = begun + LOOK.max(begun.elapsed() * SPARING);
+                let is_recent = |one: &Served| one.admitted + LATELY > begun;
+                let every = match self.all.services.values().any(is_recent) {
+                    true => LOOK,
+                    false => LOOK_LATER,
+                };
+                look = begun + every.max(since(spent) * SPARING);
             }
-            let begun = Instant::now();
+            let (begun, spent) = (Instant::now(), self::spent());
             if reads && read <= begun {
                 self.read(begun);
-                read = begun + every.max(begun.elapsed() * SPARING);
+                read = begun + every.max(since(spent) * SPARING);
             }
         }
         for (_, stack) in std::mem::take(&mut self.stacks) {
@@ -591,7 +839,7 @@ impl Work {
     fn each(&mut self, mut work: impl FnMut(&mut Stack, &Plan, &mut All) -> Result<(), CallError>) {
         let mut failed = Vec::new();
         for (name, stack) in &mut self.stacks {
-            if let Err(e) = work(stack, &self.plan, &mut self.services) {
+            if let Err(e) = work(stack, &self.plan, &mut self.all) {
                 failed.push((name.clone(), e));
             }
         }
@@ -642,7 +890,24 @@ impl Work {
         let stacks = self.plan.stacks.values();
         let live: Vec<u64> =
             stacks.flat_map(|stack| stack.services.values().map(|one| one.cgroup_v2_id)).collect();
-        self.services.retain(|id, _| live.contains(id));
+        self.all.services.retain(|id, _| live.contains(id));
+        let now = Instant::now();
+        for (cgroup, id) in &self.plan.containers {
+            let places = &self.places;
+            self.all.services.entry(*cgroup).or_insert_with(|| Served {
+                order: order::Service::default(),
+                admitted: now,
+                read: now,
+                // Without its counters the order knows less.
+                effort: places.effort(id).ok().flatten(),
+                waited: None,
+                is_busy: false,
+            });
+        }
+        self.all.used = Used::default();
+        if !self.plan.limits.is_empty() {
+            self.each(|stack, plan, all| stack.count(plan, &mut all.used, true).map(drop));
+        }
     }
 
     fn follow_one(&mut self, name: &Name, plan: StackPlan) -> Result<(), String> {
@@ -669,8 +934,9 @@ impl Work {
             };
         }
         let holding = held::open(netns.as_fd()).map_err(|e| e.to_string())?;
+        let number = inode(&netns).map_err(|e| e.to_string())?;
         let (listening, held, counts) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
-        let stack = Stack { netns, holding, plan, listening, held, counts };
+        let stack = Stack { netns, number, holding, plan, listening, held, counts };
         hold(&stack)?;
         self.stacks.insert(name.clone(), stack);
         Ok(())
@@ -678,22 +944,21 @@ impl Work {
 
     /// Reads what services have used for each account.
     fn read(&mut self, now: Instant) {
-        for (id, served) in &mut self.services {
+        for (id, served) in &mut self.all.services {
             if served.admitted + READ_AFTER.1 < now && served.read > served.admitted {
                 continue;
             }
             served.read = now;
             // Without a reading the estimates stay. An unload of gates is followed by a plan.
+            let used_ns = served.effort.as_ref().and_then(|effort| effort.used_ns().ok().flatten());
             let Ok((load, uses)) = self.places.worked(*id) else { continue };
-            if load == 0 {
-                continue;
-            }
             let uses: Vec<(Account, u64)> = uses
                 .into_iter()
                 .map(|one| (Some(one.party).filter(|party| party.account != 0), one.cpu_ns))
                 .collect();
             let readings = uses.iter().map(|(account, ns)| (account, *ns));
-            served.order.read(load, readings, |account| self.plan.weight(account));
+            let weight = |account: &Account| self.plan.weight(account);
+            served.order.read(load, used_ns, readings, weight);
         }
         for stack in self.stacks.values_mut() {
             stack.listening.retain(|_, one| !one.queue.is_empty() || one.moved + FORGOTTEN > now);

@@ -79,25 +79,30 @@ impl Order {
         let cgroups = Hierarchy::open(&self.engine.places().cgroup)?;
         // On an error, the known ones stay.
         self.debtors = self.engine.debtors(&cgroups, self.debtors.clone())?;
-        Ok(plan(self.debtors.values()))
+        let mut plan = plan(&self.debtors);
+        if !plan.stacks.is_empty() {
+            plan.limits = self.engine.connection_limits()?;
+        }
+        Ok(plan)
     }
 }
 
 /// Makes the plan for these running containers.
-fn plan<'a>(running: impl Iterator<Item = &'a Debtor> + Clone) -> Plan {
+fn plan(debtors: &BTreeMap<ContainerId, Debtor>) -> Plan {
     let mut plan = Plan::default();
-    for one in running.clone().filter(|one| one.is_shared) {
+    for (id, one) in debtors.iter().filter(|(_, one)| one.is_shared) {
         let (Some(domain), Some(IpAddr::V4(first))) = (&one.domain, one.addresses.first()) else {
             continue;
         };
         let stack = plan.stacks.entry(domain.clone()).or_default();
         let service = Service { cgroup_v2_id: one.cgroup_v2_id, first: *first };
         stack.services.extend(one.addresses.iter().map(|ip| (*ip, service)));
+        plan.containers.insert(one.cgroup_v2_id, id.clone());
     }
     if plan.stacks.is_empty() {
         return plan;
     }
-    for one in running {
+    for one in debtors.values() {
         let Some(account) = one.payer else { continue };
         // Containers of one account have their weights together.
         *plan.weights.entry(account).or_default() += one.cpu.weight;

@@ -41,6 +41,7 @@ pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod raise;
+pub mod reset;
 pub mod resolve;
 pub mod rlimit;
 pub mod scale;

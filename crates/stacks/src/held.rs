@@ -18,13 +18,16 @@
 //! same, which nft(8) cannot write. The rule in the chain `held` is then made by a request of ours
 //! ([`queue::add_rule`]).
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
+use dormouse_kernel::CallError;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::netlink::listener::Listeners;
 use dormouse_kernel::netlink::queue::{self, Queue};
+use dormouse_kernel::reset::Resets;
 use dormouse_kernel::{namespace, nft};
 use dormouse_record::Error;
 
@@ -48,13 +51,16 @@ pub struct Holding {
     pub queue: Queue,
     /// The listeners that will have them.
     pub listeners: Listeners,
+    /// What refuses them.
+    pub resets: Resets,
 }
 
 /// Opens the queue of a stack. No packet comes before [`hold`]. EBUSY or EPERM if another process has it.
 pub fn open(netns: BorrowedFd<'_>) -> Result<Holding> {
     inside(netns, || {
         let queue = Queue::open(QUEUE, HELD_MAX).map_err(elsewhere)?;
-        Ok(Holding { queue, listeners: Listeners::open().map_err(elsewhere)? })
+        let listeners = Listeners::open().map_err(elsewhere)?;
+        Ok(Holding { queue, listeners, resets: Resets::open().map_err(elsewhere)? })
     })
 }
 
@@ -74,6 +80,40 @@ pub fn hold(netns: BorrowedFd<'_>, services: &[IpAddr]) -> Result<()> {
     })
 }
 
+/// Counts the connections of a stack that have come to one of some services, and not to a client of its own: calls
+/// `each` with the address of the other side.
+pub fn count(
+    listeners: &mut Listeners,
+    is_service: impl Fn(IpAddr) -> bool,
+    mut each: impl FnMut(IpAddr),
+) -> std::result::Result<(), CallError> {
+    let (mut ports, mut found) = (HashSet::new(), Vec::new());
+    let note = |[own, other]: [SocketAddr; 2], is_listening: bool| {
+        if !is_service(own.ip()) {
+            return;
+        }
+        match is_listening {
+            true => drop(ports.insert(own.port())),
+            false => found.push((own.port(), other.ip())),
+        }
+    };
+    listeners.connections(note)?;
+    found.iter().filter(|(port, _)| ports.contains(port)).for_each(|(_, other)| each(*other));
+    Ok(())
+}
+
+/// Does the same in a stack that is not held.
+pub fn count_in(
+    netns: BorrowedFd<'_>,
+    is_service: impl Fn(IpAddr) -> bool + Send,
+    each: impl FnMut(IpAddr) + Send,
+) -> Result<()> {
+    inside(netns, || {
+        let mut listeners = Listeners::open().map_err(elsewhere)?;
+        count(&mut listeners, is_service, each).map_err(elsewhere)
+    })
+}
+
 fn inside<T: Send>(netns: BorrowedFd<'_>, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let done = namespace::visit(netns, Namespace::Net, act);
     done.map_err(Error::call("enter the network namespace of a domain"))?
@@ -84,7 +124,7 @@ fn apply(rules: &str) -> Result<()> {
         .map_err(|e| Error::Elsewhere(format!("nft cannot hold first packets of connections: {e}")))
 }
 
-fn elsewhere(e: dormouse_kernel::CallError) -> Error {
+fn elsewhere(e: CallError) -> Error {
     Error::Elsewhere(format!("first packets of connections cannot be held: {e}"))
 }
 
@@ -124,10 +164,12 @@ fn rules(services: &[IpAddr], has_queue: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::{Duration, Instant};
 
+    use dormouse_kernel::netlink::listener::Found;
     use dormouse_kernel::netlink::queue::{Packet, Verdict};
     use dormouse_kernel::netlink::{Protocol, Socket, route};
 
@@ -177,6 +219,10 @@ mod tests {
                 assert_eq!(ends[1], to);
                 let found = holding.listeners.find(ends).unwrap().expect("it listens");
                 assert_eq!(found.pending, 0);
+                // The side of the client, which has no answer yet.
+                let client_side = holding.listeners.connection([ends[1], ends[0]]).unwrap();
+                let Some(Found::Connection(it)) = client_side else { panic!("{client_side:?}") };
+                assert!(it.is_being_made());
                 holding.queue.decide(packet.id, Verdict::Accept).unwrap();
                 let found = there(&netns, || Listeners::open().unwrap().find([to, to]).unwrap());
                 assert_eq!(
@@ -186,6 +232,20 @@ mod tests {
                 );
                 client.join().unwrap();
             });
+            // Another one is refused, and counts for nothing.
+            std::thread::scope(|scope| {
+                let client = scope.spawn(|| there(&netns, || TcpStream::connect(to)));
+                let packet = next(&mut holding);
+                holding.resets.refuse(packet.ends.expect("TCP"), packet.sequence).unwrap();
+                holding.queue.decide(packet.id, Verdict::Drop).unwrap();
+                let refused = client.join().unwrap().unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+            });
+            let mut others = Vec::new();
+            let is_service = |ip| ip == to.ip();
+            count(&mut holding.listeners, is_service, |other| others.push(other)).unwrap();
+            // The client of the first one is gone, and the listener has not accepted it.
+            assert_eq!(others, [to.ip()]);
             // The process ends, and the table stays.
             drop(holding);
             there(&netns, || TcpStream::connect(to).unwrap());

@@ -62,6 +62,14 @@ enum Of {
         /// Add a label. The account then has labels of its own, which begin as those of its parent
         #[arg(long, short, value_name = "KEY=VALUE")]
         label: Vec<String>,
+        /// How many connections to shared services its containers may have at once, with those of the accounts below
+        /// it: a number, or unlimited. A daemon enforces it while gates are loaded
+        #[arg(long, value_name = "N", value_parser = connections)]
+        connections: Option<Connections>,
+        /// What becomes of a further connection: wait in order until another one ends (the default), refuse it
+        /// (ECONNREFUSED), drop its packets (ETIMEDOUT), or pass it all the same
+        #[arg(long, value_name = "WHAT")]
+        on_limit: Option<OnLimit>,
         /// Share a value with its parent again: keep-days or labels
         #[arg(long, value_name = "VALUE", conflicts_with_all = ["keep_days", "label"])]
         share: Vec<Share>,
@@ -149,6 +157,40 @@ enum Of {
     },
 }
 
+/// A limit of connections; `None` for any number.
+#[derive(Debug, Clone, Copy)]
+struct Connections(Option<u32>);
+
+fn connections(text: &str) -> Result<Connections, String> {
+    match text {
+        "unlimited" => Ok(Connections(None)),
+        number => match number.parse() {
+            Ok(number) => Ok(Connections(Some(number))),
+            Err(_) => Err(format!("a number from 0 to {}, or unlimited", u32::MAX)),
+        },
+    }
+}
+
+/// What becomes of a connection beyond a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum OnLimit {
+    Wait,
+    Refuse,
+    Drop,
+    Pass,
+}
+
+impl From<OnLimit> for dormouse_account::OnLimit {
+    fn from(what: OnLimit) -> Self {
+        match what {
+            OnLimit::Wait => Self::Wait,
+            OnLimit::Refuse => Self::Refuse,
+            OnLimit::Drop => Self::Drop,
+            OnLimit::Pass => Self::Pass,
+        }
+    }
+}
+
 /// A value that accounts share with their parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Share {
@@ -165,14 +207,18 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             output::line(&engine.create_account(new)?.to_string())?;
             Ok(0)
         }
-        Of::Set { parent, keep_days, label, share, name } => {
+        Of::Set { parent, keep_days, label, connections, on_limit, share, name } => {
             let shares = |one| share.contains(&one);
             let keep_days = match keep_days {
                 None if shares(Share::KeepDays) => Some(None),
                 days => days.map(Some),
             };
             let (labels, share_labels) = (labels(&label)?, shares(Share::Labels));
-            engine.set_account(&name, AccountUpdate { parent, keep_days, labels, share_labels })?;
+            let connections = connections.map(|connections| connections.0);
+            let on_limit = on_limit.map(dormouse_account::OnLimit::from);
+            let update =
+                AccountUpdate { parent, keep_days, labels, share_labels, connections, on_limit };
+            engine.set_account(&name, update)?;
             output::line(name.as_str())?;
             Ok(0)
         }
@@ -181,7 +227,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             list(&read(&engine)?, quiet, noheading, format.as_ref())?;
             Ok(0)
         }
-        Of::Inspect { format, names } => inspect(&read(&engine)?, format.as_deref(), &names),
+        Of::Inspect { format, names } => {
+            let (all, used) = (read(&engine)?, engine.account_connections()?);
+            inspect(&all, &used, format.as_deref(), &names)
+        }
         Of::Report { since, until, days, recursive, format, noheading, names } => {
             let format = Report::read(format.as_deref())?;
             let all = read(&engine)?;
@@ -374,6 +423,11 @@ struct Whole<'a> {
     containers: &'a [String],
     keep_days: u32,
     labels: &'a BTreeMap<String, String>,
+    /// Connections to shared services now, with those of the accounts below it.
+    connections: u32,
+    /// The most.
+    connections_max: Option<u32>,
+    on_limit: Option<dormouse_account::OnLimit>,
     /// Values that are those of its parent.
     shared: Vec<&'static str>,
     total: Figures,
@@ -383,11 +437,16 @@ struct Whole<'a> {
     days: BTreeMap<String, Figures>,
 }
 
-fn inspect(all: &[AccountDetails], format: Option<&str>, names: &[String]) -> Result<u8> {
+fn inspect(
+    all: &[AccountDetails],
+    used: &BTreeMap<u32, u32>,
+    format: Option<&str>,
+    names: &[String],
+) -> Result<u8> {
     let format = format.filter(|text| *text != "json").map(Template::read).transpose()?;
     let mut found = Vec::new();
     let code = fail::for_each(names, |name| {
-        found.push(whole(all, find(all, name)?));
+        found.push(whole(all, used, find(all, name)?));
         Ok(())
     });
     match format {
@@ -401,7 +460,22 @@ fn inspect(all: &[AccountDetails], format: Option<&str>, names: &[String]) -> Re
     Ok(code)
 }
 
-fn whole<'a>(all: &[AccountDetails], account: &'a AccountDetails) -> Whole<'a> {
+/// The connections of an account and of all below it.
+fn connections_of(
+    all: &[AccountDetails],
+    used: &BTreeMap<u32, u32>,
+    account: &AccountDetails,
+) -> u32 {
+    let below = all.iter().filter(|other| other.parent.as_ref() == Some(&account.name));
+    let own = used.get(&account.number.0).copied().unwrap_or(0);
+    below.map(|child| connections_of(all, used, child)).fold(own, u32::saturating_add)
+}
+
+fn whole<'a>(
+    all: &[AccountDetails],
+    used: &BTreeMap<u32, u32>,
+    account: &'a AccountDetails,
+) -> Whole<'a> {
     let shared =
         [(account.shares_keep_days, "keep-days"), (account.shares_labels, "labels")].into_iter();
     let made = account.created_unix_ms;
@@ -414,6 +488,9 @@ fn whole<'a>(all: &[AccountDetails], account: &'a AccountDetails) -> Whole<'a> {
         containers: &account.containers,
         keep_days: account.keep_days,
         labels: &account.labels,
+        connections: connections_of(all, used, account),
+        connections_max: account.limit.map(|limit| limit.connections),
+        on_limit: account.limit.map(|limit| limit.on_limit),
         shared: shared.filter(|(is, _)| *is).map(|(_, name)| name).collect(),
         total: account.balance.total.into(),
         total_with_below: account.with_below(all, &|balance| balance.total).into(),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use dormouse_account::{Balance, Book, Holder, Number, ROOT, Usage};
+use dormouse_account::{Balance, Book, ConnectionLimit, Holder, Number, ROOT, Usage};
 use dormouse_model::{ContainerId, Name};
 
 use super::store::{self, Place, holder};
@@ -34,6 +34,8 @@ pub struct AccountDetails {
     pub shares_labels: bool,
     /// When it was made, in milliseconds since the epoch; 0 for root.
     pub created_unix_ms: i64,
+    /// Connections that it may have, with the accounts below it.
+    pub limit: Option<ConnectionLimit>,
     /// What was charged to it alone.
     pub balance: Balance,
 }
@@ -92,6 +94,7 @@ pub(crate) fn all(ground: &Ground) -> Result<Vec<AccountDetails>> {
             labels: book.labels(&account.name),
             shares_labels: account.parent.is_some() && account.labels.is_none(),
             created_unix_ms: account.created_unix_ms,
+            limit: account.limit,
             balance: store::read(ground, &holder)?,
         });
     }
@@ -125,6 +128,7 @@ fn own_account(ground: &Ground, book: &Book, id: &ContainerId) -> Result<Option<
         labels: book.labels(&book.root().name),
         shares_labels: true,
         created_unix_ms: config.created_unix_s.saturating_mul(1000),
+        limit: None,
         balance: store::read(ground, &holder)?,
     }))
 }

@@ -17,10 +17,18 @@ const ERROR: u16 = 2;
 const LISTEN: u8 = 10;
 /// Those in which a socket waits for late packets. A first packet for its ports begins another connection.
 const WAITS: [u8; 2] = [5, 6]; // TCP_FIN_WAIT2, TCP_TIME_WAIT
+/// Those in which the side that has accepted a connection may still work for it.
+const SERVED: [u8; 3] = [1, 3, 8]; // TCP_ESTABLISHED, TCP_SYN_RECV, TCP_CLOSE_WAIT
+/// Those of the side that opens a connection, and of the other one, before the other answers.
+const BEGINS: [u8; 2] = [2, 3]; // TCP_SYN_SENT, TCP_SYN_RECV
+/// Those of a connection that has both sides, or of which one has not ended its side.
+const HAVE: [u8; 6] = [1, 3, 4, 8, 9, 11];
 /// `INET_DIAG_INFO` as a bit of the request, and as the kind of the attribute: 1 << (2 - 1) is 2.
 const INFO: u8 = 2;
 /// `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1.
 const RECEIVED_AT: usize = 128;
+/// `tcpi_bytes_sent`, since Linux 4.19.
+const SENT_AT: usize = 200;
 /// `INET_DIAG_MD5SIG`, which the kernel adds for CAP_NET_ADMIN over the stack. KERNEL(4.14).
 const KEYS: u16 = 18;
 /// The length of `struct inet_diag_msg`, and where the inode is in it.
@@ -45,6 +53,8 @@ pub struct Connection {
     pub unread_bytes: u32,
     /// Bytes that were received, the end of the stream included.
     pub received_bytes: u64,
+    /// Bytes that were sent.
+    pub sent_bytes: u64,
     /// The state, as the kernel numbers it.
     state: u8,
 }
@@ -53,6 +63,16 @@ impl Connection {
     /// Whether something was received, and nothing of it was read.
     pub fn is_unread(&self) -> bool {
         self.unread_bytes > 0 && u64::from(self.unread_bytes) >= self.received_bytes
+    }
+
+    /// Whether the other side has not answered yet.
+    pub fn is_being_made(&self) -> bool {
+        BEGINS.contains(&self.state)
+    }
+
+    /// Whether nothing was sent, and this side has not ended the connection.
+    pub fn is_unanswered(&self) -> bool {
+        self.sent_bytes == 0 && SERVED.contains(&self.state)
     }
 }
 
@@ -98,6 +118,22 @@ impl Listeners {
     /// Returns what there is for a connection from the first to the second.
     pub fn connection(&mut self, ends: [SocketAddr; 2]) -> Result<Option<Found>> {
         self.ask(ends, INFO, found)
+    }
+
+    /// Calls `each` with both ends, the own one first, of each socket of this stack that listens or has a connection.
+    /// Ended ones, which only wait for late packets, are left out.
+    pub fn connections(&mut self, mut each: impl FnMut([SocketAddr; 2], bool)) -> Result<()> {
+        for any in [SocketAddr::from(([0; 4], 0)), SocketAddr::from(([0u16; 8], 0))] {
+            let mut request = request(any, any, 0);
+            let states = HAVE.iter().fold(1 << LISTEN, |states: u32, state| states | 1 << state);
+            request[4..8].copy_from_slice(&states.to_ne_bytes());
+            self.socket.dump(BY_FAMILY, &Message::new(&request), |message| {
+                let is_listening = *message.get(1)? == LISTEN;
+                each([end(message, 4, 8)?, end(message, 6, 24)?], is_listening);
+                Some(())
+            })?;
+        }
+        Ok(())
     }
 
     /// Returns whether the socket with this inode has keys for its segments (TCP_MD5SIG, RFC 2385); a listener has no
@@ -159,6 +195,18 @@ fn request(from: SocketAddr, to: SocketAddr, extensions: u8) -> [u8; 56] {
     request
 }
 
+/// One end of a socket, of which `struct inet_diag_msg` has the port and the address at these places. A mapped IPv4
+/// address is one of IPv4.
+fn end(message: &[u8], port: usize, address: usize) -> Option<SocketAddr> {
+    let bytes = message.get(address..)?.first_chunk::<16>()?;
+    let ip = match i32::from(*message.first()?) {
+        libc::AF_INET => IpAddr::from(*bytes.first_chunk::<4>()?),
+        _ => IpAddr::from(*bytes).to_canonical(),
+    };
+    let port = u16::from_be_bytes(*message.get(port..)?.first_chunk()?);
+    Some(SocketAddr::new(ip, port))
+}
+
 /// Parses an answer: a netlink header and `struct inet_diag_msg`: family, state, timer, retransmits; struct
 /// inet_diag_sockid; expiry, pending connections or unread bytes. `struct tcp_info` follows as an attribute.
 fn found(answer: &[u8]) -> Option<Found> {
@@ -175,9 +223,12 @@ fn found(answer: &[u8]) -> Option<Found> {
     let all = attributes(message.get(HEAD_BYTES..)?)?;
     let info = all.iter().find(|(kind, _)| *kind == u16::from(INFO)).map(|(_, info)| *info);
     // A connection that is being made or has ended has none.
-    let received = info.and_then(|info| info.get(RECEIVED_AT..)?.first_chunk());
-    let received_bytes = received.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-    Some(Found::Connection(Connection { unread_bytes: count, received_bytes, state }))
+    let number = |at| {
+        let bytes = info.and_then(|info| info.get(at..)?.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    };
+    let (received_bytes, sent_bytes) = (number(RECEIVED_AT), number(SENT_AT));
+    Some(Found::Connection(Connection { unread_bytes: count, received_bytes, sent_bytes, state }))
 }
 
 #[cfg(test)]
@@ -218,6 +269,13 @@ mod tests {
             // A client that sends more has been served.
             (&clients[0]).write_all(b"defg").unwrap();
             is(&mut listeners, 4, 7, false);
+            let mut is_unanswered = || match listeners.connection([own, to]).unwrap() {
+                Some(Found::Connection(one)) => one.is_unanswered(),
+                found => panic!("{found:?}"),
+            };
+            assert!(is_unanswered());
+            accepted.write_all(b"x").unwrap();
+            assert!(!is_unanswered());
             drop((clients, listener, accepted));
             assert_eq!(listeners.find([from, to]).unwrap(), None);
         }

@@ -53,6 +53,8 @@ pub struct Packet {
     pub id: u32,
     /// Source and destination, if it is TCP without extension headers.
     pub ends: Option<[SocketAddr; 2]>,
+    /// Its sequence number; 0 if it is none of these.
+    pub sequence: u32,
 }
 
 /// An open queue.
@@ -168,11 +170,13 @@ fn packet(message: &[u8]) -> Option<Packet> {
     let all = attributes(message.get(20..)?)?;
     let of = |kind| all.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value);
     let id = u32::from_be_bytes(*of(PACKET_HEAD)?.first_chunk()?);
-    Some(Packet { id, ends: of(PAYLOAD).and_then(ends) })
+    let found = of(PAYLOAD).and_then(ends);
+    let (ends, sequence) = found.map_or((None, 0), |(ends, sequence)| (Some(ends), sequence));
+    Some(Packet { id, ends, sequence })
 }
 
-/// Source and destination of a TCP packet.
-fn ends(packet: &[u8]) -> Option<[SocketAddr; 2]> {
+/// Source and destination of a TCP packet, and its sequence number.
+fn ends(packet: &[u8]) -> Option<([SocketAddr; 2], u32)> {
     let (from, to, tcp): (IpAddr, IpAddr, &[u8]) = match packet.first()? >> 4 {
         4 => {
             let words = usize::from(packet.first()? & 15);
@@ -189,7 +193,8 @@ fn ends(packet: &[u8]) -> Option<[SocketAddr; 2]> {
         _ => return None,
     };
     let port = |at: usize| Some(u16::from_be_bytes(*tcp.get(at..)?.first_chunk()?));
-    Some([SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)])
+    let sequence = u32::from_be_bytes(*tcp.get(4..)?.first_chunk()?);
+    Some(([SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)], sequence))
 }
 
 #[cfg(test)]
@@ -200,8 +205,9 @@ mod tests {
     fn ends_are_those_of_tcp_alone() {
         let mut v4 = vec![0x46, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         v4.extend([1, 1, 1, 1]); // an option
-        v4.extend([0x30, 0x39, 0, 80]);
-        let expected = Some(["10.0.0.1:12345", "10.0.0.2:80"].map(|end| end.parse().unwrap()));
+        v4.extend([0x30, 0x39, 0, 80, 0, 0, 1, 2]);
+        let pair = ["10.0.0.1:12345", "10.0.0.2:80"].map(|end| end.parse().unwrap());
+        let expected = Some((pair, 258));
         assert_eq!(ends(&v4), expected);
         for length in 0..v4.len() {
             assert_eq!(ends(&v4[..length]), None);
@@ -211,8 +217,8 @@ mod tests {
         let mut v6 = vec![0x60, 0, 0, 0, 0, 20, 6, 64];
         v6.extend(Ipv6Addr::LOCALHOST.octets());
         v6.extend("fd00::5".parse::<Ipv6Addr>().unwrap().octets());
-        v6.extend([0, 9, 0x1f, 0x90]);
-        let expected = Some(["[::1]:9", "[fd00::5]:8080"].map(|end| end.parse().unwrap()));
+        v6.extend([0, 9, 0x1f, 0x90, 0, 0, 0, 3]);
+        let expected = Some((["[::1]:9", "[fd00::5]:8080"].map(|end| end.parse().unwrap()), 3));
         assert_eq!(ends(&v6), expected);
         v6[6] = 0; // an extension header
         assert_eq!(ends(&v6), None);
@@ -227,7 +233,7 @@ mod tests {
         let id = 7u32.to_be_bytes();
         let message = Message::new(&head(1)).with(PACKET_HEAD, &[&id[..], &[8, 0, 1]].concat());
         let message = message.with(PAYLOAD, &[0x45, 0]).request(PACKET, 0, 0).unwrap();
-        assert_eq!(packet(&message), Some(Packet { id: 7, ends: None }));
+        assert_eq!(packet(&message), Some(Packet { id: 7, ends: None, sequence: 0 }));
         assert_eq!(packet(&message[..message.len() - 3]), None);
     }
 }
