@@ -4,7 +4,11 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use dormouse_testkit::{Host, soon, wait_until};
 
@@ -96,27 +100,48 @@ fn parent(host: &Host) -> u64 {
     }
 }
 
-pub(crate) struct Daemon(Child);
+const DAEMON: &[&str] = &["daemon", "--memory", "off"];
+
+pub(crate) struct Daemon {
+    child: Child,
+    said: Vec<String>,
+}
 
 impl Daemon {
     #[track_caller]
     pub(crate) fn start(host: &Host) -> Self {
-        let mut command = host.dormouse(&["daemon", "--memory", "off"]);
+        Self::start_as(host.dormouse(DAEMON))
+    }
+
+    #[track_caller]
+    fn start_as(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        let line = lines.next().expect("a line of output").expect("in UTF-8");
-        assert!(line.contains("daemon: ready"), "{line}");
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
-        Self(child)
+        let mut said = Vec::new();
+        loop {
+            let line =
+                lines.next().unwrap_or_else(|| panic!("it ends: {said:?}")).expect("in UTF-8");
+            if line.contains("daemon: ready") {
+                break;
+            }
+            said.push(line);
+        }
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
+        Self { child, said }
     }
 
     pub(crate) fn child(&mut self) -> &mut Child {
-        &mut self.0
+        &mut self.child
+    }
+
+    /// What it has said before it was ready.
+    pub(crate) fn said(&self) -> String {
+        self.said.join("\n")
     }
 
     pub(crate) fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -218,6 +243,20 @@ fn contradictory_contracts_are_refused_before_anything_is_made() {
         (&["--cpus", "0.05", "--cpu-period", "10ms"], "at least 20ms"),
         (&["--cpu-period", "2s"], "1ms to 1s"),
         (&["--cpu-reserve", "-1"], "'-1'"),
+        (
+            &["--cpu-idle-rate", "1.5"],
+            "idle rate of 1.5 needs a limit that it may exceed: give --cpus",
+        ),
+        (
+            &["--cpus", "0.5", "--cpu-idle-rate", "0.5"],
+            "rate of 0.5 is not more than the limit of 0.5",
+        ),
+        (
+            &["--cpus", "0.5", "--cpu-idle-rate", "2", "--cpuset-cpus", "0"],
+            "2 is more than the 1 CPUs",
+        ),
+        (&["--cpu-reserve", "0.5", "--cpu-weight", "idle"], "0.5 contradicts --cpu-weight idle"),
+        (&["--cpu-weight", "0"], "1 to 10000, or idle"),
     ];
     for (options, text) in cases {
         let line = host.dm(&[&["create", "--name", "x"], *options, COUNT].concat());
@@ -336,11 +375,187 @@ fn stopped_daemon_writes_static_weights() {
     assert!(wait_until(soon(), || weight(&host, "x").0 > fixed * 1.25), "{:?}", weight(&host, "x"));
     let mark = host.root().join("run/governed");
     assert!(mark.exists());
-    let pid = rustix::process::Pid::from_child(&daemon.0);
+    let pid = rustix::process::Pid::from_child(&daemon.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
-    assert!(daemon.0.wait().expect("our child").success());
+    assert!(daemon.child.wait().expect("our child").success());
     assert!(!mark.exists(), "no command has run since");
     has_weight(&host, "x", fixed);
+}
+
+/// The idle time of the host as a daemon reads it: a file in the place of `/proc/uptime`.
+struct IdleTime {
+    path: PathBuf,
+    passes: Arc<AtomicBool>,
+    ends: Arc<AtomicBool>,
+}
+
+impl IdleTime {
+    #[track_caller]
+    fn begin(host: &Host) -> Self {
+        let path = host.root().join("uptime");
+        let (passes, ends) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+        // Of one length, so that no reader finds a part of it.
+        let text = |seconds: u64| format!("{seconds:016}.00 {seconds:016}.00\n");
+        fs::write(&path, text(1000)).expect("written");
+        let file = fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        let (is_passing, is_ended) = (Arc::clone(&passes), Arc::clone(&ends));
+        thread::spawn(move || {
+            let mut seconds = 1000;
+            while !is_ended.load(Ordering::Relaxed) {
+                if is_passing.load(Ordering::Relaxed) {
+                    // More than any host has: every look at it finds an idle host, however busy the real one is.
+                    seconds += 1000;
+                    let wrote = std::os::unix::fs::FileExt::write_all_at(
+                        &file,
+                        text(seconds).as_bytes(),
+                        0,
+                    );
+                    wrote.expect("written");
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Self { path, passes, ends }
+    }
+
+    /// Has idle time pass, or not.
+    fn passes(&self, passes: bool) {
+        self.passes.store(passes, Ordering::Relaxed);
+    }
+
+    /// A daemon that reads this idle time.
+    #[track_caller]
+    fn daemon(&self, host: &Host) -> Daemon {
+        let script = format!("mount --bind {} /proc/uptime && exec \"$@\"", self.path.display());
+        Daemon::start_as(host.dormouse_under(&["unshare", "-m", "sh", "-c", &script, "sh"], DAEMON))
+    }
+}
+
+impl Drop for IdleTime {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+}
+
+const BUSY: &[&str] = &["busybox", "sh", "-c", "while :; do :; done"];
+
+#[track_caller]
+fn has_quota(host: &Host, name: &str, due: [u64; 3]) {
+    assert!(
+        wait_until(soon(), || quota(host, name) == due),
+        "{:?} is not {due:?}",
+        quota(host, name)
+    );
+}
+
+/// Waits for a quota between those of the limit and of the rate, without a burst. A busy host gives a container less
+/// than its rate, and the daemon then a lower limit.
+#[track_caller]
+fn is_raised(host: &Host, name: &str, between: std::ops::RangeInclusive<u64>) {
+    let is_raised = || {
+        let [us, period, burst] = quota(host, name);
+        us > *between.start() && us <= *between.end() && [period, burst] == [100_000, 0]
+    };
+    assert!(wait_until(soon(), is_raised), "{:?} is not in {between:?}", quota(host, name));
+}
+
+#[test]
+fn vm_idle_rate_is_the_limit_while_cpus_are_idle() {
+    let host = Host::with_busybox();
+    let mark = host.root().join("run/governed");
+    let plain = [10_000, 100_000, 10_000];
+    let options = ["run", "-d", "--name", "x", "--cpus", "0.1", "--cpu-idle-rate", "0.5"];
+    host.dm(&[&options, BUSY].concat()).ok();
+    // A container that uses less than its limit needs no higher one.
+    start(&host, "rests", &["--cpus", "0.1", "--cpu-idle-rate", "0.5"]);
+    assert_eq!(quota(&host, "x"), plain, "without the daemon it is that of --cpus");
+
+    let idle = IdleTime::begin(&host);
+    let mut daemon = idle.daemon(&host);
+    is_raised(&host, "x", 10_000..=50_000);
+    assert_eq!(quota(&host, "rests"), plain);
+    assert!(fs::read_to_string(&mark).expect("a mark").contains(&id(&host, "x")));
+    idle.passes(false);
+    has_quota(&host, "x", plain);
+    idle.passes(true);
+    is_raised(&host, "x", 10_000..=50_000);
+
+    let x = host.cgroups().iter().map(|dir| dir.join(id(&host, "x"))).collect::<Vec<_>>();
+    daemon.kill();
+    let in_kernel = |dir: &PathBuf| {
+        let read = |file: &str| fs::read_to_string(dir.join(file)).ok();
+        read("cpu.cfs_quota_us").or_else(|| read("cpu.max"))
+    };
+    let text = x.iter().find_map(in_kernel).expect("a quota");
+    let quota_us = text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+    assert!(quota_us.is_some_and(|us| us > 10_000), "no command has run since: {text}");
+    host.dm(&["ps"]).ok();
+    assert_eq!(quota(&host, "x"), plain, "the command after a killed daemon");
+    assert!(!mark.exists());
+
+    let mut daemon = idle.daemon(&host);
+    is_raised(&host, "x", 10_000..=50_000);
+    host.dm(&["update", "--cpu-idle-rate", "0", "x"]).ok();
+    has_quota(&host, "x", plain);
+    host.dm(&["update", "--cpus", "0.2", "--cpu-idle-rate", "0.4", "x"]).ok();
+    is_raised(&host, "x", 20_000..=40_000);
+    let pid = rustix::process::Pid::from_child(&daemon.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
+    assert!(daemon.child.wait().expect("our child").success());
+    assert_eq!(quota(&host, "x"), [20_000, 100_000, 20_000], "a daemon that ends leaves the limit");
+    assert!(!mark.exists(), "no command has run since");
+}
+
+#[test]
+fn vm_idle_rate_stays_with_the_container() {
+    let host = Host::with_busybox();
+    start(&host, "x", &["--cpus", "0.5", "--cpu-idle-rate", "1.5"]);
+    let rate = |name: &str| host.inspect(name)["config"]["limits"]["cpu_idle_rate_milli"].clone();
+    assert_eq!(rate("x"), 1500);
+    let table = host.dm(&["inspect", "--format", "table", "x"]).ok();
+    assert!(table.contains("at most 0.5") && table.contains("1.5 while CPUs are idle"), "{table}");
+    let stats = host.dm(&["stats", "--no-stream", "--json", "x"]).ok();
+    assert!(stats.contains("\"cpu_idle_rate_milli\":1500"), "{stats}");
+    host.dm(&["clone", "--name", "y", "x"]).ok();
+    host.put_to_sleep("x");
+    host.dm(&["wake", "x"]).ok();
+    for name in ["x", "y"] {
+        assert_eq!((rate(name), quota(&host, name)), (1500.into(), [50_000, 100_000, 50_000]));
+    }
+    let line = host.dm(&["update", "--cpus", "2", "x"]).fails();
+    assert!(line.contains("rate of 1.5 is not more than the limit of 2"), "{line}");
+    assert_eq!(quota(&host, "x"), [50_000, 100_000, 50_000], "a refused change changes nothing");
+    host.dm(&["update", "--cpus", "2", "--cpu-idle-rate", "0", "x"]).ok();
+    assert_eq!(rate("x"), 0);
+}
+
+#[test]
+fn vm_container_without_a_share_is_idle_in_the_kernel() {
+    let host = Host::with_busybox();
+    let is_idle = |name: &str| number(&host, &id(&host, name), "cpu.idle", "cpu.idle").0 == 1;
+    start(&host, "plain", &[]);
+    start(&host, "x", &["--cpu-weight", "idle"]);
+    assert!(is_idle("x") && !is_idle("plain"));
+    let table = host.dm(&["inspect", "--format", "table", "x"]).ok();
+    assert!(table.contains("only while CPUs are idle"), "{table}");
+    host.put_to_sleep("x");
+    host.dm(&["wake", "x"]).ok();
+    assert!(is_idle("x"));
+    // A reservation beside it takes its weight for the least.
+    start(&host, "r", &["--cpu-reserve", "0.5"]);
+    let update = |options: &[&str]| host.dm(&[&["update"], options, &["x"]].concat());
+    let line = update(&["--cpu-reserve", "0.5"]).fails();
+    assert!(line.contains("0.5 contradicts --cpu-weight idle"), "{line}");
+    assert!(is_idle("x"), "a refused change changes nothing");
+    update(&["--cpu-weight", "200"]).ok();
+    assert!(!is_idle("x"));
+    has_weight(&host, "x", 2048.0);
+    update(&["--cpu-weight", "idle"]).ok();
+    assert!(is_idle("x"));
+    update(&["--cpu-weight", "100", "--cpu-reserve", "0.5"]).ok();
+    assert!(!is_idle("x"));
+    host.dm(&["rm", "-f", "r"]).ok();
+    has_weight(&host, "x", due(0.5, 0.5, 2.0));
 }
 
 #[test]

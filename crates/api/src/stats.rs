@@ -51,10 +51,13 @@ pub struct Stats {
     pub oom_kills: u64,
     /// CPU time that is guaranteed, in thousandths of one CPU; 0 if none is.
     pub cpu_reserve_milli: u32,
-    /// Share of the CPU time that is not reserved.
+    /// Share of the CPU time that is not reserved; 0 is none: the container runs while CPUs are idle.
     pub cpu_weight: u32,
     /// The most CPU time, in thousandths of one CPU; null if there is no limit.
     pub cpu_max_milli: Option<u32>,
+    /// The most CPU time while the host has idle CPUs, in thousandths of one CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_idle_rate_milli: Option<u32>,
     /// Bytes read from block devices per second, since the reading before.
     pub io_read_bps: u64,
     /// Bytes written to block devices per second, since the reading before.
@@ -107,6 +110,7 @@ impl Stats {
             cpu_reserve_milli: cpu.reserve_milli,
             cpu_weight: cpu.weight,
             cpu_max_milli: cpu.max_milli,
+            cpu_idle_rate_milli: cpu.idle_rate_milli,
             io_read_bps: per_second(now.io_read_bytes, |it| it.io_read_bytes),
             io_write_bps: per_second(now.io_write_bytes, |it| it.io_write_bytes),
             disk_rates,

@@ -69,11 +69,11 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     if limits.memory_high_bytes.is_some() {
         ground.cgroups()?.check_memory_high(limits)?;
     }
+    let cpuset = limits.cpuset_cpus.as_deref().and_then(cgroup::count_cpus);
     if cpu.reserve_milli == 0 {
-        return Ok(());
+        return Ok(cpu.check_on(0, cpuset).map_err(CgroupError::from)?);
     }
     let (host, all) = host_milli(ground)?;
-    let cpuset = limits.cpuset_cpus.as_deref().and_then(cgroup::count_cpus);
     Ok(cpu.check_on(all.saturating_sub(host), cpuset).map_err(CgroupError::from)?)
 }
 
@@ -414,6 +414,15 @@ pub(crate) fn granted(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
     }
     let ledger = read(ground)?;
     Ok(ledger.cpus().map(|(id, grant)| (id.clone(), grant.cpu)).collect())
+}
+
+/// The running containers with a rate for idle hosts.
+pub(crate) fn idle_rates(ground: &Ground) -> Result<Vec<(ContainerId, Cpu)>> {
+    if !path(ground).exists() {
+        return Ok(Vec::new());
+    }
+    let all = read(ground)?.granted.into_iter().map(|(id, grant)| (id, grant.cpu));
+    Ok(all.filter(|(_, cpu)| cpu.idle_rate_milli.is_some()).collect())
 }
 
 /// Marks that a daemon governs the weights, or that it does no longer and static weights are to hold.

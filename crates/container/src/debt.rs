@@ -229,6 +229,7 @@ fn give_back_of(ground: &Ground, id: &ContainerId) -> Result<()> {
         cpu_reserve_milli: Some(cpu.reserve_milli),
         cpu_weight: Some(cpu.weight),
         cpu_max_milli: cpu.max_milli,
+        cpu_idle_rate_milli: cpu.idle_rate_milli,
         cpu_period_us: Some(cpu.period_us),
         cpu_burst: cpu.burst,
         ..Limits::default()

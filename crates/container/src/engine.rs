@@ -636,6 +636,11 @@ impl Engine {
         contract::granted(&self.ground)
     }
 
+    /// Returns the running containers with a rate for idle hosts, and their contracts.
+    pub fn cpu_idle_rates(&self) -> Result<Vec<(ContainerId, Cpu)>> {
+        contract::idle_rates(&self.ground)
+    }
+
     /// Returns whether memory is guaranteed to a running container on cgroup v1, where a daemon changes limits
     /// ([`crate::MemoryLimits`]).
     pub fn governs_memory(&self) -> Result<bool> {
@@ -678,7 +683,7 @@ impl Engine {
     }
 
     /// Marks the containers of which the caller, a daemon that governs weights, changes the weight or the quota beyond
-    /// reservations. The settings of their contracts are written with those of reservations.
+    /// reservations, for debts or for an idle host. The settings of their contracts are written with those of reservations.
     pub fn mark_debts(&self, changed: &BTreeSet<ContainerId>) -> Result<()> {
         debt::mark(&self.ground, changed)
     }

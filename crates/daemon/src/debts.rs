@@ -71,6 +71,8 @@ pub(crate) struct Debts {
     handles: BTreeMap<ContainerId, Handle>,
     /// Containers that are marked: their settings may differ from their contracts.
     marked: BTreeSet<ContainerId>,
+    /// Containers that are marked beside them, for an idle host.
+    raised: BTreeSet<ContainerId>,
     /// Weights of reservations.
     base: BTreeMap<ContainerId, u32>,
     state: State<ContainerId, Party>,
@@ -89,6 +91,7 @@ impl Debts {
             debtors: BTreeMap::new(),
             handles: BTreeMap::new(),
             marked: BTreeSet::new(),
+            raised: BTreeSet::new(),
             base: BTreeMap::new(),
             state: State::default(),
             counted: now,
@@ -158,6 +161,16 @@ impl Debts {
         }
         (self.found, self.find_took) = (Some(now), begun.elapsed());
         Ok(())
+    }
+
+    /// Marks the containers whose quota was raised for an idle host, beside those with debts.
+    pub(crate) fn mark_raised(
+        &mut self,
+        engine: &Engine,
+        raised: &BTreeSet<ContainerId>,
+    ) -> Result<()> {
+        self.raised.clone_from(raised);
+        Ok(engine.mark_debts(&self.marked.union(raised).cloned().collect())?)
     }
 
     /// Ends debts, because gates were unloaded: the settings of contracts are written.
@@ -280,7 +293,7 @@ impl Debts {
             let known = self.marked.iter().filter(|id| self.debtors.contains_key(*id)).cloned();
             let marked: BTreeSet<ContainerId> = known.chain(new).collect();
             // ORDER: marked first: settings that a killed daemon has changed are always found.
-            engine.mark_debts(&marked)?;
+            engine.mark_debts(&marked.union(&self.raised).cloned().collect())?;
             self.marked = marked;
         }
         // A setting that the kernel refuses keeps no other container from its own.
@@ -291,11 +304,13 @@ impl Debts {
     fn write_one(&mut self, cgroups: &Hierarchy, setting: &Setting<ContainerId>) -> Result<()> {
         let Setting { id, shares, quota, .. } = setting;
         let Some(debtor) = self.debtors.get(id) else { return Ok(()) };
+        // The kernel refuses the weight of a container that is idle, and it has none to pay with.
+        let shares = shares.filter(|_| debtor.cpu.weight > 0);
         if !self.handles.contains_key(id)
             && let Some(handle) = Handle::open(cgroups, id, debtor)?
         {
             self.handles.insert(id.clone(), handle);
         }
-        self.handles.get(id).map_or(Ok(()), |handle| handle.write(*shares, *quota))
+        self.handles.get(id).map_or(Ok(()), |handle| handle.write(shares, *quota))
     }
 }

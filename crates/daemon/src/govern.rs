@@ -6,11 +6,14 @@
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
+//! While a container with a rate for idle hosts runs, the same tick reads its CPU time and the idle time of the host,
+//! and changes its quota ([`crate::idle_rate`]).
+//!
 //! While gates are loaded, clients of shared services pay for their work ([`crate::debts`]), by the same weights.
 //!
-//! **Nothing to do.** Without gates and without a running container that has a reservation of CPU the room has no due
-//! time but the round every ten minutes, as the other rooms: an idle host does not tick. Guarantees of memory do not
-//! change that: on cgroup v2 the kernel keeps them, and on v1 the thread.
+//! **Nothing to do.** Without gates and without a running container that has a reservation of CPU or a rate for idle
+//! hosts the room has no due time but the round every ten minutes, as the other rooms: an idle host does not tick.
+//! Guarantees of memory do not change that: on cgroup v2 the kernel keeps them, and on v1 the thread.
 //!
 //! **Killed.** The weights in the kernel stay, and the first command afterwards, or the next daemon, writes the
 //! static ones (`RUN/governed` marks that they were changed). The next daemon begins with full buckets.
@@ -29,6 +32,7 @@ use dormouse_model::{ContainerId, Cpu};
 
 use crate::debts::Debts;
 use crate::error::{Result, step};
+use crate::idle_rate::IdleRates;
 use crate::notify::say;
 use crate::room::{Notice, Room};
 use crate::shrink::Shrinker;
@@ -62,6 +66,7 @@ pub(crate) struct Governor {
     shrinker: Option<Shrinker>,
     state: State<ContainerId>,
     debts: Debts,
+    rates: IdleRates,
     /// Containers may have come, changed or gone since the last round.
     is_outdated: bool,
     /// Time of the last round.
@@ -86,6 +91,7 @@ impl Governor {
             shrinker: None,
             state: State::default(),
             debts: Debts::new(now),
+            rates: IdleRates::default(),
             is_outdated: true,
             round: now,
             decided: now,
@@ -100,7 +106,8 @@ impl Governor {
         self.look_at_memory()?;
         let reserved = self.engine.cpu_reservations()?;
         let has_debts = self.engine.charges_debts()? && !self.engine.started()?.is_empty();
-        if reserved.is_empty() && !has_debts {
+        let rated = self.engine.cpu_idle_rates()?;
+        if reserved.is_empty() && rated.is_empty() && !has_debts {
             return self.rest();
         }
         if self.cgroups.is_none() {
@@ -132,6 +139,11 @@ impl Governor {
         }
         // A start or an end has written static weights.
         self.state.forget_weights();
+        let is_left = self.rates.find(cgroups, rated)?;
+        if is_left || has_debts && !self.rates.raised().is_empty() {
+            self.engine.give_back_debts()?;
+            self.rates.given_back();
+        }
         match has_debts && cgroups.has_cpu() {
             true => self.debts.find(&self.engine, cgroups, now),
             false => self.debts.stop(&self.engine),
@@ -152,9 +164,10 @@ impl Governor {
         Ok(())
     }
 
-    /// Leaves the weights alone, because no running container has a reservation or a debt.
+    /// Leaves weights and quotas alone, because no running container has a reservation, a rate for idle hosts or a debt.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
+        self.rates.clear();
         self.debts.clear();
         self.state = State::default();
         self.others_read = None;
@@ -182,6 +195,29 @@ impl Governor {
     fn govern(&mut self, now: Instant) -> Result<()> {
         let passed = now.duration_since(self.decided);
         self.decided = now;
+        // Reservations are kept, whatever hinders rates.
+        let reserved = match self.held.is_empty() {
+            true => Ok(()),
+            false => self.govern_reserved(now, passed),
+        };
+        // Both change quotas.
+        let rates = match self.debts.is_on() || self.rates.is_empty() {
+            true => Ok(()),
+            false => self.govern_rates(passed),
+        };
+        reserved.and(rates)
+    }
+
+    fn govern_rates(&mut self, passed: Duration) -> Result<()> {
+        let Self { engine, debts, rates, host, state, .. } = self;
+        let mut mark = |raised: &_| debts.mark_raised(engine, raised);
+        let passed_ns = passed.as_nanos() as u64;
+        let has_ended = rates.govern(host.cpus_milli, passed_ns, state.is_hungry(), &mut mark)?;
+        self.is_outdated |= has_ended;
+        Ok(())
+    }
+
+    fn govern_reserved(&mut self, now: Instant, passed: Duration) -> Result<()> {
         let mut reserved = Vec::with_capacity(self.held.len());
         for (id, held) in &self.held {
             match held.share.used_ns()? {
@@ -239,6 +275,11 @@ impl Governor {
 }
 
 impl Governor {
+    /// Returns whether there is a container to be governed.
+    fn ticks(&self) -> bool {
+        !self.held.is_empty() || !self.rates.is_empty() && !self.debts.is_on()
+    }
+
     /// The time of the next round.
     fn next_round(&self) -> Instant {
         match self.is_outdated {
@@ -258,7 +299,7 @@ impl Room for Governor {
     }
 
     fn due(&self) -> Option<Instant> {
-        let next_tick = (!self.held.is_empty()).then(|| self.decided + TICK);
+        let next_tick = self.ticks().then(|| self.decided + TICK);
         next_tick.into_iter().chain(self.debts.due()).chain([self.next_round()]).min()
     }
 
@@ -273,7 +314,7 @@ impl Room for Governor {
             false => Ok(()),
         };
         // Reservations are kept, whatever hinders debts.
-        if !self.held.is_empty() && self.decided + TICK <= now {
+        if self.ticks() && self.decided + TICK <= now {
             self.govern(now)?;
         }
         found.and(charged)?;

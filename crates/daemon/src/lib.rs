@@ -11,6 +11,7 @@
 //!                                                   ([`budget`]): workers suspend others
 //! the keeper exits ----> what it held is re-created ([`recovery`])
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
+//! idle time of the host, beside those with --cpu-idle-rate, ten times a second ----> their quotas ([`idle_rate`])
 //! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
@@ -47,6 +48,7 @@ mod evict;
 mod gate;
 mod govern;
 mod idle;
+mod idle_rate;
 mod notify;
 mod order;
 mod popularity;

@@ -9,5 +9,6 @@ pub mod cpu;
 pub mod debt;
 pub mod disk;
 pub mod eviction;
+pub mod idle_rate;
 pub mod memory;
 pub mod order;

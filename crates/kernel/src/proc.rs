@@ -53,6 +53,21 @@ pub fn boot_id() -> Result<&'static str> {
     Ok(BOOT_ID.get_or_init(|| id.trim().to_owned()))
 }
 
+/// The idle time of all CPUs since the boot, in nanoseconds (`/proc/uptime`, proc_uptime(5)). The kernel counts it in
+/// hundredths of a second.
+pub fn idle_ns() -> Result<u64> {
+    const PATH: &str = "/proc/uptime";
+    let text = read_text(PATH, 128)?;
+    idle_of(&text).ok_or_else(|| CallError::new("read", PATH.into(), libc::EINVAL))
+}
+
+/// The second number of `/proc/uptime`, which has two decimals, in nanoseconds.
+fn idle_of(text: &str) -> Option<u64> {
+    let (seconds, hundredths) = text.split_whitespace().nth(1)?.split_once('.')?;
+    let hundredths = Some(hundredths).filter(|it| it.len() == 2)?.parse::<u64>().ok()?;
+    seconds.parse::<u64>().ok()?.checked_mul(100)?.checked_add(hundredths)?.checked_mul(10_000_000)
+}
+
 /// The CPUs that are online, in the kernel's list format (Documentation/admin-guide/cputopology.rst).
 pub fn online_cpus() -> Result<String> {
     read_text("/sys/devices/system/cpu/online", 1 << 16)
@@ -202,6 +217,24 @@ mod tests {
         assert_eq!(fields.pids(), [std::process::id()]);
         assert_eq!(fields.number("Tgid"), Some(u64::from(std::process::id())));
         assert!(fields.field("Nam").is_none(), "a prefix is not a field");
+    }
+
+    #[test]
+    fn idle_time_is_read_in_hundredths_of_a_second() {
+        assert_eq!(idle_of("12.34 56.07\n"), Some(56_070_000_000));
+        for bad in [
+            "",
+            "12.34",
+            "12.34 56",
+            "12.34 56.7",
+            "12.34 56.078",
+            "1.00 x.00",
+            "1.00 99999999999999999999.00",
+        ] {
+            assert_eq!(idle_of(bad), None, "{bad}");
+        }
+        let before = idle_ns().unwrap();
+        assert!(idle_ns().unwrap() >= before);
     }
 
     #[test]

@@ -49,15 +49,29 @@ pub fn parse_cpu_reserve(text: &str) -> Result<u32, Invalid> {
     }
 }
 
+/// Parses a rate for idle hosts in thousandths of a CPU; `0` is none.
+pub fn parse_cpu_idle_rate(text: &str) -> Result<u32, Invalid> {
+    match text.trim() {
+        "0" => Ok(0),
+        text => parse_cpus(text).map_err(|_| {
+            let expected = "a decimal number of at least 0.01, or 0 for none";
+            Invalid::new("CPU idle rate", text, expected)
+        }),
+    }
+}
+
 /// The contract for CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
     /// Guaranteed CPU time per time, in thousandths of one CPU; 0 is no guarantee.
     pub reserve_milli: u32,
-    /// Share of the CPU time that no reservation takes, 1 to 10,000.
+    /// Share of the CPU time that no reservation takes, 1 to 10,000; 0 is none: the container runs while CPUs are idle.
     pub weight: u32,
     /// The most CPU time per time, in thousandths of one CPU.
     pub max_milli: Option<u32>,
+    /// The most CPU time per time while the host has idle CPUs, in thousandths of one CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_rate_milli: Option<u32>,
     /// Period in which the most is counted.
     pub period_us: u32,
     /// The requested burst; `None` is the default, a whole quota.
@@ -71,6 +85,7 @@ impl Cpu {
             reserve_milli: limits.cpu_reserve_milli.unwrap_or(0),
             weight: limits.cpu_weight.unwrap_or(CPU_WEIGHT),
             max_milli: limits.cpu_max_milli,
+            idle_rate_milli: limits.cpu_idle_rate_milli.filter(|milli| *milli > 0),
             period_us: limits.cpu_period_us.unwrap_or(CPU_PERIOD_US),
             burst: limits.cpu_burst,
         }
@@ -96,6 +111,19 @@ impl Cpu {
     pub fn check(&self) -> Result<(), Contradiction> {
         if !CPU_PERIOD_RANGE_US.contains(&self.period_us) {
             return Err(Contradiction::Period { period: Time(self.period_us.into()) });
+        }
+        if self.weight == 0 && self.reserve_milli > 0 {
+            return Err(Contradiction::ReserveOfIdle { reserve: Cpus(self.reserve_milli) });
+        }
+        if let Some(rate) = self.idle_rate_milli {
+            let rate = Cpus(rate);
+            match self.max_milli {
+                None => return Err(Contradiction::IdleRateAlone { rate }),
+                Some(max) if rate.0 <= max => {
+                    return Err(Contradiction::IdleRateBelowMax { rate, max: Cpus(max) });
+                }
+                Some(_) => {}
+            }
         }
         let Some(quota) = self.quota_us() else {
             return match self.burst {
@@ -129,14 +157,19 @@ impl Cpu {
         }
     }
 
-    /// Refuses a reservation that a host with so many CPUs, or a CPU set of so many, can never keep.
+    /// Refuses a reservation or an idle rate that a host with so many CPUs, or a CPU set of so many, can never keep.
     /// `host_milli` is what the host can promise at all.
     pub fn check_on(&self, host_milli: u32, cpuset: Option<u32>) -> Result<(), Contradiction> {
+        if let (Some(rate), Some(cpus)) = (self.idle_rate_milli, cpuset)
+            && rate > cpus.saturating_mul(1000)
+        {
+            return Err(Contradiction::IdleRateAboveCpuset { rate: Cpus(rate), cpus });
+        }
         let reserve = Cpus(self.reserve_milli);
         if let Some(cpus) = cpuset.filter(|cpus| self.reserve_milli > cpus.saturating_mul(1000)) {
             return Err(Contradiction::ReserveAboveCpuset { reserve, cpus });
         }
-        match self.reserve_milli > host_milli {
+        match self.reserve_milli > 0 && self.reserve_milli > host_milli {
             true => Err(Contradiction::ReserveAboveHost { reserve, host: Cpus(host_milli) }),
             false => Ok(()),
         }
@@ -144,17 +177,23 @@ impl Cpu {
 }
 
 impl fmt::Display for Cpu {
-    /// `0.5 reserved, weight 100, at most 1 (burst 100ms per 100ms)`
+    /// `0.5 reserved, weight 100, at most 1 (burst 100ms per 100ms), 2 while CPUs are idle`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.reserve_milli > 0 {
             write!(f, "{} reserved, ", Cpus(self.reserve_milli))?;
         }
-        write!(f, "weight {}", self.weight)?;
+        match self.weight {
+            0 => write!(f, "only while CPUs are idle")?,
+            weight => write!(f, "weight {weight}")?,
+        }
         if let Some(max) = self.max_milli {
             write!(f, ", at most {}", Cpus(max))?;
             if self.burst_us() > 0 {
                 let (burst, period) = (Time(self.burst_us()), Time(self.period_us.into()));
                 write!(f, " (burst {burst} per {period})")?;
+            }
+            if let Some(rate) = self.idle_rate_milli {
+                write!(f, ", {} while CPUs are idle", Cpus(rate))?;
             }
         }
         Ok(())
@@ -235,6 +274,43 @@ pub enum Contradiction {
         reserve: Cpus,
         /// The limit.
         max: Cpus,
+    },
+    /// A reservation of a container that runs only while CPUs are idle.
+    #[error(
+        "a CPU reservation of {reserve} contradicts --cpu-weight idle: give --cpu-weight 1 or more, or \
+         --cpu-reserve 0"
+    )]
+    ReserveOfIdle {
+        /// The reservation.
+        reserve: Cpus,
+    },
+    /// A rate for idle hosts without a limit that it may exceed.
+    #[error("a CPU idle rate of {rate} needs a limit that it may exceed: give --cpus")]
+    IdleRateAlone {
+        /// The rate.
+        rate: Cpus,
+    },
+    /// A rate for idle hosts that is no more than the limit.
+    #[error(
+        "a CPU idle rate of {rate} is not more than the limit of {max}: raise --cpu-idle-rate, lower --cpus, or \
+         give --cpu-idle-rate 0"
+    )]
+    IdleRateBelowMax {
+        /// The rate.
+        rate: Cpus,
+        /// The limit.
+        max: Cpus,
+    },
+    /// A rate for idle hosts above the CPU set.
+    #[error(
+        "a CPU idle rate of {rate} is more than the {cpus} CPUs of the CPU set: lower --cpu-idle-rate or add CPUs \
+         to --cpuset-cpus"
+    )]
+    IdleRateAboveCpuset {
+        /// The rate.
+        rate: Cpus,
+        /// Number of CPUs in the set.
+        cpus: u32,
     },
     /// More is reserved than the CPU set has.
     #[error(
@@ -378,6 +454,45 @@ mod tests {
         let text = said(Cpu { period_us: 10_000, ..cpu(0, Some(50)) });
         assert!(text.contains("500us per 10ms") && text.contains("at least 20ms"), "{text}");
         Cpu { period_us: 20_000, ..cpu(0, Some(50)) }.check().unwrap();
+    }
+
+    #[test]
+    fn idle_rate_that_contradicts_the_limit_is_refused_with_both_numbers() {
+        let with = |max, rate| Cpu { idle_rate_milli: Some(rate), ..cpu(0, max) };
+        with(Some(500), 1500).check().unwrap();
+        assert_eq!(
+            with(Some(500), 1500).to_string(),
+            "weight 100, at most 0.5 (burst 50ms per 100ms), 1.5 while CPUs are idle"
+        );
+        let said = |contract: Cpu| contract.check().unwrap_err().to_string();
+        let text = said(with(None, 1500));
+        assert!(text.contains("idle rate of 1.5 ") && text.contains("give --cpus"), "{text}");
+        for rate in [499, 500] {
+            let text = said(with(Some(500), rate));
+            assert!(text.contains("limit of 0.5"), "{text}");
+        }
+        let text = with(Some(500), 1500).check_on(1900, Some(1)).unwrap_err().to_string();
+        assert!(text.contains("1.5") && text.contains("the 1 CPUs"), "{text}");
+        with(Some(500), 1500).check_on(0, Some(2)).unwrap();
+        let none = Limits { cpu_idle_rate_milli: Some(0), ..Limits::default() };
+        assert_eq!(Cpu::of(&none).idle_rate_milli, None);
+        Cpu::of(&none).check().unwrap();
+        assert_eq!([parse_cpu_idle_rate("0"), parse_cpu_idle_rate("1.5")], [Ok(0), Ok(1500)]);
+        for bad in ["", "0.001", "-1", "x"] {
+            assert!(parse_cpu_idle_rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reservation_without_a_share_of_idle_container_is_refused() {
+        let idle = Cpu { weight: 0, ..cpu(0, None) };
+        idle.check().unwrap();
+        assert_eq!(idle.to_string(), "only while CPUs are idle");
+        let text = Cpu { weight: 0, ..cpu(500, None) }.check().unwrap_err().to_string();
+        assert!(
+            text.contains("reservation of 0.5") && text.contains("--cpu-weight idle"),
+            "{text}"
+        );
     }
 
     #[test]

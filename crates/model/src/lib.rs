@@ -28,8 +28,8 @@ pub use config::{
     Rlimit, RootSource, SeccompChoice, Security, Sleep, Spec, User,
 };
 pub use contract::{
-    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Time, parse_cpu_period_us,
-    parse_cpu_reserve,
+    CPU_PERIOD_US, CPU_WEIGHT, Contradiction, Cpu, Cpus, Memory, Time, parse_cpu_idle_rate,
+    parse_cpu_period_us, parse_cpu_reserve,
 };
 pub use drive::Drive;
 pub use eviction::{Evict, Eviction};

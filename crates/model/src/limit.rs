@@ -22,13 +22,17 @@ pub struct Limits {
     /// CPU time per wall time that is guaranteed, in thousandths of one CPU; 0 is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_reserve_milli: Option<u32>,
+    /// The most CPU time while the host has idle CPUs, in thousandths of one CPU; 0 is `cpu_max_milli`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_idle_rate_milli: Option<u32>,
     /// Period in which `cpu_max_milli` is counted, in microseconds (`cpu.max`, default 100,000).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_period_us: Option<u32>,
     /// CPU time that may be saved up for use above `cpu_max_milli` (`cpu.max.burst`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_burst: Option<CpuBurst>,
-    /// Share of contended CPU time, 1 to 10,000 (`cpu.weight`, default 100).
+    /// Share of contended CPU time, 1 to 10,000 (`cpu.weight`, default 100); 0 is none (`cpu.idle`): the container runs
+    /// while CPUs are idle.
     pub cpu_weight: Option<u32>,
     /// CPUs it may run on, in the kernel's list format (`cpuset.cpus`).
     pub cpuset_cpus: Option<String>,
@@ -120,6 +124,7 @@ impl Limits {
         *self = Self {
             cpu_max_milli: new.cpu_max_milli.or(self.cpu_max_milli),
             cpu_reserve_milli: new.cpu_reserve_milli.or(self.cpu_reserve_milli),
+            cpu_idle_rate_milli: new.cpu_idle_rate_milli.or(self.cpu_idle_rate_milli),
             cpu_period_us: new.cpu_period_us.or(self.cpu_period_us),
             cpu_burst: new.cpu_burst.or(self.cpu_burst),
             cpu_weight: new.cpu_weight.or(self.cpu_weight),
@@ -158,6 +163,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&limits).unwrap(), old);
         let new = Limits {
             cpu_reserve_milli: Some(500),
+            cpu_idle_rate_milli: Some(2000),
             cpu_period_us: Some(10_000),
             cpu_burst: Some(CpuBurst::Percent(50)),
             memory_min_bytes: Some(1 << 20),

@@ -1,12 +1,13 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
 //! `--memory-high`, `--memory-swap`, `--pids`, `--sockets`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
-//! `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`, `--io-read-bps` and its like,
+//! `--cpu-idle-rate`, `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`,
+//! `--io-read-bps` and its like,
 //! `--disk`, `--inodes`, `--disk-guaranteed`, `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{proc, sysctl};
 use dormouse_model::{
-    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, TASKS_UNLIMITED, parse_bytes,
+    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, TASKS_UNLIMITED, parse_bytes, parse_cpu_idle_rate,
     parse_cpu_period_us, parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
 };
 
@@ -28,6 +29,12 @@ pub(crate) struct LimitArgs {
     /// containers together get, and time that the container slept is not made up for.
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cpu_reserve: Option<String>,
+    /// The most CPU time while the host has idle CPUs, in CPUs, 0 for that of --cpus
+    ///
+    /// More than --cpus, which it needs. Kept by `dormouse daemon`: it raises the limit while CPUs are idle, and
+    /// lowers it within 200 ms when others want them. A twentieth of the CPUs, at least a fifth of one, stays free.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpu_idle_rate: Option<String>,
     /// Period in which --cpus is counted, 1ms to 1s, or in microseconds (default 100ms)
     ///
     /// Periods below 10ms lose some 5 % of the CPU time.
@@ -38,7 +45,9 @@ pub(crate) struct LimitArgs {
     /// 20ms, 50%, a number of microseconds, or 0 for none. At most the CPU time of one period.
     #[arg(long, value_name = "TIME|PERCENT")]
     pub(crate) cpu_burst: Option<String>,
-    /// Share of contended CPU time, 1 to 10000 (default 100)
+    /// Share of contended CPU time, 1 to 10000 (default 100), or idle
+    ///
+    /// With 'idle' the container runs while no other container wants the CPU.
     #[arg(long, value_name = "WEIGHT")]
     pub(crate) cpu_weight: Option<String>,
     /// Share of contended CPU time on the old scale, 2 to 262144
@@ -151,7 +160,8 @@ impl LimitArgs {
             }
         };
         let cpu_weight = match (&self.cpu_weight, &self.cpu_shares) {
-            (Some(w), _) => Some(weight("CPU weight", w)?),
+            (Some(w), _) if w.trim() == "idle" => Some(0),
+            (Some(w), _) => Some(cpu_weight_of(w)?),
             (None, Some(s)) => Some(weight_of_shares(s)?),
             (None, None) => None,
         };
@@ -159,6 +169,11 @@ impl LimitArgs {
         Ok(Limits {
             cpu_max_milli: self.cpus.as_deref().map(parse_cpus).transpose()?,
             cpu_reserve_milli: self.cpu_reserve.as_deref().map(parse_cpu_reserve).transpose()?,
+            cpu_idle_rate_milli: self
+                .cpu_idle_rate
+                .as_deref()
+                .map(parse_cpu_idle_rate)
+                .transpose()?,
             cpu_period_us: text(&self.cpu_period).map(|t| parse_cpu_period_us(&t)).transpose()?,
             cpu_burst: text(&self.cpu_burst).map(|t| t.parse::<CpuBurst>()).transpose()?,
             cpu_weight,
@@ -231,6 +246,11 @@ const MEMORY_MIN_BYTES: u64 = 512 << 10;
 fn weight(what: &'static str, text: &str) -> Result<u32, Invalid> {
     let weight = text.trim().parse().ok().filter(|w| (1..=10_000).contains(w));
     weight.ok_or_else(|| Invalid::new(what, text, "a number from 1 to 10000"))
+}
+
+fn cpu_weight_of(text: &str) -> Result<u32, Invalid> {
+    let weight = text.trim().parse().ok().filter(|w| (1..=10_000).contains(w));
+    weight.ok_or_else(|| Invalid::new("CPU weight", text, "a number from 1 to 10000, or idle"))
 }
 
 /// Converts `cpu.shares` of cgroup v1 to `cpu.weight`, as the OCI runtimes do.
@@ -380,6 +400,8 @@ mod tests {
         let own = |text: &str| Some(text.to_owned());
         let args = LimitArgs {
             cpu_reserve: own("0.5"),
+            cpu_idle_rate: own("1.5"),
+            cpu_weight: own("idle"),
             cpu_period: own("10000"),
             cpu_burst: own("50%"),
             ..LimitArgs::default()
@@ -387,6 +409,11 @@ mod tests {
         let limits = args.read().unwrap();
         assert_eq!((limits.cpu_reserve_milli, limits.cpu_period_us), (Some(500), Some(10_000)));
         assert_eq!(limits.cpu_burst, Some(CpuBurst::Percent(50)));
+        assert_eq!((limits.cpu_idle_rate_milli, limits.cpu_weight), (Some(1500), Some(0)));
+        for bad in ["0", "10001", "Idle", ""] {
+            let weight = LimitArgs { cpu_weight: own(bad), ..LimitArgs::default() };
+            assert!(weight.read().is_err(), "{bad}");
+        }
         for bad in ["-1", "x", ""] {
             let reserve = LimitArgs { cpu_reserve: own(bad), ..LimitArgs::default() };
             let period = LimitArgs { cpu_period: own(bad), ..LimitArgs::default() };

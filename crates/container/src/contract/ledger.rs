@@ -69,7 +69,7 @@ pub(super) fn change<T>(
 /// `RUN/contract.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ledger {
-    /// The running containers with a reservation.
+    /// The running containers with a reservation, or with a rate for idle hosts.
     pub(super) granted: BTreeMap<ContainerId, Grant>,
     /// Number of entries in `RUN/c` when the weights were computed; 0 if it is not known.
     #[serde(default)]
@@ -200,13 +200,14 @@ pub(super) enum Extent {
 }
 
 impl Grant {
-    /// The reservation in a container's limits, if there is one.
+    /// The reservation in a container's limits, or its rate for idle hosts, if there is one.
     pub(super) fn of(limits: &Limits) -> Option<Self> {
         let (cpu, memory_min_bytes) = (Cpu::of(limits), Memory::of(limits).min_bytes);
         let memory_low_bytes = limits.memory_low_bytes.unwrap_or(0);
         let net_rate_bps = limits.net_rate_bps.unwrap_or(0);
         let memory = memory_min_bytes.max(memory_low_bytes);
-        (cpu.reserve_milli > 0 || memory > 0 || net_rate_bps > 0).then(|| Self {
+        let has_cpu = cpu.reserve_milli > 0 || cpu.idle_rate_milli.is_some();
+        (has_cpu || memory > 0 || net_rate_bps > 0).then(|| Self {
             cpu,
             cpuset: limits.cpuset_cpus.clone(),
             memory_min_bytes,

@@ -143,6 +143,8 @@ fn in_kernel(changed: &Limits, all: &Limits) -> Limits {
     let mut limits = changed.clone();
     // The weight of a container with a reservation is not its own, and may be none any longer.
     limits.cpu_reserve_milli = all.cpu_reserve_milli;
+    // Of no file, and checked with the limit, which may be the one on record.
+    limits.cpu_idle_rate_milli = None;
     if changed.cpu_reserve_milli.is_some() {
         limits.cpu_weight = all.cpu_weight.or(Some(CPU_WEIGHT));
     }
@@ -151,13 +153,15 @@ fn in_kernel(changed: &Limits, all: &Limits) -> Limits {
         limits.swap_max_bytes = all.swap_max_bytes;
         limits.memory_max_bytes = all.memory_max_bytes.or(Some(u64::MAX));
     }
-    // A quota, its period and its burst are one setting.
+    // A quota, its period and its burst are one setting. A daemon has changed it for an idle rate.
     let is_quota = changed.cpu_max_milli.is_some()
         || changed.cpu_period_us.is_some()
+        || changed.cpu_idle_rate_milli.is_some()
         || changed.cpu_burst.is_some();
     if is_quota {
         limits.cpu_max_milli = all.cpu_max_milli;
         limits.cpu_period_us = all.cpu_period_us;
+        limits.cpu_idle_rate_milli = all.cpu_idle_rate_milli;
         limits.cpu_burst = all.cpu_burst;
     }
     limits
@@ -181,6 +185,8 @@ mod tests {
         assert_eq!((set.cpu_max_milli, set.cpu_weight, set.pids_max), (None, None, Some(5)));
         let period = Limits { cpu_period_us: Some(10_000), ..Limits::default() };
         assert_eq!(in_kernel(&period, &all).cpu_max_milli, Some(1000));
+        let rate = Limits { cpu_idle_rate_milli: Some(0), ..Limits::default() };
+        assert_eq!(in_kernel(&rate, &all).cpu_max_milli, Some(1000));
         let with_swap = Limits { swap_max_bytes: Some(7), ..all.clone() };
         let memory = Limits { memory_max_bytes: Some(9), ..Limits::default() };
         assert_eq!(in_kernel(&memory, &with_swap).swap_max_bytes, Some(7));

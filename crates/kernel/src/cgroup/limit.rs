@@ -8,6 +8,7 @@
 //! | CPU time | `cpu.max` "quota period" | `cpu.cfs_period_us`, `cpu.cfs_quota_us` |
 //! | CPU burst | `cpu.max.burst` | `cpu.cfs_burst_us` |
 //! | CPU weight | `cpu.weight` | `cpu.shares` = weight x 1024 / 100 (`cpu_weight_write_u64()`) |
+//! | CPU weight 0, idle | `cpu.idle` | the same; the kernel refuses a weight meanwhile |
 //! | CPUs | `cpuset.cpus` | the same, and `cpuset.mems`, which is empty in a new cgroup |
 //! | memory | `memory.max` | `memory.limit_in_bytes` |
 //! | guaranteed memory | `memory.min` | limits of the other containers ([`super::guarantee`]) |
@@ -30,6 +31,8 @@ use crate::proc::cpu_runs;
 /// LIMIT: under this the first process is killed before its first instruction (page tables, kernel
 /// stacks and the program itself count).
 const MEMORY_LEAST_BYTES: u64 = 1 << 20;
+/// Whether a cgroup runs only while CPUs are idle.
+const IDLE: &str = "cpu.idle";
 /// The value that v1 shows for no limit: the largest count of pages, in bytes.
 pub(super) const V1_UNLIMITED_BYTES: u64 = (i64::MAX as u64) & !4095;
 
@@ -124,6 +127,16 @@ impl<H: Host> Plan<'_, H> {
             self.home("CPU reservation", Controllers::CPU)?;
         } else if let Some(weight) = limits.cpu_weight {
             let limit = "CPU weight";
+            if weight == 0 {
+                self.home(limit, Controllers::CPU)?;
+                // KERNEL(5.15): cpu.idle.
+                if !self.host.has(Controllers::CPU, IDLE) {
+                    let why = format!("the kernel has no {IDLE} for --cpu-weight idle");
+                    return Err(CgroupError::Missing { limit, why, since: "5.15" });
+                }
+                self.add(limit, Controllers::CPU, IDLE, "1".into());
+                return Ok(());
+            }
             check_weight(limit, weight)?;
             match self.home(limit, Controllers::CPU)? {
                 Version::V2 => {
@@ -359,6 +372,13 @@ pub(super) fn no_burst(host: &impl Host) -> Option<Setting> {
     host.has(controller, file).then_some(setting)
 }
 
+/// The write before a weight is changed: the kernel refuses the weight of a cgroup that is idle.
+pub(super) fn not_idle(host: &impl Host) -> Option<Setting> {
+    let controller = Controllers::CPU;
+    let setting = Setting { controller, limit: "CPU weight", file: IDLE, value: "0".into() };
+    host.has(controller, IDLE).then_some(setting)
+}
+
 fn burst_file(version: Version) -> &'static str {
     match version {
         Version::V1 => "cpu.cfs_burst_us",
@@ -468,6 +488,7 @@ mod tests {
         Limits {
             cpu_max_milli: Some(1500),
             cpu_reserve_milli: None,
+            cpu_idle_rate_milli: None,
             cpu_period_us: None,
             cpu_burst: Some(CpuBurst::Percent(10)),
             cpu_weight: Some(100),
@@ -548,6 +569,21 @@ mod tests {
     }
 
     #[test]
+    fn weight_of_idle_container_is_a_file_of_its_own() {
+        const IDLE_FILES: &[&str] = &["cpu.idle"];
+        let idle = Limits { cpu_weight: Some(0), ..Limits::default() };
+        for version in [Version::V1, Version::V2] {
+            let host = Fake { version: Some(version), files: IDLE_FILES };
+            assert_eq!(fresh(&idle, &host), [("cpu.idle", "1".to_owned())]);
+            let first = not_idle(&host).map(|s| (s.file, s.value));
+            assert_eq!(first, Some(("cpu.idle", "0".into())));
+        }
+        assert_eq!(not_idle(&V2), None);
+        let error = plan(&idle, &V2, MemoryV1::UNLIMITED).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Unsupported { since: "5.15" });
+    }
+
+    #[test]
     fn weight_of_reserved_container_is_left_to_the_caller() {
         let mut limits = Limits { cpu_weight: Some(200), ..Limits::default() };
         assert_eq!(fresh(&limits, &V2), [("cpu.weight", "200".to_owned())]);
@@ -611,7 +647,6 @@ mod tests {
         };
         let invalid = [crate::ErrorKind::Invalid; 2];
         assert_eq!(set(|l| l.cpu_max_milli = Some(9)), invalid);
-        assert_eq!(set(|l| l.cpu_weight = Some(0)), invalid);
         assert_eq!(set(|l| l.cpu_weight = Some(10_001)), invalid);
         assert_eq!(set(|l| l.memory_max_bytes = Some(1 << 19)), invalid);
         assert_eq!(set(|l| l.pids_max = Some(0)), invalid);

@@ -659,6 +659,11 @@ impl Cgroup {
             // ORDER: first, because a present burst may be above the new quota.
             settings.splice(0..0, limit::no_burst(&self.hierarchy));
         }
+        let is_weighed = limits.cpu_weight.is_some_and(|weight| weight > 0);
+        if is_weighed || limits.cpu_reserve_milli.is_some_and(|reserve| reserve > 0) {
+            // ORDER: first, because an idle cgroup takes no weight.
+            settings.splice(0..0, limit::not_idle(&self.hierarchy));
+        }
         let cpuset = settings.iter().any(|s| s.controller == Controllers::CPUSET);
         match self.hierarchy.version(Controllers::CPUSET) {
             Some(Version::V1) if cpuset && self.in_v1(Controllers::CPUSET).is_none() => {
