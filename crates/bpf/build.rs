@@ -19,6 +19,7 @@ fn main() {
         "reuseport",
         "gates",
         "rate",
+        "scheduler",
         "socket_count",
     ] {
         let source = format!("src/{name}/{name}.bpf.c");

@@ -17,6 +17,8 @@
 //! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
 //!   (`load`, `find`, `detach`, `remove`), which keeps them.
 //! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
+//! - `scheduler` is loaded by the daemon where its settings say so, schedules all tasks of the host, and ends with its
+//!   link.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -37,6 +39,7 @@ pub mod rate;
 mod record;
 pub mod request;
 pub mod reuseport;
+pub mod scheduler;
 pub mod socket_count;
 
 pub use error::BpfError;
