@@ -74,12 +74,13 @@ impl Accelerator {
     }
 
     /// QEMU's words for it, with further words about the CPU, such as `,-avx2`.
-    fn words(self, cpu: &str) -> [String; 4] {
-        let [accel, model] = match self {
-            Self::Kvm => ["kvm", "host"],
-            // Without cx16 the kernel takes a slow path that emulation runs faster than the fast one;
-            // without la57 it walks four levels of page tables, not five.
-            Self::Tcg => ["tcg,thread=multi", "max,-cx16,-la57"],
+    fn words(self, cpu: &str, has_cx16: bool) -> [String; 4] {
+        let [accel, model] = match (self, has_cx16) {
+            (Self::Kvm, _) => ["kvm", "host"],
+            // Without la57 the kernel walks four levels of page tables, not five.
+            (Self::Tcg, true) => ["tcg,thread=multi", "max,-la57"],
+            // Without cx16 it takes a slow path that emulation runs faster than the fast one.
+            (Self::Tcg, false) => ["tcg,thread=multi", "max,-cx16,-la57"],
         };
         ["-accel".into(), accel.into(), "-cpu".into(), format!("{model}{cpu}")]
     }
@@ -91,6 +92,9 @@ pub struct Machine<'g> {
     pub kernel: &'g Kernel,
     /// Further words about its CPU, such as `,-avx2`.
     pub cpu: &'g str,
+    /// The CPU has the instruction CMPXCHG16B. KERNEL(6.19): without it, BPF programs get no timer and no memory of a
+    /// task (`kmalloc_nolock()`), so no scheduler begins.
+    pub has_cx16: bool,
     /// How its processors are executed.
     pub accelerator: Accelerator,
 }
@@ -167,7 +171,7 @@ impl Guest {
         if let Some(known) = known.strip_prefix(boot.trim()).and_then(parse) {
             return Ok(known);
         }
-        let machine = Machine { kernel, cpu: "", accelerator: Accelerator::Kvm };
+        let machine = Machine { kernel, cpu: "", has_cx16: true, accelerator: Accelerator::Kvm };
         let trial = self.boot_once(&machine, "true\n", TRIAL);
         let is_good = trial.is_ok_and(|ended| ended.status() == Some(0));
         let found = if is_good { Accelerator::Kvm } else { Accelerator::Tcg };
@@ -297,7 +301,7 @@ impl Guest {
         );
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-machine", "q35"])
-            .args(machine.accelerator.words(machine.cpu))
+            .args(machine.accelerator.words(machine.cpu, machine.has_cx16))
             .args(["-smp", "2", "-m", "4G", "-no-reboot", "-nodefaults", "-display", "none"])
             .args(["-object", "memory-backend-memfd,id=memory,size=4G,share=on"])
             .args(["-numa", "node,memdev=memory"])

@@ -99,7 +99,7 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
         [] => guest.test_script(&tests, green),
         words => Ok(words.join(" ")),
     };
-    let machine = Machine { kernel: &kernel, cpu: "", accelerator };
+    let machine = Machine { kernel: &kernel, cpu: "", has_cx16: args.next, accelerator };
     let status = guest.boot(&machine, &script, limit)?;
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }

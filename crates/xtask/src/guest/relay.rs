@@ -42,7 +42,8 @@ pub fn run(guest: &Guest, limit: Duration) -> Result<ExitCode> {
     // A leg needs a CPU whose features QEMU can take away.
     let accelerator = Accelerator::Tcg;
     for (leg, is_next, cpu) in LEGS {
-        let machine = Machine { kernel: if is_next { &next } else { &own }, cpu, accelerator };
+        let kernel = if is_next { &next } else { &own };
+        let machine = Machine { kernel, cpu, has_cx16: false, accelerator };
         let script = format!(
             "mount -o remount,rw {top}\n\
              DORMOUSE_RELAY={baton} {program} --ignored --exact {leg} --nocapture\n",
