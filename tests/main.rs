@@ -46,6 +46,7 @@ mod private;
 mod programs;
 mod rounds;
 mod rules;
+mod scheduler;
 mod shortage;
 mod sleep;
 mod soak;

@@ -453,6 +453,16 @@ static FEATURES: &[Feature] = &[
         btf::fentry,
     ),
     feature(
+        "BPF: sched_ext with quotas",
+        "6.17",
+        "`scheduler = \"ext\"`: CPU reservations are kept at each wakeup",
+        (
+            "the daemon changes weights ten times a second",
+            "time that a container slept is repaid later",
+        ),
+        btf::scheduler,
+    ),
+    feature(
         "veth pairs",
         "2.6.24",
         "the uplink of a trust domain; `--net private`",
