@@ -244,6 +244,12 @@ pub fn promise(text: &str, value: f64, limit: f64) {
     eprintln!("  {word}: {text}: {value:.2} (promised: at most {limit})");
 }
 
+/// The same for a promise of at least something.
+pub fn promise_least(text: &str, value: f64, limit: f64) {
+    let word = if value >= limit { "kept" } else { "NOT KEPT" };
+    eprintln!("  {word}: {text}: {value:.2} (promised: at least {limit})");
+}
+
 /// Reports a figure of these programs as a part of that of the programs of `--before`.
 pub fn change(text: &str, now: f64, before: f64) {
     eprintln!("  {text}: {:.2} of the programs before", now / before);
@@ -398,12 +404,14 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls", "serve", "tick", "hog", "passage", "site"] {
+        for program in
+            ["floor", "calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"]
+        {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        for program in ["calls", "serve", "tick", "hog", "passage", "site"] {
+        for program in ["calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
         }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
@@ -428,6 +436,13 @@ impl Bench {
         self.place.dormouse_in(root)
     }
 
+    /// Replaces the settings of the instance.
+    pub fn configure(&self, settings: &str) -> Result<()> {
+        fs::create_dir_all(self.path("root/etc"))?;
+        let path = self.path("root/etc/config.toml");
+        fs::write(&path, settings).with_context(|| path.display().to_string())
+    }
+
     /// Starts our daemon, and waits until it is ready.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         let mut command = self.dormouse();
@@ -442,12 +457,23 @@ impl Bench {
         Ok(daemon)
     }
 
+    /// What `inspect` shows of a container.
+    pub fn record(&self, name: &str) -> Result<serde_json::Value> {
+        let text = ok(self.dormouse().args(["inspect", "--json", name]))?;
+        let mut record: serde_json::Value = serde_json::from_str(&text)?;
+        // A list of one record, or the record itself.
+        Ok(record.get_mut(0).map(serde_json::Value::take).unwrap_or(record))
+    }
+
+    /// The first process of a running container.
+    pub fn pid(&self, name: &str) -> Result<u32> {
+        let pid = self.record(name)?["pid"].as_u64().context("the container does not run")?;
+        Ok(u32::try_from(pid)?)
+    }
+
     /// The address of a container.
     pub fn address(&self, name: &str, port: u16) -> Result<std::net::SocketAddr> {
-        let text = ok(self.dormouse().args(["inspect", "--json", name]))?;
-        let record: serde_json::Value = serde_json::from_str(&text)?;
-        // A list of one record, or the record itself.
-        let record = record.get(0).unwrap_or(&record);
+        let record = self.record(name)?;
         let address = record["address"].as_str().context("the container has no address")?;
         Ok(std::net::SocketAddr::new(address.parse()?, port))
     }
@@ -712,6 +738,69 @@ pub fn scatter(name: &str, title: &str, axes: [&str; 2], sets: &[Line<'_>]) -> R
     Ok(())
 }
 
+/// Bars of one colour in a drawing by [`bars`]: a height for each name.
+pub struct Bars<'a> {
+    /// The name in the legend.
+    pub name: &'a str,
+    /// Names below the bars, with heights.
+    pub heights: Vec<(String, f64)>,
+}
+
+/// Draws groups of bars, one group for each name of the first set, and a line at `limit`, into
+/// `target/bench/NAME.svg`, and prints the path.
+pub fn bars(name: &str, title: &str, axis: &str, limit: f64, sets: &[Bars<'_>]) -> Result<()> {
+    use plotters::prelude::*;
+    use plotters::style::text_anchor::{HPos, Pos, VPos};
+    let path = drawing(name)?;
+    let first = sets.first().filter(|set| !set.heights.is_empty());
+    let groups: Vec<&String> =
+        first.context("nothing to draw")?.heights.iter().map(|(name, _)| name).collect();
+    let all = || sets.iter().flat_map(|set| &set.heights);
+    let high = all().map(|(_, height)| *height).fold(limit, f64::max) * 1.15;
+    let right = groups.len() as f64;
+    let canvas = SVGBackend::new(&path, (900, 540)).into_drawing_area();
+    let draw = || -> Result<(), Box<dyn std::error::Error>> {
+        canvas.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&canvas)
+            .caption(title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(96)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0.0..right, 0.0..high)?;
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_x_mesh().x_labels(0).y_desc(axis).light_line_style(WHITE).draw()?;
+        let width = 0.8 / sets.len() as f64;
+        for (n, set) in sets.iter().enumerate() {
+            let (red, green, blue) = COLORS[n % COLORS.len()];
+            let style = RGBColor(red, green, blue).filled();
+            let bar = |(group, height): (&String, f64)| {
+                let place = groups.iter().position(|name| *name == group)?;
+                let left = place as f64 + 0.1 + n as f64 * width;
+                Some(Rectangle::new([(left, 0.0), (left + width, height)], style))
+            };
+            let bars = set.heights.iter().map(|(group, height)| (group, *height)).filter_map(bar);
+            let drawn = chart.draw_series(bars)?;
+            drawn
+                .label(set.name)
+                .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], style));
+        }
+        chart.draw_series(LineSeries::new([(0.0, limit), (right, limit)], BLACK.mix(0.6)))?;
+        let turned = ("sans-serif", 13).into_font().transform(FontTransform::Rotate90);
+        let style = turned.color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+        for (place, group) in groups.iter().enumerate() {
+            let (x, y) = chart.backend_coord(&(place as f64 + 0.5, 0.0));
+            canvas.draw(&Text::new(group.as_str(), (x, y + 6), style.clone()))?;
+        }
+        let mut legend = chart.configure_series_labels();
+        legend.position(SeriesLabelPosition::UpperRight).border_style(BLACK.mix(0.3));
+        legend.background_style(WHITE.mix(0.7)).draw()?;
+        Ok(canvas.present()?)
+    };
+    draw().map_err(|e| anyhow::anyhow!("cannot draw {}: {e}", path.display()))?;
+    eprintln!("  drawn: {}", path.display());
+    Ok(())
+}
+
 /// The path of a drawing, in a directory that is made.
 fn drawing(name: &str) -> Result<PathBuf> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
@@ -783,6 +872,32 @@ pub fn ok(command: &mut Command) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?}: {}: {}", output.status, text.trim());
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The CPU time of all threads of a process (the first field of schedstat, proc_pid_schedstat in
+/// Documentation/scheduler/sched-stats.rst), in seconds.
+pub fn cpu_time(pid: u32) -> Result<f64> {
+    let mut sum = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+        sum += text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).context("no number")?;
+    }
+    Ok(sum as f64 / 1e9)
+}
+
+/// The directory of a process's cgroup with a controller, on cgroup v1 or v2 (cgroups(7)).
+pub fn cgroup_of(pid: u32, controller: &str) -> Result<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let find = |wanted: &dyn Fn(&str) -> bool| {
+        text.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            wanted(controllers).then(|| path.trim_start_matches('/'))
+        })
+    };
+    let v1 = find(&|controllers| controllers.split(',').any(|one| one == controller));
+    let of_v1 = |path| Path::new("/sys/fs/cgroup").join(controller).join(path);
+    let v2 = || find(&str::is_empty).map(|path| Path::new("/sys/fs/cgroup").join(path));
+    v1.map(of_v1).or_else(v2).with_context(|| format!("no cgroup of {pid} for {controller}"))
 }
 
 /// The median of some numbers.

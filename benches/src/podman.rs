@@ -1,7 +1,7 @@
 //! Podman with directories of its own, as a peer.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -12,7 +12,7 @@ use crate::{Bench, ok};
 /// benchmark's.
 const RUN: &str = "/run/bench-podman";
 
-/// Podman with the image `bench`.
+/// Podman with the image `bench`, and those that are imported.
 #[derive(Debug, Clone)]
 pub struct Podman {
     root: PathBuf,
@@ -23,17 +23,24 @@ impl Podman {
     pub fn new(bench: &Bench) -> Result<Self> {
         fs::create_dir_all(RUN)?;
         ok(Command::new("mount").args(["-t", "tmpfs", "bench", RUN]))?;
-        let archive = bench.path("rootfs.tar");
-        let mut tar = Command::new("tar");
-        ok(tar.arg("-C").arg(bench.path("rootfs")).arg("-cf").arg(&archive).arg("."))?;
         let podman = Self { root: bench.path("podman/root") };
-        ok(podman.command().arg("import").arg(&archive).arg("bench"))?;
+        podman.import(bench, &bench.path("rootfs"), "bench")?;
         Ok(podman)
+    }
+
+    /// Imports a directory as an image.
+    pub fn import(&self, bench: &Bench, dir: &Path, name: &str) -> Result<()> {
+        let archive = bench.path("podman.tar");
+        ok(Command::new("tar").arg("-C").arg(dir).arg("-cf").arg(&archive).arg("."))?;
+        ok(self.command().arg("import").arg(&archive).arg(name))?;
+        Ok(fs::remove_file(archive)?)
     }
 
     /// The command, without a verb.
     pub fn command(&self) -> Command {
         let mut command = Command::new("podman");
+        // conmon(8) makes the file `oom` in its working directory.
+        command.current_dir(RUN);
         command.arg("--root").arg(&self.root).args(["--runroot", RUN]);
         command.args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"]);
         command
