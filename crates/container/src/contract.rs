@@ -520,9 +520,8 @@ fn weigh(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
     }
     ledger.others_shares = others_shares;
     let all_milli = cgroup::online_cpus()?.saturating_mul(1000);
-    // Unreadable settings do not keep a container from its end.
-    let host_milli = host_milli(ground).map_or(all_milli / 20, |(host, _)| host);
-    cgroups.set_parent_shares(Some((host_milli, all_milli)))?;
+    let reserved_milli: u32 = ledger.cpus().map(|(_, grant)| grant.cpu.reserve_milli).sum();
+    cgroups.set_parent_shares(Some((reserved_milli, all_milli)))?;
     let host = Host { cpus_milli: all_milli, shares_max: cgroups.shares_max() };
     let all: Vec<(&ContainerId, Cpu)> = ledger.cpus().map(|(id, grant)| (id, grant.cpu)).collect();
     for Setting { id, shares } in statics(&host, &all, others_shares) {

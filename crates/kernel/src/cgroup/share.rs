@@ -28,9 +28,6 @@ const SHARES: u32 = 1024;
 const SHARES_MAX: u32 = 102_400;
 /// The largest weight of v1.
 const V1_SHARES_MAX: u64 = 262_144;
-/// LIMIT: on v1 tasks of the host compete as single tasks, 1024 shares each, and their number changes all the
-/// time. The host is taken for so many busy tasks.
-const HOST_TASKS: u64 = 5;
 /// Bytes read of `cpu.stat`, which has some 300.
 const STAT_BYTES: usize = 2048;
 
@@ -103,11 +100,11 @@ pub(super) fn read(version: Version, dir: &Dir) -> CallResult<u32> {
     })
 }
 
-/// The weight at which a parent gets all time but a part of `host_milli` of `all_milli`, beside siblings with
-/// a weight of `others` together.
-fn parent_shares(others: u64, host_milli: u32, all_milli: u32) -> u32 {
-    let containers = u64::from(all_milli.saturating_sub(host_milli));
-    let shares = others.saturating_mul(containers) / u64::from(host_milli.max(1));
+/// The weight at which a parent gets `reserved_milli` of `all_milli`, beside siblings with a weight of `others`
+/// together.
+fn parent_shares(others: u64, reserved_milli: u32, all_milli: u32) -> u32 {
+    let rest = u64::from(all_milli.saturating_sub(reserved_milli));
+    let shares = others.saturating_mul(u64::from(reserved_milli)) / rest.max(1);
     shares.clamp(SHARES.into(), V1_SHARES_MAX) as u32
 }
 
@@ -166,15 +163,20 @@ impl Hierarchy {
         Ok(unless_removed(wrote).map_err(set_failed)?.is_some())
     }
 
-    /// Sets the weight of all containers together, so that they get all CPU time but a part of `host_milli`
-    /// of the CPUs' `all_milli` while every cgroup of the host beside them is busy. `None` sets the default.
+    /// Sets the weight of all containers together, so that they get what is reserved, `reserved_milli` of the CPUs'
+    /// `all_milli`, while every cgroup of the host beside them is busy. `None` sets the default.
+    ///
+    /// The weight is not larger than that. Threads of the kernel work for containers, such as those of loop devices
+    /// and journals, and compete with all containers together. Beside W times its weight, a thread that becomes ready
+    /// waits for some W milliseconds: the scheduler (EEVDF) lets it run after the turn of the heavier group, whose
+    /// length grows with its weight.
     ///
     /// Other instances of Dormouse do not count as the host.
     pub fn set_parent_shares(&self, part: Option<(u32, u32)>) -> Result<(), CgroupError> {
         let (version, parent) = self.cpu_parent()?;
         let shares = match part {
             None => SHARES,
-            Some((host, all)) => parent_shares(self.shares_beside(version)?, host, all),
+            Some((reserved, all)) => parent_shares(self.shares_beside(version)?, reserved, all),
         };
         if read(version, parent).map_err(CgroupError::Read)? == shares {
             return Ok(());
@@ -183,6 +185,9 @@ impl Hierarchy {
     }
 
     /// The weights of all cgroups beside the parent, in shares.
+    ///
+    /// LIMIT: on v1 tasks of the host compete as single tasks, 1024 shares each, and their number changes all the
+    /// time. The host is taken for one busy task on each CPU.
     fn shares_beside(&self, version: Version) -> Result<u64, CgroupError> {
         let mount = match (version, &self.0.v2) {
             (Version::V2, Some(v2)) => Some(&v2.mount),
@@ -196,7 +201,7 @@ impl Hierarchy {
         let Some(mount) = mount else { return Ok(SHARES.into()) };
         let root = Dir::open(mount).map_err(CgroupError::Open)?;
         let mut sum = match version {
-            Version::V1 => HOST_TASKS * u64::from(SHARES),
+            Version::V1 => u64::from(online_cpus()?) * u64::from(SHARES),
             Version::V2 => 0,
         };
         for name in root.names().map_err(CgroupError::Read)? {
@@ -266,13 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn parent_outweighs_the_host_but_for_its_part() {
-        // 5 % of two CPUs: 19 times the host's weight.
-        assert_eq!(parent_shares(5 * 1024, 100, 2000), 19 * 5 * 1024);
-        assert_eq!(parent_shares(300 * 1024, 100, 2000), 262_144, "v1 has no larger weight");
-        assert_eq!(parent_shares(1024, 1500, 2000), 1024, "never below the default");
-        assert_eq!(parent_shares(1024, 0, 2000), 262_144);
-        assert_eq!(parent_shares(u64::MAX, 1, 2000), 262_144);
+    fn parent_gets_what_is_reserved_beside_a_busy_host() {
+        // Half of two CPUs: the weight of the host.
+        assert_eq!(parent_shares(2 * 1024, 1000, 2000), 2 * 1024);
+        // All but 5 %: 19 times that.
+        assert_eq!(parent_shares(2 * 1024, 1900, 2000), 19 * 2 * 1024);
+        assert_eq!(parent_shares(300 * 1024, 1900, 2000), 262_144, "v1 has no larger weight");
+        assert_eq!(parent_shares(1024, 500, 2000), 1024, "never below the default");
+        assert_eq!(parent_shares(1024, 2000, 2000), 262_144);
+        assert_eq!(parent_shares(u64::MAX, 1999, 2000), 262_144);
     }
 
     #[test]

@@ -259,7 +259,7 @@ fn root_weight_is_changed_through_kept_descriptors_until_the_cgroup_is_removed()
 }
 
 #[test]
-fn root_parent_outweighs_the_host_while_its_weight_is_set() {
+fn root_parent_gets_what_is_reserved_while_its_weight_is_set() {
     let scratch = Scratch::new();
     let hierarchy = &scratch.hierarchy;
     let _cgroup = hierarchy.create("a", &Limits::default()).unwrap();
@@ -268,7 +268,7 @@ fn root_parent_outweighs_the_host_while_its_weight_is_set() {
         share::read(version, parent).unwrap()
     };
     assert_eq!(weight(), 1024);
-    hierarchy.set_parent_shares(Some((100, 2000))).unwrap();
+    hierarchy.set_parent_shares(Some((1900, 2000))).unwrap();
     assert!(weight() >= 19 * 1024, "{}", weight());
     hierarchy.set_parent_shares(None).unwrap();
     assert_eq!(weight(), 1024);
