@@ -5,6 +5,7 @@
 //! | guarantee | `memory.min` of the container and, for all of them together, of its parent | none |
 //! | memory reclaimed last | `memory.low` of both | `memory.soft_limit_in_bytes` of the container |
 //! | memory of all containers | `memory.max` of the parent | `memory.limit_in_bytes` of the parent |
+//! | memory of images | `memory.low` of their cgroup and its parent | a limit of their cgroup |
 //!
 //! On v1 a guarantee is kept from the other side: while the others are below limits that leave the guaranteed
 //! memory free, the parent's limit is never reached, and nothing of the container is reclaimed.
@@ -40,6 +41,8 @@ pub struct ParentMemory {
     pub min_bytes: u64,
     /// Memory of all containers that is reclaimed last.
     pub low_bytes: u64,
+    /// Memory of images that is reclaimed last; on v1 the most memory of images, while there is a limit for all.
+    pub images_bytes: u64,
 }
 
 /// LIMIT: signals during one write of a limit, after which the limit stays.
@@ -147,6 +150,11 @@ impl Hierarchy {
     /// Opens usage and limit of a container; `None` without its cgroup, and on v2.
     pub fn memory_share(&self, name: &str) -> Result<Option<MemoryShare>, CgroupError> {
         check_name(name)?;
+        self.share_of(name)
+    }
+
+    /// The same for any cgroup below the parent.
+    pub(super) fn share_of(&self, name: &str) -> Result<Option<MemoryShare>, CgroupError> {
         let Some(parent) = self.v1_parent(Controllers::MEMORY)? else { return Ok(None) };
         let open = |file, flags| {
             unless_removed(parent.child(name).and_then(|dir| match dir {
@@ -194,12 +202,16 @@ impl Hierarchy {
             Ok(!lowers && max < V1_UNLIMITED_BYTES && now.is_none_or(|now| max < now))
         };
         match (self.version(Controllers::MEMORY), &self.0.v2) {
-            (Some(Version::V1), _) => match self.v1_parent(Controllers::MEMORY)? {
-                Some(parent) if !is_left_out(parent, "memory.limit_in_bytes")? => parent
-                    .write("memory.limit_in_bytes", &written(memory.max_bytes))
-                    .map_err(set_failed),
-                _ => Ok(()),
-            },
+            (Some(Version::V1), _) => {
+                if let Some(parent) = self.v1_parent(Controllers::MEMORY)?
+                    && !is_left_out(parent, "memory.limit_in_bytes")?
+                {
+                    parent
+                        .write("memory.limit_in_bytes", &written(memory.max_bytes))
+                        .map_err(set_failed)?;
+                }
+                self.limit_images(memory.images_bytes, memory.max_bytes.is_some(), lowers)
+            }
             (Some(Version::V2), Some(v2)) => {
                 let write = |file, text: &str| v2.parent.write(file, text).map_err(set_failed);
                 let is_left_out = is_left_out(&v2.parent, "memory.max")?;
@@ -210,7 +222,9 @@ impl Hierarchy {
                     write("memory.max", &max)?;
                 }
                 write("memory.min", &memory.min_bytes.to_string())?;
-                write("memory.low", &memory.low_bytes.to_string())
+                let images_bytes = self.protect_images(memory.images_bytes)?;
+                let low_bytes = memory.low_bytes.saturating_add(images_bytes);
+                write("memory.low", &low_bytes.to_string())
             }
             _ => Ok(()),
         }

@@ -9,6 +9,7 @@
 //! ```text
 //! PARENT/            no process, hands the controllers down (v2), carries the device policy
 //!   keeper/          our own process: v2 allows none in a cgroup that hands controllers down
+//!   images/          page cache of the files of images, in the hierarchy of the memory controller alone
 //!   NAME/            a container; what is below belongs to the container
 //!   devices-1/       v1 `devices` only: one shared list for all containers
 //! ```
@@ -46,6 +47,7 @@ mod error;
 mod fit;
 mod freezer;
 mod guarantee;
+mod images;
 mod life;
 mod limit;
 mod mounts;
@@ -72,6 +74,7 @@ pub use self::counters::Counters;
 pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::guarantee::{LimitSet, MemoryShare, ParentMemory, exists};
+pub use self::images::ChargingImages;
 pub use self::parts::{Device, MemoryParts};
 pub use self::quota::CpuQuota;
 pub use self::share::{CpuShare, count_cpus, online_cpus, shares_of_weight};
@@ -81,6 +84,7 @@ pub use self::tree::{Forest, Tree};
 pub use self::usage::{Charged, CpuTime, InUse, MemoryCharged, MemoryInUse};
 
 use self::dir::Dir;
+use self::images::IMAGES;
 use self::limit::{Host, MemoryV1, Setting, Version};
 use self::mounts::Mounts;
 use self::wait::retry_busy;
@@ -202,6 +206,12 @@ fn leave(above: &Dir, parent: &Dir, own: &str) -> CallResult<()> {
         above.write("cgroup.procs", "0")?;
     }
     Ok(())
+}
+
+/// Returns whether processes are in the cgroup `own` of `parent`.
+fn has_processes(parent: &Dir, own: &str) -> CallResult<bool> {
+    let Some(dir) = parent.child(own)? else { return Ok(false) };
+    Ok(!dir.read("cgroup.procs")?.trim().is_empty())
 }
 
 impl Hierarchy {
@@ -421,7 +431,8 @@ impl Hierarchy {
     /// Removes the parent from every hierarchy. A caller that is itself in the keeper's cgroup, as
     /// the program that a keeper becomes at its end is, leaves it first, for the hierarchy's root.
     ///
-    /// Errors with kind `Busy` while a container or the keeper is in it.
+    /// Errors with kind `Busy` while a container or the keeper is in it. While an image is imported, the cgroup of
+    /// images stays, and the parent above it: the next call removes both.
     pub fn remove_parent(&self) -> Result<(), CgroupError> {
         let names = self.names()?;
         if !names.is_empty() {
@@ -432,13 +443,20 @@ impl Hierarchy {
         for mount in mounts {
             let above = Dir::open(mount).map_err(CgroupError::Remove)?;
             if let Some(parent) = above.child(&self.0.parent).map_err(CgroupError::Remove)? {
+                let mut is_used = false;
                 for own in parent.names().map_err(CgroupError::Remove)? {
                     leave(&above, &parent, &own).map_err(CgroupError::Remove)?;
+                    if own == IMAGES && has_processes(&parent, &own).map_err(CgroupError::Remove)? {
+                        is_used = true;
+                        continue;
+                    }
                     // The keeper's last process closes its sockets before it leaves its cgroup.
                     retry_busy(Duration::from_millis(500), || parent.remove(&own))
                         .map_err(CgroupError::Remove)?;
                 }
-                above.remove(&self.0.parent).map_err(CgroupError::Remove)?;
+                if !is_used {
+                    above.remove(&self.0.parent).map_err(CgroupError::Remove)?;
+                }
             }
         }
         Ok(())
@@ -753,7 +771,8 @@ fn tasks(dir: &Dir) -> Result<OwnedFd, CgroupError> {
 /// A container's name is one path component and not a reserved name.
 fn check_name(name: &str) -> Result<(), Invalid> {
     let _: Name = name.parse()?;
-    if name == KEEPER || name.starts_with("devices-") || name.contains('.') && is_file(name) {
+    let is_own = name == KEEPER || name == IMAGES || name.starts_with("devices-");
+    if is_own || name.contains('.') && is_file(name) {
         return Err(Invalid::new("cgroup name", name, "a name that is not one of our own"));
     }
     Ok(())

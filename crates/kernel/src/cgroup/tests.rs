@@ -15,7 +15,9 @@ use crate::ErrorKind;
 
 #[test]
 fn control_file_and_reserved_names_are_refused() {
-    for bad in ["keeper", "devices-1", "devices-1-77", "cgroup.procs", "memory.max", "blkio.x"] {
+    for bad in
+        ["keeper", "images", "devices-1", "devices-1-77", "cgroup.procs", "memory.max", "blkio.x"]
+    {
         assert!(check_name(bad).is_err(), "{bad}");
     }
     for good in ["web", "a.b", "0123456789abcdef0123456789abcdef", "memory"] {
@@ -517,4 +519,92 @@ fn root_limit_of_a_removed_cgroup_reaches_no_later_one() {
     assert_eq!((share.used_bytes().unwrap(), share.limit_bytes().unwrap()), (None, None));
     let again = hierarchy.memory_share("a").unwrap().expect("a limit");
     assert_eq!(again.limit_bytes().unwrap(), Some(u64::MAX));
+}
+
+/// Held by tests that move their process, of which all threads share the cgroup.
+static MOVES: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Bytes of a file that a test has cached.
+const CACHED_BYTES: usize = 32 << 20;
+
+/// Reads a file in a process of a cgroup.
+fn read_in(cgroup: &Cgroup, file: &Path) {
+    let mut child = spawn(cgroup, &format!("exec cat {} >/dev/null", file.display()));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn root_vm_file_written_for_images_is_charged_to_no_reader() {
+    let _moves = MOVES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let write = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, vec![1; CACHED_BYTES]).unwrap();
+        path
+    };
+    let place = || std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    assert_eq!(hierarchy.images_memory().unwrap(), None, "there is no cgroup yet");
+    let before = place();
+    let charging = hierarchy.charge_images().unwrap().expect("a memory controller");
+    assert!(place().lines().any(|line| line.ends_with("/images")), "{}", place());
+    let file = write("image");
+    drop(charging);
+    assert_eq!(place(), before, "moved back");
+    let images = hierarchy.images_memory().unwrap().expect("a cgroup of images");
+    assert!(images.file_bytes >= CACHED_BYTES as u64, "{images:?}");
+    for name in ["a", "b"] {
+        let cgroup = hierarchy.create(name, &Limits::default()).unwrap();
+        read_in(&cgroup, &file);
+        let used = cgroup.memory_bytes().unwrap();
+        assert!(used < CACHED_BYTES as u64 / 4, "{name}: {used}");
+    }
+    assert_eq!(hierarchy.names().unwrap(), ["a", "b"], "images are no container");
+}
+
+#[test]
+fn root_parent_stays_while_images_are_written() {
+    let _moves = MOVES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let charging = hierarchy.charge_images().unwrap().expect("a memory controller");
+    hierarchy.remove_parent().unwrap();
+    assert!(hierarchy.images_memory().unwrap().is_some(), "in use");
+    drop(charging);
+    hierarchy.remove_parent().unwrap();
+    assert!(scratch.directories().is_empty(), "{:?}", scratch.directories());
+}
+
+#[test]
+fn root_vm_images_are_limited_or_protected_beside_guarantees() {
+    let _moves = MOVES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let scratch = Scratch::new();
+    let hierarchy = &scratch.hierarchy;
+    let memory = |max_mb: Option<u64>| ParentMemory {
+        max_bytes: max_mb.map(|mb| mb << 20),
+        low_bytes: 1 << 20,
+        images_bytes: 200 << 20,
+        ..ParentMemory::default()
+    };
+    hierarchy.set_parent_memory(memory(Some(1000))).unwrap();
+    drop(hierarchy.charge_images().unwrap().expect("a memory controller"));
+    hierarchy.set_parent_memory(memory(Some(1000))).unwrap();
+    if hierarchy.keeps_memory() {
+        let v2 = hierarchy.0.v2.as_ref().unwrap();
+        let images = v2.parent.child(IMAGES).unwrap().unwrap();
+        assert_eq!(images.read_number("memory.low").unwrap(), Some(200 << 20));
+        assert_eq!(v2.parent.read_number("memory.low").unwrap(), Some(201 << 20));
+        assert_eq!(images.read_number("memory.max").unwrap(), None);
+        return;
+    }
+    let limit = || hierarchy.images_share().unwrap().expect("v1").limit_bytes().unwrap();
+    assert_eq!(limit(), Some(200 << 20));
+    hierarchy.raise_parent_memory(memory(None)).unwrap();
+    assert_eq!(limit(), Some(u64::MAX), "nothing is guaranteed any more");
+    let small = ParentMemory { images_bytes: 100 << 20, ..memory(Some(1000)) };
+    hierarchy.raise_parent_memory(small).unwrap();
+    assert_eq!(limit(), Some(u64::MAX), "a lower limit waits for reclaim");
+    hierarchy.set_parent_memory(small).unwrap();
+    assert_eq!(limit(), Some(100 << 20));
 }
