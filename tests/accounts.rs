@@ -6,6 +6,8 @@ use std::fs;
 use dormouse_testkit::{Host, Led, Terminal, dormouse, soon, wait_until};
 use serde_json::Value;
 
+use crate::gates::images_ns;
+
 /// Some thousand page faults, and then a loop that takes CPU time for ever.
 const BURN: &str =
     "i=0; while [ $i -lt 100 ]; do /bin/busybox true; i=$((i+1)); done; while :; do :; done";
@@ -58,6 +60,12 @@ fn kernel_ns(host: &Host, below: &str) -> u64 {
     panic!("no cpu.stat below {:?}", host.cgroups())
 }
 
+/// CPU time of all containers.
+#[track_caller]
+fn of_containers_ns(host: &Host) -> u64 {
+    kernel_ns(host, "") - kernel_ns(host, "keeper") - images_ns(host)
+}
+
 #[track_caller]
 fn id(host: &Host, name: &str) -> String {
     host.inspect(name)["id"].as_str().expect("an id").to_owned()
@@ -106,7 +114,7 @@ fn vm_account_has_the_use_that_the_cgroup_counts() {
     let (x, other) = (x.expect("its account"), other.expect("its account"));
     assert!(x > counted);
     // The kernel keeps the figures of removed cgroups in the one above.
-    let of_containers = kernel_ns(&host, "") - kernel_ns(&host, "keeper");
+    let of_containers = of_containers_ns(&host);
     assert_near(x + other, of_containers);
     assert_eq!(sum(&all, "CpuNs"), x + other);
     assert_eq!(charged(&host, "@x", "CpuNs"), x, "nothing runs");
@@ -125,7 +133,7 @@ fn vm_trial_restore_is_charged_once_beside_the_life() {
     host.dm(&["account", "create", "other"]).ok();
     host.dm(&["account", "rm", "other"]).ok();
     let all = accounts(&host);
-    assert_near(sum(&all, "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_near(sum(&all, "CpuNs"), of_containers_ns(&host));
     assert_eq!(figure(&all, "@x", "Lives"), Some(2));
 }
 
@@ -160,7 +168,7 @@ fn vm_charges_last_over_sleep_wake_restart_and_removal() {
     assert_eq!(figure(&after, "@y", "CpuNs"), None);
     assert!(figure(&after, "root", "CpuNs") >= Some(root + moved));
     assert_eq!(figure(&after, "root", "Lives"), Some(lives + 2));
-    assert_near(sum(&after, "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_near(sum(&after, "CpuNs"), of_containers_ns(&host));
     assert_eq!(accounts(&host).first(), after.first(), "the balance moves once");
 }
 
@@ -173,7 +181,7 @@ fn vm_short_lived_processes_are_charged_to_their_container() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
     host.dm(&["run", "--rm", "busybox", "sh", "-c", FORKS]).ok();
-    assert_near(sum(&accounts(&host), "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_near(sum(&accounts(&host), "CpuNs"), of_containers_ns(&host));
     host.dm(&["run", "-d", "--name", "x", "--pids", "100", "busybox", "sh", "-c", STORM]).ok();
     let cgroup = id(&host, "x");
     let burnt = || kernel_ns(&host, &cgroup) >= 200_000_000;
@@ -181,7 +189,7 @@ fn vm_short_lived_processes_are_charged_to_their_container() {
     accounts(&host);
     host.dm(&["rm", "--force", "x"]).ok();
     let all = accounts(&host);
-    assert_near(sum(&all, "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_near(sum(&all, "CpuNs"), of_containers_ns(&host));
     assert!(figure(&all, "root", "CpuNs") >= Some(200_000_000), "{all:?}");
 }
 
@@ -362,7 +370,7 @@ fn charge_survives_kill_at_any_step() {
         }
         assert!(number > 5, "{command:?} has {number} steps");
     }
-    assert_near(sum(&accounts(&host), "CpuNs"), kernel_ns(&host, "") - kernel_ns(&host, "keeper"));
+    assert_near(sum(&accounts(&host), "CpuNs"), of_containers_ns(&host));
 }
 
 #[test]

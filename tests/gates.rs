@@ -43,10 +43,18 @@ fn counted_ns(host: &Host, below: &str) -> u64 {
     us.trim().parse::<u64>().expect("a number") * 1000
 }
 
+/// CPU time of imports, which is counted below the cgroup of all containers on v2.
+pub(crate) fn images_ns(host: &Host) -> u64 {
+    let read = |dir: std::path::PathBuf| fs::read_to_string(dir.join("images/cpu.stat")).ok();
+    let stat = host.cgroups().into_iter().find_map(read).unwrap_or_default();
+    let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec "));
+    us.map_or(0, |us| us.trim().parse::<u64>().expect("a number") * 1000)
+}
+
 /// CPU time of all containers.
 #[track_caller]
 fn kernel_ns(host: &Host) -> u64 {
-    counted_ns(host, "") - counted_ns(host, "keeper")
+    counted_ns(host, "") - counted_ns(host, "keeper") - images_ns(host)
 }
 
 /// A service that works for its clients.

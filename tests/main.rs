@@ -29,6 +29,7 @@ mod guarantees;
 mod hang;
 mod host_users;
 mod hostile;
+mod image_memory;
 mod images;
 mod isolation;
 mod leftovers;

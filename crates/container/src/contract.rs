@@ -37,7 +37,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use dormouse_governor::cpu::{Host, Setting, statics};
-use dormouse_kernel::cgroup::{self, CgroupError, Controllers, LimitSet, MemoryShare};
+use dormouse_kernel::cgroup::{
+    self, CgroupError, ChargingImages, Controllers, LimitSet, MemoryShare,
+};
 use dormouse_model::{Bits, Config, ContainerId, Cpu, Cpus, Evict, Limits, Memory, Spec};
 
 use crate::disk::{self, Durable, Lock};
@@ -276,7 +278,7 @@ pub(crate) fn balance_all(ground: &Ground, changed: &Limits, all: &Limits) -> Re
     let is_memory = of_memory.iter().any(Option::is_some);
     ledger::change(ground, |ledger| {
         if is_memory {
-            ledger.decide(memory::room_bytes(ground), true);
+            ledger.decide(memory::room(ground), true);
         }
         balance_locked(ground, ledger)
     })?;
@@ -308,8 +310,10 @@ pub struct MemoryGranted {
     ground: Ground,
     /// Another number for each change of the guarantees.
     turn: u64,
-    /// Memory of all containers together.
-    pub room_bytes: u64,
+    /// Memory of all containers and images together.
+    all_bytes: u64,
+    /// The memory of images, if they have a cgroup.
+    images: Option<MemoryShare>,
     /// The running containers.
     pub members: BTreeMap<ContainerId, MemoryMember>,
 }
@@ -360,8 +364,9 @@ impl MemoryLimits {
             (it.id, MemoryMember { share, min_bytes, restored_bytes, ceiling_bytes })
         };
         let members = members.into_iter().map(member).collect();
-        let (turn, room_bytes) = (now.turn, now.room_bytes);
-        Ok(Some(MemoryGranted { ground, turn, room_bytes, members }))
+        let (turn, all_bytes) = (now.turn, now.room_bytes);
+        let images = ground.cgroups()?.images_share()?;
+        Ok(Some(MemoryGranted { ground, turn, all_bytes, images, members }))
     }
 
     /// Marks that the caller, a daemon, changes limits, or that it does no longer. Then the static limits are written.
@@ -375,6 +380,12 @@ impl MemoryLimits {
 }
 
 impl MemoryGranted {
+    /// Returns the memory of all containers together: what images use is not among it, and is not taken for them.
+    pub fn room_bytes(&self) -> Result<u64> {
+        let used = self.images.as_ref().map(MemoryShare::used_bytes).transpose()?.flatten();
+        Ok(self.all_bytes.saturating_sub(used.unwrap_or(0)))
+    }
+
     /// Sets a limit that was decided for these guarantees. `None` if the guarantees have changed since.
     pub fn set(&self, share: &MemoryShare, bytes: u64) -> Result<Option<LimitSet>> {
         writer::write_one(&self.ground, self.turn, share, bytes)
@@ -384,6 +395,25 @@ impl MemoryGranted {
     pub fn file_cache_bytes(&self, id: &ContainerId) -> Result<u64> {
         Ok(self.ground.cgroups()?.file_cache_bytes(id.as_str())?)
     }
+}
+
+/// Has the page cache of files that this process reads and writes charged to images, until the result is dropped.
+/// `None` if that is not possible here, which is no reason to fail.
+pub(crate) fn charge_images(ground: &Ground) -> Option<ChargingImages> {
+    let charging = ground.cgroups().ok()?.charge_images().ok()??;
+    // A limit that cannot be written is written by the next change of a guarantee.
+    let _ = memory::protect_images(ground);
+    Some(charging)
+}
+
+/// Returns the memory that is charged to images, and how much of it is protected.
+pub(crate) fn images_memory(ground: &Ground) -> Result<(u64, u64)> {
+    let used = match cgroup::exists(&ground.places.cgroup)? {
+        true => ground.cgroups()?.images_memory()?.map_or(0, |held| held.bytes),
+        false => 0,
+    };
+    let (host, all) = memory::host(ground)?;
+    Ok((used, settings::images_memory_bytes(&ground.settings(), all - host)?))
 }
 
 /// Returns whether memory is guaranteed, and by limits that a daemon changes: on cgroup v1.
@@ -402,7 +432,7 @@ fn give_back(ground: &Ground, extent: Extent) -> Result<()> {
         return disk::remove(&governed_memory(ground));
     }
     ledger::change(ground, |ledger| {
-        ledger.memory = Some(InForce::of(ledger, memory::room_bytes(ground)));
+        ledger.memory = Some(InForce::of(ledger, memory::room(ground)));
         Ok(())
     })?;
     let settled = writer::settle(ground, extent);
@@ -471,7 +501,7 @@ fn governed_memory(ground: &Ground) -> PathBuf {
 /// Computes the weights again if the number of containers has changed much, or one with much weight came.
 fn balance_if_changed(ground: &Ground, ledger: &mut Ledger, weight: u32) -> Result<()> {
     if ledger.is_outdated() {
-        ledger.decide(memory::room_bytes(ground), false);
+        ledger.decide(memory::room(ground), false);
     }
     if ledger.cpus().next().is_none() && !ledger.granted.is_empty() {
         return Ok(()); // only memory
@@ -497,7 +527,7 @@ fn count_started(ground: &Ground) -> u64 {
 
 /// Decides the limits of memory, and writes the static weights.
 fn balance_locked(ground: &Ground, ledger: &mut Ledger) -> Result<()> {
-    ledger.decide(memory::room_bytes(ground), false);
+    ledger.decide(memory::room(ground), false);
     weigh(ground, ledger)
 }
 

@@ -72,6 +72,7 @@ impl Engine {
     /// first needs them.
     pub fn open(places: Places) -> Result<Self> {
         let ground = Ground::new(places);
+        ground.charge_images_by(contract::charge_images);
         boot::open(&ground)?;
         Ok(Self { ground })
     }
@@ -134,6 +135,12 @@ impl Engine {
             hierarchy.is_ok_and(|it| it.controllers().contains(Controllers::PIDS))
         };
         Ok(pids.filter(|_| has_limit()))
+    }
+
+    /// Returns the memory that is charged to images, and how much of it is reclaimed last (on cgroup v1: not taken for
+    /// containers while memory is guaranteed). Nothing is made.
+    pub fn images_memory(&self) -> Result<(u64, u64)> {
+        contract::images_memory(&self.ground)
     }
 
     /// The image store.

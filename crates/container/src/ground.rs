@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use dormouse_api::{Event, EventKind};
-use dormouse_image::Store;
-use dormouse_kernel::cgroup::Hierarchy;
+use dormouse_image::{Charge, Store};
+use dormouse_kernel::cgroup::{ChargingImages, Hierarchy};
 use dormouse_model::{Config, ContainerId, Name};
 use dormouse_network::Network;
 
@@ -48,6 +48,25 @@ pub(crate) struct Ground {
     last: Mutex<Option<(Vec<u8>, Config)>>,
     /// Connections that show another process that this command has not ended.
     open: Mutex<Vec<OwnedFd>>,
+    /// How page cache of images is charged to them.
+    charge: OnceLock<ChargeImages>,
+}
+
+/// Charges page cache to images until the result is dropped.
+pub(crate) type ChargeImages = fn(&Ground) -> Option<ChargingImages>;
+
+/// The charge for page cache of images, as the store calls it. The control groups are opened anew each time: those
+/// above all containers are removed while none runs.
+#[derive(Debug)]
+struct ToImages {
+    places: Places,
+    charge: ChargeImages,
+}
+
+impl Charge for ToImages {
+    fn begin(&self) -> Option<ChargingImages> {
+        (self.charge)(&Ground::new(self.places.clone()))
+    }
 }
 
 impl Ground {
@@ -61,8 +80,14 @@ impl Ground {
             cgroups: OnceLock::new(),
             last: Mutex::new(None),
             open: Mutex::new(Vec::new()),
+            charge: OnceLock::new(),
             places,
         }
+    }
+
+    /// Sets how page cache of images is charged to them. Without, it is charged to the command that imports them.
+    pub(crate) fn charge_images_by(&self, charge: ChargeImages) {
+        let _ = self.charge.set(charge); // set once, before the store is opened
     }
 
     /// Keeps a connection open until this command ends.
@@ -75,7 +100,15 @@ impl Ground {
     /// The image store.
     pub(crate) fn images(&self) -> Result<&Store> {
         let (lib, run) = (&self.places.lib, &self.places.run);
-        get_or_open(&self.store, || Ok(Store::open(&lib.join("images"), &run.join("images"))?))
+        get_or_open(&self.store, || {
+            let store = Store::open(&lib.join("images"), &run.join("images"))?;
+            Ok(match self.charge.get() {
+                None => store,
+                Some(charge) => {
+                    store.charged_by(ToImages { places: self.places.clone(), charge: *charge })
+                }
+            })
+        })
     }
 
     /// The networks of this instance.

@@ -122,6 +122,7 @@ pub(crate) fn account_period(path: &Path) -> Result<Duration> {
 struct ContractSection {
     host_cpu_reserve: Option<String>,
     host_memory_reserve: Option<String>,
+    images_memory: Option<String>,
     service_debt: Option<bool>,
     service_order: Option<bool>,
     scheduler: Option<CpuChoice>,
@@ -154,6 +155,8 @@ pub(crate) fn orders_services(path: &Path) -> Result<bool> {
 
 /// The part of the CPUs that is kept for the host by default: a twentieth.
 const HOST_PART: u32 = 20;
+/// The part of the memory of all containers that is kept for images, unless the operator sets another one.
+pub(crate) const IMAGES_PART: u64 = 32;
 
 /// Parses a percentage of `all`, such as `5%`.
 fn part_of(all: u64, text: &str) -> Option<u64> {
@@ -172,6 +175,21 @@ pub(crate) fn host_memory_bytes(path: &Path, all_bytes: u64) -> Result<u64> {
         let what = format!(
             "host-memory-reserve '{text}' is not a percentage such as 5%, or a part such as 1g of the host's {}",
             Size(all_bytes)
+        );
+        Error::Invalid(format!("{}: {what}", path.display()))
+    })
+}
+
+/// Returns how much of `room_bytes`, the memory of all containers together, is kept for page cache of images.
+pub(crate) fn images_memory_bytes(path: &Path, room_bytes: u64) -> Result<u64> {
+    let Some(text) = read(path)?.contract.images_memory else {
+        return Ok(room_bytes / IMAGES_PART);
+    };
+    let size = || parse_bytes(&text).ok().filter(|bytes| *bytes <= room_bytes);
+    part_of(room_bytes, &text).or_else(size).ok_or_else(|| {
+        let what = format!(
+            "images-memory '{text}' is not a percentage such as 3%, or a part such as 500m of the {} for containers",
+            Size(room_bytes)
         );
         Error::Invalid(format!("{}: {what}", path.display()))
     })
@@ -580,6 +598,23 @@ mod tests {
         }
         std::fs::write(file.path(), "").unwrap();
         assert_eq!(host_memory_bytes(file.path(), 2000).unwrap(), 100);
+    }
+
+    #[test]
+    fn memory_of_images_is_a_percentage_or_a_size() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let set = |text: &str| {
+            std::fs::write(file.path(), format!("[contract]\nimages-memory = \"{text}\"\n"))
+                .unwrap();
+            images_memory_bytes(file.path(), 1 << 30)
+        };
+        assert_eq!(["50%", "100m", "0"].map(|text| set(text).unwrap() >> 20), [512, 100, 0]);
+        for bad in ["2g", "101%", "much"] {
+            let error = set(bad).unwrap_err().to_string();
+            assert!(error.contains("images-memory") && error.contains("500m"), "{error}");
+        }
+        std::fs::write(file.path(), "").unwrap();
+        assert_eq!(images_memory_bytes(file.path(), 3200).unwrap(), 100);
     }
 
     #[test]

@@ -264,7 +264,7 @@ fn turn(kept: &mut Kept) -> Result<bool> {
         Some(pace) if !pace.is_paused(now) => granted.file_cache_bytes(id).unwrap_or(0),
         _ => 0,
     };
-    let (next, settings) = decide(granted.room_bytes, &readings, state, cache);
+    let (next, settings) = decide(granted.room_bytes()?, &readings, state, cache);
     *state = next;
     let present: BTreeMap<&ContainerId, u64> =
         readings.iter().map(|it| (&it.id, it.limit_bytes)).collect();

@@ -2,6 +2,8 @@
 
 use std::io::Read;
 
+use dormouse_kernel::cgroup::ChargingImages;
+
 use crate::arrival::{Expect, Ingested, NewImage};
 use crate::digest::Digest;
 use crate::error::Result;
@@ -9,17 +11,22 @@ use crate::progress::Progress;
 use crate::store::{ImageId, Lock, LockKind, Store};
 
 /// An import in progress. It holds the store's lock shared: objects that it found present are not
-/// swept before it is dropped. Several threads may use it at once, each for one layer.
+/// swept before it is dropped. Several threads may use it at once, each for one layer. Page cache is charged to images
+/// meanwhile, also that of the archive that is read.
 #[derive(Debug)]
 pub struct Import<'s> {
     pub(crate) store: &'s Store,
+    _charging: Option<ChargingImages>,
     _lock: Lock,
 }
 
 impl Store {
     /// Begins an import; waits while the store is being swept.
     pub fn begin(&self) -> Result<Import<'_>> {
-        Ok(Import { store: self, _lock: self.lock("lock", LockKind::Shared)? })
+        // ORDER: before the lock: it takes locks of others.
+        let charging = self.charging();
+        let lock = self.lock("lock", LockKind::Shared)?;
+        Ok(Import { store: self, _charging: charging, _lock: lock })
     }
 }
 

@@ -54,4 +54,4 @@ pub use maintain::{Damage, Prune, Pruned};
 pub use mount::{Assembled, Layer, Lower, Volume, assemble};
 pub use progress::{Progress, Silent};
 pub use save::{Blob, Compression, SaveFormat};
-pub use store::{Image, ImageId, LayerRef, Metadata, Store};
+pub use store::{Charge, Image, ImageId, LayerRef, Metadata, Store};

@@ -162,6 +162,7 @@ impl Store {
 
     /// Reads every object, layer and metadata file and compares it with its hash.
     pub fn verify(&self) -> Result<Vec<Damage>> {
+        let _charging = self.charging();
         let _lock = self.lock("lock", LockKind::Shared)?;
         let mut damage = Vec::new();
         let mut note = |path: &Path, problem: String| {

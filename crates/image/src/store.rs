@@ -35,6 +35,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dormouse_kernel::cgroup::ChargingImages;
 use dormouse_model::Reference;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,13 @@ pub struct Store {
     pub(crate) dir: PathBuf,
     pub(crate) run: PathBuf,
     pub(crate) metadata: Metadata,
+    charge: Option<Box<dyn Charge>>,
+}
+
+/// Moves the charge for page cache of images from the command that imports or reads them to a cgroup of their own.
+pub trait Charge: std::fmt::Debug + Send + Sync {
+    /// Begins; the charge is that of the command again when the result is dropped. `None` if it stays there.
+    fn begin(&self) -> Option<ChargingImages>;
 }
 
 /// One image.
@@ -162,7 +170,19 @@ impl Store {
             }
         }
         make(run)?;
-        Ok(Self { dir: dir.to_owned(), run: run.to_owned(), metadata })
+        Ok(Self { dir: dir.to_owned(), run: run.to_owned(), metadata, charge: None })
+    }
+
+    /// Sets what the page cache of images is charged to while the store is written, verified or saved.
+    #[must_use]
+    pub fn charged_by(mut self, charge: impl Charge + 'static) -> Self {
+        self.charge = Some(Box::new(charge));
+        self
+    }
+
+    /// Charges page cache to images until the result is dropped.
+    pub(crate) fn charging(&self) -> Option<ChargingImages> {
+        self.charge.as_ref()?.begin()
     }
 
     /// The image called `name`: a name (with `:latest` where no tag is given), an id, or the

@@ -41,6 +41,9 @@ struct Info {
     addresses: u32,
     cpus: usize,
     memory_bytes: u64,
+    /// Page cache of images and what else is charged to them, and how much of it is reclaimed last.
+    image_memory_bytes: u64,
+    image_memory_low_bytes: u64,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -50,6 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let count = |s: State| list.iter().filter(|d| d.state == s).count();
     let (id_slots, addresses) = engine.taken()?;
     let memory = rustix::system::sysinfo();
+    let (image_memory_bytes, image_memory_low_bytes) = engine.images_memory()?;
     let info = Info {
         version: env!("CARGO_PKG_VERSION"),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
@@ -68,6 +72,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         addresses,
         cpus: std::thread::available_parallelism().map_or(1, Into::into),
         memory_bytes: memory.totalram * u64::from(memory.mem_unit),
+        image_memory_bytes,
+        image_memory_low_bytes,
     };
     if args.json {
         output::json(&info)?;
@@ -92,6 +98,14 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         ("addresses", info.addresses.to_string()),
         ("cpus", info.cpus.to_string()),
         ("memory", output::bytes(info.memory_bytes)),
+        (
+            "image memory",
+            format!(
+                "{} ({} reclaimed last)",
+                output::bytes(info.image_memory_bytes),
+                output::bytes(info.image_memory_low_bytes)
+            ),
+        ),
     ];
     output::print(rows.iter().map(|(k, v)| format!("{k:<14} {v}\n")).collect::<String>())?;
     Ok(0)

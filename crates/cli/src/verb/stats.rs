@@ -58,7 +58,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         let (now, rows) = read(&engine, &args.names)?;
         let rows: Vec<Stats> =
             rows.into_iter().map(|it| row(before.get(&it.id), &now[&it.id], it)).collect();
-        show(&rows, args.json, screen)?;
+        let used = || engine.images_memory().map_or(0, |(used, _)| used);
+        let images = if args.names.is_empty() { used() } else { 0 };
+        show(&rows, images, args.json, screen)?;
         if args.no_stream {
             return Ok(0);
         }
@@ -109,7 +111,7 @@ fn row(
     Stats { sockets, sockets_max, ..of }
 }
 
-fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
+fn show(rows: &[Stats], images_bytes: u64, json: bool, screen: bool) -> Result<()> {
     if json {
         return output::json_line(rows);
     }
@@ -150,6 +152,12 @@ fn show(rows: &[Stats], json: bool, screen: bool) -> Result<()> {
         ]);
     }
     // Cursor home, clear the screen, then the table.
-    let text = table.text();
+    let mut text = table.text();
+    if images_bytes > 0 {
+        text += &format!(
+            "images have {} in page cache, charged to no container\n",
+            bytes(images_bytes)
+        );
+    }
     output::print(if screen { format!("\x1b[H\x1b[2J{text}") } else { text })
 }

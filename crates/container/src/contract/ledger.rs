@@ -136,8 +136,8 @@ impl Ledger {
 
     /// Records that the limits are to be written again, as another turn: a writer of this one may have passed already.
     pub(super) fn write_again(&mut self) {
-        let room_bytes = self.memory.as_ref().map(|now| now.room_bytes);
-        self.memory = room_bytes.map(|room_bytes| InForce::of(self, room_bytes));
+        let room = self.memory.as_ref().map(InForce::room);
+        self.memory = room.map(|room| InForce::of(self, room));
     }
 
     /// Returns whether limits are still those of a turn.
@@ -151,18 +151,18 @@ impl Ledger {
             return own_bytes;
         };
         let min = self.granted.get(id).map_or(0, |grant| grant.memory_min_bytes);
-        let ceiling = ceiling(now.room_bytes, now.min_bytes, min, Some(own_bytes));
+        let ceiling = ceiling(now.room().left_bytes(), now.min_bytes, min, Some(own_bytes));
         let limit = ceiling.max(restored_bytes).min(own_bytes);
         limit - limit % PAGE_BYTES // as the kernel rounds it
     }
 
     /// Records the limits for what is granted, if they have changed, were refused, or are to be written again
     /// (`again`).
-    pub(super) fn decide(&mut self, room_bytes: u64, again: bool) {
+    pub(super) fn decide(&mut self, room: impl Into<Room>, again: bool) {
         if self.memory.is_none() && !self.is_outdated() {
             return;
         }
-        let now = InForce::of(self, room_bytes);
+        let now = InForce::of(self, room);
         let is_new = match &self.memory {
             None => true,
             Some(was) => again || was.is_refused || !was.is_same(&now),
@@ -217,6 +217,40 @@ impl Grant {
     }
 }
 
+/// Parts of the room, of which that of images is counted in whole ones: less is not worth new limits.
+const COUNTED: u64 = 64;
+
+/// The memory of all containers and images together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Room {
+    /// All of it.
+    pub(super) all_bytes: u64,
+    /// The part that is protected for images; on v1 the most memory of images. 0 while they have no cgroup.
+    pub(super) images_bytes: u64,
+    /// The part that images use.
+    pub(super) images_used_bytes: u64,
+}
+
+impl Room {
+    /// The room with this use of images.
+    pub(super) fn new(all_bytes: u64, images_bytes: u64, used_bytes: u64) -> Self {
+        let used = used_bytes.min(images_bytes);
+        let step = (all_bytes / COUNTED).max(1);
+        Self { all_bytes, images_bytes, images_used_bytes: used - used % step }
+    }
+
+    /// The room for containers.
+    fn left_bytes(self) -> u64 {
+        self.all_bytes.saturating_sub(self.images_used_bytes)
+    }
+}
+
+impl From<u64> for Room {
+    fn from(all_bytes: u64) -> Self {
+        Self { all_bytes, ..Self::default() }
+    }
+}
+
 /// The limits that are in force, or are to be.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct InForce {
@@ -228,6 +262,11 @@ pub(super) struct InForce {
     pub(super) min_bytes: u64,
     /// The memory that is reclaimed last, together.
     low_bytes: u64,
+    /// The memory of images that is protected, and that they used.
+    #[serde(default)]
+    images_bytes: u64,
+    #[serde(default)]
+    images_used_bytes: u64,
     /// Whether those that are raised were written.
     #[serde(default)]
     is_raised: bool,
@@ -240,16 +279,19 @@ pub(super) struct InForce {
 
 impl InForce {
     /// The limits for what a ledger grants, which are not written yet.
-    pub(super) fn of(ledger: &Ledger, room_bytes: u64) -> Self {
+    pub(super) fn of(ledger: &Ledger, room: impl Into<Room>) -> Self {
+        let room = room.into();
         let now = clock_gettime(ClockId::Boottime);
         let (min_bytes, low_bytes) = ledger.memory_granted();
         let now_ns = (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64;
         let last = ledger.memory.as_ref().map_or(0, |last| last.turn);
         Self {
             turn: now_ns.max(last.saturating_add(1)),
-            room_bytes,
+            room_bytes: room.all_bytes,
             min_bytes,
             low_bytes,
+            images_bytes: room.images_bytes,
+            images_used_bytes: room.images_used_bytes,
             is_raised: false,
             is_written: false,
             is_refused: false,
@@ -263,8 +305,17 @@ impl InForce {
 
     /// Whether all that differs is whether they are written.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        (self.room_bytes, self.min_bytes, self.low_bytes)
-            == (other.room_bytes, other.min_bytes, other.low_bytes)
+        (self.room(), self.min_bytes, self.low_bytes)
+            == (other.room(), other.min_bytes, other.low_bytes)
+    }
+
+    /// The memory of all containers and images together.
+    fn room(&self) -> Room {
+        Room {
+            all_bytes: self.room_bytes,
+            images_bytes: self.images_bytes,
+            images_used_bytes: self.images_used_bytes,
+        }
     }
 
     /// The memory of the parent of all containers.
@@ -273,6 +324,7 @@ impl InForce {
             max_bytes: (self.min_bytes > 0).then_some(self.room_bytes),
             min_bytes: self.min_bytes,
             low_bytes: self.low_bytes,
+            images_bytes: self.images_bytes,
         }
     }
 }
@@ -338,6 +390,26 @@ mod tests {
         assert_eq!(is_due(&ledger), [true, true], "limits are to be removed");
         ledger.settle(turn(&ledger), Extent::Raises, false);
         assert_eq!(ledger, Ledger::default());
+    }
+
+    #[test]
+    fn memory_of_images_is_no_room_of_containers() {
+        let mut ledger = with_min(150 * MB);
+        let limit = |of: &Ledger| of.limit_bytes(&id(1), u64::MAX, 0) / MB;
+        assert_eq!(limit(&ledger), 250);
+        let before = turn(&ledger);
+        ledger.decide(Room::new(400 * MB, 100 * MB, 6 * MB), false);
+        assert!(!ledger.is_turn(before), "the cgroup of images has a limit now");
+        assert_eq!(limit(&ledger), 250, "less than a part is not counted");
+        let before = turn(&ledger);
+        ledger.decide(Room::new(400 * MB, 100 * MB, 5 * MB), false);
+        assert!(ledger.is_turn(before), "and changes nothing");
+        ledger.decide(Room::new(400 * MB, 100 * MB, 50 * MB), false);
+        assert_eq!(limit(&ledger), 200);
+        ledger.decide(Room::new(400 * MB, 100 * MB, 300 * MB), false);
+        assert_eq!(limit(&ledger), 150, "no more than is protected");
+        assert_eq!(ledger.memory.as_ref().unwrap().parent().images_bytes, 100 * MB);
+        assert_eq!(ledger.limit_bytes(&id(2), u64::MAX, 0) / MB, 300, "the holder's own");
     }
 
     #[test]

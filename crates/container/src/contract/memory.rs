@@ -17,11 +17,12 @@ use dormouse_governor::memory::promised_max;
 use dormouse_kernel::cgroup::{CgroupError, LimitSet, MemoryShare, ParentMemory};
 use dormouse_model::{Config, ContainerId, Contradiction, Memory, Size};
 
-use super::ledger::{self, Extent, Ledger};
-use super::writer::{Member, Site};
+use super::ledger::{self, Extent, Ledger, Room};
+use super::writer::{self, Member, Site};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::settings::IMAGES_PART;
 use crate::{settings, state, usage};
 
 /// Records the memory with which a container is restored by command, in `RUN/c/ID/restored`. The caller has not
@@ -108,11 +109,47 @@ pub(super) fn host(ground: &Ground) -> Result<(u64, u64)> {
     Ok((settings::host_memory_bytes(&ground.settings(), all)?, all))
 }
 
-/// The memory of all containers together while some is guaranteed.
-pub(super) fn room_bytes(ground: &Ground) -> u64 {
+/// The memory of all containers together while some is guaranteed, and that of images among it.
+pub(super) fn room(ground: &Ground) -> Room {
     let all = usage::host_memory_bytes();
     // Unreadable settings do not keep a container from its end.
-    all - host(ground).map_or(all / 20, |(host, _)| host)
+    let all_bytes = all - host(ground).map_or(all / 20, |(host, _)| host);
+    let used = ground.cgroups().ok().and_then(|cgroups| cgroups.images_memory().ok().flatten());
+    match used {
+        None => all_bytes.into(),
+        Some(used) => Room::new(all_bytes, images_bytes(ground, all_bytes), used.bytes),
+    }
+}
+
+/// LIMIT: the least limit of images on v1. An import needs some 50 MB for each layer that it unpacks at once.
+const IMAGES_LEAST_BYTES: u64 = 128 << 20;
+
+/// The memory of images that is reclaimed last, of the memory of all containers together; on v1 the most memory of
+/// images.
+fn images_bytes(ground: &Ground, room_bytes: u64) -> u64 {
+    // Unreadable settings do not keep an image from its import.
+    let bytes = settings::images_memory_bytes(&ground.settings(), room_bytes)
+        .unwrap_or(room_bytes / IMAGES_PART);
+    match ground.cgroups().is_ok_and(|cgroups| cgroups.keeps_memory()) {
+        true => bytes,
+        false => bytes.max(IMAGES_LEAST_BYTES).min(room_bytes),
+    }
+}
+
+/// Protects the memory of images, whose cgroup may be new.
+pub(super) fn protect_images(ground: &Ground) -> Result<()> {
+    let room = room(ground);
+    ledger::change(ground, |ledger| {
+        ledger.decide(room, false);
+        if ledger.memory.is_some() {
+            return Ok(());
+        }
+        // ORDER: under the lock of the ledger: limits of the first guarantee are written later.
+        let images_bytes = room.images_bytes;
+        let only_images = ParentMemory { images_bytes, ..ParentMemory::default() };
+        Ok(ground.cgroups()?.raise_parent_memory(only_images)?)
+    })?;
+    writer::settle(ground, Extent::All)
 }
 
 /// Refuses limits that contradict each other, or that this host can never keep.
@@ -122,6 +159,7 @@ pub(super) fn check(ground: &Ground, memory: &Memory) -> Result<()> {
         return Ok(());
     }
     let (host, all) = host(ground)?;
+    settings::images_memory_bytes(&ground.settings(), all - host)?;
     let most = promised_max(all - host);
     match memory.min_bytes <= most {
         true => Ok(()),
