@@ -21,6 +21,7 @@ fn main() {
         "rate",
         "scheduler",
         "socket_count",
+        "sysinfo",
     ] {
         let source = format!("src/{name}/{name}.bpf.c");
         println!("cargo:rerun-if-changed={source}");

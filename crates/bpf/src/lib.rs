@@ -19,6 +19,7 @@
 //! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
 //! - `scheduler` is loaded by the daemon where its settings say so, schedules all tasks of the host, and ends with its
 //!   link.
+//! - `sysinfo` is attached to the return of sysinfo(2), and kept by names in a bpffs as `gates` are (`load`, `find`).
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -41,5 +42,6 @@ pub mod request;
 pub mod reuseport;
 pub mod scheduler;
 pub mod socket_count;
+pub mod sysinfo;
 
 pub use error::BpfError;

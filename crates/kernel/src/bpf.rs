@@ -114,6 +114,7 @@ pub(crate) enum AttachType {
     Sendmsg6 = 15,
     RawTracepoint = 23,
     Fentry = 24,
+    Fexit = 25,
     LsmMac = 27,
     Iterator = 28,
     Getsockname4 = 31,

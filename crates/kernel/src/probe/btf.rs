@@ -27,10 +27,19 @@ pub(super) fn request_socket(scratch: &Scratch) -> Probed {
 }
 
 fn load(scratch: &Scratch, kind: ProgramType, attach: AttachType, what: (u32, &str)) -> Probed {
+    load_code(scratch, kind, attach, what, &[Insn::set(0, 0), Insn::exit()])
+}
+
+fn load_code(
+    scratch: &Scratch,
+    kind: ProgramType,
+    attach: AttachType,
+    what: (u32, &str),
+    code: &[Insn],
+) -> Probed {
     let id = table(scratch)?.find(what.0, what.1);
     let Some(id) = id else { return lack(format!("the kernel has no {}", what.1)) };
-    let code = [Insn::set(0, 0), Insn::exit()];
-    let program = Program { kind, attach, code: &code, name: "dormouse_probe", btf_id: Some(id) };
+    let program = Program { kind, attach, code, name: "dormouse_probe", btf_id: Some(id) };
     bpf::load(&program)?;
     Ok(String::new())
 }
@@ -47,6 +56,27 @@ pub(super) fn receive(scratch: &Scratch) -> Probed {
 
 pub(super) fn fentry(scratch: &Scratch) -> Probed {
     load(scratch, ProgramType::Tracing, AttachType::Fentry, (FUNC, "do_exit"))
+}
+
+/// A program that runs when sysinfo(2) returns, and writes to the memory of its caller. It is loaded and not attached.
+pub(super) fn sysinfo(scratch: &Scratch) -> Probed {
+    const PROBE_WRITE_USER: i32 = 36;
+    let function = match cfg!(target_arch = "aarch64") {
+        true => "__arm64_sys_sysinfo",
+        false => "__x64_sys_sysinfo",
+    };
+    let code = [
+        Insn::set(0, 0),
+        Insn::store_wide(10, -8, 0),
+        Insn::set(1, 0),
+        Insn::copy(2, 10),
+        Insn::add(2, -8),
+        Insn::set(3, 8),
+        Insn::call(PROBE_WRITE_USER),
+        Insn::set(0, 0),
+        Insn::exit(),
+    ];
+    load_code(scratch, ProgramType::Tracing, AttachType::Fexit, (FUNC, function), &code)
 }
 
 pub(super) fn lsm(scratch: &Scratch) -> Probed {

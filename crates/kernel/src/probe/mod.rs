@@ -463,6 +463,13 @@ static FEATURES: &[Feature] = &[
         btf::scheduler,
     ),
     feature(
+        "BPF: bpf_probe_write_user at the return of sysinfo(2)",
+        "5.5",
+        "sysinfo(2) in containers: memory, load and tasks are the container's",
+        ("views of files alone", "busybox's free and uptime show memory and load of the host"),
+        btf::sysinfo,
+    ),
+    feature(
         "veth pairs",
         "2.6.24",
         "the uplink of a trust domain; `--net private`",
