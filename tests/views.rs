@@ -268,3 +268,79 @@ fn vm_container_that_opens_views_in_a_loop_stalls_no_other() {
     host.dm(&["rm", "-f", "loop"]).ok();
     shows_use(&host, "x", 9);
 }
+
+/// Memory of `free` in a container, which is that of sysinfo(2): all and free, in KiB.
+#[track_caller]
+fn free(host: &Host, name: &str) -> (u64, u64) {
+    let text = inside(host, name, "free");
+    let line = text.lines().find(|line| line.trim_start().starts_with("Mem:"));
+    let numbers = line.unwrap_or_else(|| panic!("{text}")).split_whitespace().skip(1);
+    let numbers: Vec<u64> = numbers.map(|word| word.parse().expect("a number")).collect();
+    (numbers[0], numbers[2])
+}
+
+/// Whether this kernel lets a program change what sysinfo(2) returns.
+fn changes_sysinfo(host: &Host) -> bool {
+    let report: serde_json::Value =
+        serde_json::from_str(&host.dm(&["check", "--json"]).stdout).expect("JSON");
+    let features = report["features"].as_array().expect("features").iter();
+    let row = features.filter(|row| {
+        row["name"].as_str().is_some_and(|name| name.contains("return of sysinfo(2)"))
+    });
+    let row = row.last().expect("a probe");
+    if row["have"] != true {
+        eprintln!("SKIPPED: {row}");
+    }
+    row["have"] == true
+}
+
+#[test]
+fn vm_sysinfo_shows_the_container() {
+    let host = Host::with_busybox();
+    start(&host, "before", &["--memory", "64m"]);
+    start(&host, "plain", &[]);
+    let of_host = free(&host, "before").0;
+    assert!(of_host > 64 * MIB_KIB, "no daemon has run");
+    let says = |name: &str| host.inspect(name)["not_shown_inside"].to_string().contains("sysinfo");
+    assert!(says("before"));
+    if !changes_sysinfo(&host) {
+        return;
+    }
+    let mut daemon = Daemon::start(&host);
+    let all = |name: &str| free(&host, name).0;
+    assert!(wait_until(soon(), || all("before") == 64 * MIB_KIB), "{}", all("before"));
+    assert!(!says("before"));
+    assert_eq!(all("plain"), of_host, "a container without a limit has all of the host");
+    start(&host, "after", &["--memory", "32m", "--cpus", "1"]);
+    let (total, left) = free(&host, "after");
+    assert_eq!(total, 32 * MIB_KIB);
+    assert!(left < total, "{left} of {total} KiB are free: it uses some");
+    // The kernel's counter at the moment of the call.
+    inside(&host, "after", "dd if=/dev/zero of=/dev/shm/file bs=1M count=8 2>/dev/null");
+    let after = free(&host, "after").1;
+    assert!(left - after >= 7 * MIB_KIB, "{left} KiB were free, {after} are");
+    inside(&host, "after", "(while :; do :; done) >/dev/null 2>&1 &");
+    let load = || inside(&host, "after", "uptime | sed 's/.*load average: //'");
+    let is_loaded = || load().split(',').next().is_some_and(|one| one.trim() != "0.00");
+    assert!(wait_until(soon(), is_loaded), "{}", load());
+    assert_eq!(inside(&host, "before", "uptime | grep -c 'average: 0.0'").trim(), "1");
+
+    daemon.kill();
+    assert_eq!((all("before"), all("after")), (64 * MIB_KIB, 32 * MIB_KIB));
+    start(&host, "later", &["--memory", "48m"]);
+    assert_eq!(all("later"), 48 * MIB_KIB);
+    host.dm(&["update", "--memory", "96m", "before"]).ok();
+    assert_eq!(all("before"), 96 * MIB_KIB);
+    host.put_to_sleep("later");
+    host.dm(&["wake", "later"]).ok();
+    assert_eq!(all("later"), 48 * MIB_KIB, "it has another cgroup");
+    host.dm(&["stop", "--time", "0", "later"]).ok();
+    host.dm(&["start", "later"]).ok();
+    assert_eq!(all("later"), 48 * MIB_KIB);
+
+    let place = host.root().join("run/sysinfo");
+    let is_mounted = || host.mounts().contains(&place.display().to_string());
+    assert!(is_mounted());
+    host.dm(&["rm", "--force", "--all"]).ok();
+    assert!(wait_until(soon(), || !is_mounted()), "it ends with the last container");
+}

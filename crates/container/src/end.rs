@@ -2,8 +2,8 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `net`, `pending`, `rate`,
-//! `drive`, `shared`, `socket`, `view`, `later` and `unwoken`.
+//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `sysinfo`, `net`, `pending`,
+//! `rate`, `drive`, `shared`, `socket`, `view`, `later` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -26,7 +26,7 @@ use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
     account, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate, shared,
-    socket, unwoken, view,
+    socket, sysinfo, unwoken, view,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -88,6 +88,8 @@ fn end_life(
         cgroup.wait_empty(KILLED_WITHIN)?; // the removal reports processes that are left
     }
     account::charge_end(ground, id, config, cgroup, init);
+    // What stays is removed with the program.
+    let _ = sysinfo::leave(ground, config, cgroup);
     cgroup.remove()?;
     config.map_or(Ok(()), |config| socket::leave(ground, config, cgroup))?;
     gates::leave(ground, cgroup)

@@ -56,8 +56,8 @@ use crate::volume::Volume;
 use crate::{
     account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
     later, layer, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
-    settings, sleep, socket, spare, start, state, template, tidy, unborn, usage, verb, volume,
-    wake,
+    settings, sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb,
+    view, volume, wake,
 };
 
 /// The engine on one set of directories.
@@ -85,6 +85,11 @@ impl Engine {
     /// The directory of all views, which is a mount while containers have views.
     pub fn views(&self) -> PathBuf {
         self.ground.places.views()
+    }
+
+    /// What a container with views does not show.
+    pub fn view_gaps(&self, config: &Config) -> Vec<&'static str> {
+        view::gaps(config, sysinfo::is_loaded(&self.ground))
     }
 
     /// Returns the command line of this program's internal verb for these places; a container's id

@@ -1,6 +1,6 @@
 //! End of a freeze, and the completion of interrupted changes of freezer and limits.
 //!
-//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `socket`, `contract` and `view`.
+//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `socket`, `contract`, `view` and `sysinfo`.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use dormouse_model::Config;
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-use crate::{bandwidth, contract, hold, rate, socket, view};
+use crate::{bandwidth, contract, hold, rate, socket, sysinfo, view};
 
 /// Thaws a container.
 ///
@@ -52,5 +52,6 @@ pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
         socket::set(ground, config, &cgroup)?;
     }
     contract::balance_all(ground, limits, limits)?;
-    view::update(ground, config, (init.pid, process.as_fd()))
+    view::update(ground, config, (init.pid, process.as_fd()))?;
+    sysinfo::update(ground, config)
 }

@@ -39,7 +39,7 @@
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
 //! silence shared volume usage debt rate bandwidth drive socket    the same
-//! contract view                                        the same
+//! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
 //! layer root spare create listen template end            file system, creation, sockets, teardown
@@ -54,6 +54,7 @@
 //!
 //! ```text
 //! RUN/gates/                        a bpffs with the gates, while they are loaded (`gates`, `gating`)
+//! RUN/sysinfo/                      a bpffs with the program for sysinfo(2), once a daemon has run (`sysinfo`)
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
@@ -115,6 +116,8 @@
 //! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
 //!    (`listen`); `RUN/tmpfs/N.lock`: held while a shared tmpfs is mounted (`shared`);
 //!    `RUN/views.lock`: held while the tmpfs of views is mounted (`view`);
+//!    `RUN/sysinfo.lock`: held while the program for sysinfo(2) is loaded, and what it shows is changed
+//!    (`sysinfo`);
 //!    `RUN/spares.lock`: held by the nursery for its life; other processes only try it (`spare`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
@@ -196,6 +199,7 @@ mod spec;
 mod stacked;
 mod start;
 mod state;
+mod sysinfo;
 mod template;
 mod tidy;
 mod twin;
@@ -238,10 +242,11 @@ pub use saved::{Checkpoint, From};
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use start::Running;
 pub use state::Exit;
+pub use sysinfo::SysinfoCalls;
 pub use template::Template;
 pub use unborn::Unborn;
 pub use unwoken::FailedWake;
-pub use view::{Viewed, gaps as view_gaps};
+pub use view::Viewed;
 pub use volume::Volume;
 
 pub use dormouse_kernel::ErrorKind;

@@ -89,6 +89,11 @@ impl Places {
         self.run.join("tmpfs")
     }
 
+    /// The bpffs of the program for sysinfo(2); see `sysinfo.rs`.
+    pub(crate) fn sysinfo(&self) -> PathBuf {
+        self.run.join("sysinfo")
+    }
+
     /// The tmpfs of views; see `view.rs`.
     pub(crate) fn views(&self) -> PathBuf {
         self.run.join("views")

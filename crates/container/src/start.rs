@@ -18,8 +18,9 @@
 //!
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]).
 //!
-//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `process`,
-//! `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked` and `remove`.
+//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `sysinfo`,
+//! `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked` and
+//! `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,7 +49,7 @@ use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
     contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate, remove,
-    socket, stacked, usage, view,
+    socket, stacked, sysinfo, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -357,6 +358,8 @@ impl Bearer for Starter<'_> {
             let ports = from.map(RestorePlan::ports);
             net::forget_ended(ground, config, net, ports.as_deref())?;
         }
+        // Without it the container sees the host there, which fails no start.
+        let _ = sysinfo::enter(ground, config, cgroup);
         gating::enter(ground, config, cgroup, net.netns_cookie())
     }
 

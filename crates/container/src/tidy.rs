@@ -1,6 +1,6 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `spare`, `view` and `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `spare`, `view`, `sysinfo` and `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{disk, end, gating, hold, net, pending, shared, spare, state, view};
+use crate::{disk, end, gating, hold, net, pending, shared, spare, state, sysinfo, view};
 
 /// How long the last output of containers that have ended is waited for.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -85,6 +85,7 @@ fn tidy_alone(ground: &Ground) -> Result<bool> {
     ground.network()?.remove_none()?;
     ground.images()?.unmount_all()?;
     shared::unmount_all(ground)?;
+    sysinfo::unload(ground)?;
     view::unmount(ground)?;
     ground.cgroups()?.remove_parent()?;
     Ok(true)

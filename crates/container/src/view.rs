@@ -25,6 +25,8 @@
 //! `/proc/uptime` needs no view: a container with views has a boot clock that begins with it (time_namespaces(7)), and
 //! the kernel shows that also in sysinfo(2), in `btime` and in the start times of processes.
 //!
+//! sysinfo(2) is no file: see `sysinfo.rs`.
+//!
 //! Uses `ground` and `state`.
 
 use std::fs::{self, File};
@@ -424,7 +426,7 @@ fn ensure_mounted(path: &Path) -> Result<()> {
 }
 
 /// The boot clock of this process.
-fn boot_ns() -> i64 {
+pub(crate) fn boot_ns() -> i64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }
@@ -573,6 +575,20 @@ impl Viewed {
         put(file, &text).map_err(Error::file("cannot write", self.dir.join(view.name())))
     }
 
+    /// The id of its cgroup in the v2 hierarchy.
+    pub(crate) fn cgroup_v2_id(&self) -> Option<u64> {
+        self.cgroup.v2_id()
+    }
+
+    /// Measures the load averages, and the memory of tmpfs and shared memory in bytes.
+    pub(crate) fn measure(&mut self) -> Result<([f64; 3], u64)> {
+        let mut source = Source::new(&self.described, Some(&self.cgroup));
+        source.load = self.load;
+        source.text(View::Loadavg)?;
+        self.load = source.load;
+        Ok((self.load.averages(), self.cgroup.memory_parts()?.shmem))
+    }
+
     /// Finds a view that changes by the number of its inode, and opens it.
     fn find(&mut self, inode: u64) -> Result<bool> {
         for view in View::ALL.into_iter().filter(|view| view.changes()) {
@@ -594,8 +610,18 @@ fn identity(dir: &Path) -> Option<(u64, i64, i64)> {
     Some((status.ino(), status.mtime(), status.mtime_nsec()))
 }
 
-/// What a container with these views does not show, by the words of `inspect`.
-pub fn gaps(config: &Config) -> Vec<&'static str> {
+/// All memory and all swap of a container, in bytes, if it has a view of them.
+pub(crate) fn memory_of(config: &Config) -> Result<Option<(u64, u64)>> {
+    if !of(config).contains(&View::Meminfo) {
+        return Ok(None);
+    }
+    let (limits, host) = (&config.spec.limits, HostMemory::parse(&host_file("/proc/meminfo")?));
+    Ok(Some((text::memory_bytes(limits, &host), text::swap_bytes(limits, &host))))
+}
+
+/// What a container with these views does not show, by the words of `inspect`. `has_sysinfo`: the program for
+/// sysinfo(2) is loaded.
+pub(crate) fn gaps(config: &Config, has_sysinfo: bool) -> Vec<&'static str> {
     let views = of(config);
     let limits = &config.spec.limits;
     let is_quota_alone = limits.cpu_max_milli.is_some() && limits.cpuset_cpus.is_none();
@@ -603,7 +629,7 @@ pub fn gaps(config: &Config) -> Vec<&'static str> {
     if views.contains(&View::Online) && is_quota_alone {
         gaps.push("nproc, and Go before 1.25, follow --nproc or --cpuset-cpus alone");
     }
-    if views.contains(&View::Meminfo) {
+    if views.contains(&View::Meminfo) && !has_sysinfo {
         gaps.push(
             "sysinfo(2), which busybox's free and uptime read, has memory and load of the host",
         );

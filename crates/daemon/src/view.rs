@@ -15,6 +15,9 @@
 //! out (FAN_MARK_IGNORED_MASK). The threads parse nothing that a container can write: an event is a descriptor, and
 //! number and group of the file name the view.
 //!
+//! A third thread loads the program for sysinfo(2) (container/sysinfo.rs) when the first container has views, and
+//! measures what it shows every [`MEASURES`].
+//!
 //! **Killed at any time.** The kernel closes the group with the process and lets all waiting opens go on. Views keep
 //! their last contents. LIMIT: while the whole process is stopped (SIGSTOP, a debugger), opens of views wait.
 
@@ -29,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, Viewed};
+use dormouse_container::{Engine, Places, SysinfoCalls, Viewed};
 use dormouse_kernel::call::{
     Opening, fanotify_allow, fanotify_ignore, fanotify_init, fanotify_open_perm, fanotify_read,
 };
@@ -64,9 +67,13 @@ const CONTAINERS_MAX: usize = 256;
 /// Files whose last writing is remembered, before old ones are forgotten.
 const FILES_MAX: usize = 8192;
 
+/// Time between measurements of loads for sysinfo(2), as in the kernel (kernel/sched/loadavg.c).
+const MEASURES: Duration = Duration::from_secs(5);
+
 /// The room of views: watches the file system of this instance's views, while it is mounted.
 #[derive(Debug)]
 pub(crate) struct Views {
+    places: Places,
     all: PathBuf,
     /// The parent of the containers' cgroups.
     parent: String,
@@ -77,7 +84,8 @@ pub(crate) struct Views {
 impl Views {
     pub(crate) fn begin(engine: &Engine) -> Self {
         let parent = engine.places().cgroup.clone();
-        Self { all: engine.views(), parent, server: None, due: Some(Instant::now()) }
+        let places = engine.places().clone();
+        Self { places, all: engine.views(), parent, server: None, due: Some(Instant::now()) }
     }
 }
 
@@ -100,8 +108,8 @@ impl Room for Views {
         let serves = self.server.as_ref().filter(|server| server.is_alive());
         if serves.map(|server| server.device) != device {
             self.server = None; // its file system is gone
-            self.server =
-                device.map(|device| Server::start(&self.all, &self.parent, device)).transpose()?;
+            let start = |device| Server::start(&self.places, &self.all, &self.parent, device);
+            self.server = device.map(start).transpose()?;
         }
         Ok(Vec::new())
     }
@@ -141,10 +149,52 @@ struct Server {
     /// Closed at the end.
     over: Option<OwnedFd>,
     responder: Option<JoinHandle<()>>,
+    _calls: Calls,
+}
+
+/// The thread for sysinfo(2). A drop ends it.
+#[derive(Debug)]
+struct Calls {
+    goes_on: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Calls {
+    fn start(places: &Places) -> Result<Self> {
+        let (goes_on, over) = mpsc::channel();
+        let places = places.clone();
+        let thread = Builder::new().name("sysinfo".into()).spawn(move || {
+            if let Err(e) = measure(&places, &over) {
+                say(&format!("sysinfo(2) in containers shows the host: {}", e.with_causes()));
+            }
+        });
+        let thread = thread.map_err(step("make a thread"))?;
+        Ok(Self { goes_on: Some(goes_on), thread: Some(thread) })
+    }
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        self.goes_on = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic of it has ended it alone
+        }
+    }
+}
+
+/// Loads the program, and measures until the other end of `over` is dropped, or the program is removed.
+fn measure(places: &Places, over: &Receiver<()>) -> dormouse_container::Result<()> {
+    let mut calls = SysinfoCalls::load(places)?;
+    while calls.measure()? {
+        if over.recv_timeout(MEASURES) != Err(mpsc::RecvTimeoutError::Timeout) {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 impl Server {
-    fn start(all: &Path, parent: &str, device: u64) -> Result<Self> {
+    fn start(places: &Places, all: &Path, parent: &str, device: u64) -> Result<Self> {
         let group = Arc::new(fanotify_init().map_err(step("watch views"))?);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(all, flags, Mode::empty()).map_err(step("open the views"))?;
@@ -166,7 +216,8 @@ impl Server {
             move || respond(Responder::new(group, waiting, jobs), is_over.as_fd(), &writer)
         };
         let responder = named("views").spawn(responder).map_err(step("make a thread"))?;
-        let server = Self { device, root, over: Some(over), responder: Some(responder) };
+        let _calls = Calls::start(places)?;
+        let server = Self { device, root, over: Some(over), responder: Some(responder), _calls };
         // ORDER: the threads first: from now on opens wait for them.
         fanotify_open_perm(group.as_fd(), server.root.as_fd()).map_err(step("watch views"))?;
         Ok(server)

@@ -169,7 +169,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         account: engine.account_of(c),
         shared: c.spec.shared,
         unproven: engine.unproven(&c.id),
-        not_shown_inside: dormouse_container::view_gaps(c),
+        not_shown_inside: engine.view_gaps(c),
         not_enforced: engine.not_enforced(c)?,
         cpu_backend: cpu_backend(engine, c, shown.pid.is_some())?,
         logs: logs.map(|p| p.display().to_string()).collect(),
@@ -230,7 +230,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
         ("memory", c.spec.limits.memory_max_bytes.map_or_else(String::new, output::bytes)),
         ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
-        ("not shown inside", dormouse_container::view_gaps(c).join("; ")),
+        ("not shown inside", engine.view_gaps(c).join("; ")),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
         (
             "CPU kept by",

@@ -1,7 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `net`, `rate`, `bandwidth`, `drive`, `freeze`, `pending`,
-//! `spare`, `socket` and `shortage`.
+//! Uses `ground`, `state`, `usage`, `contract`, `view`, `sysinfo`, `net`, `rate`, `bandwidth`, `drive`, `freeze`,
+//! `pending`, `spare`, `socket` and `shortage`.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,8 @@ use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
 use crate::{
-    bandwidth, contract, drive, freeze, net, rate, shortage, socket, spare, state, usage, view,
+    bandwidth, contract, drive, freeze, net, rate, shortage, socket, spare, state, sysinfo, usage,
+    view,
 };
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
@@ -122,6 +123,7 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         && let Some(process) = state::handle(init)
     {
         view::update(ground, &config, (init.pid, process.as_fd()))?;
+        sysinfo::update(ground, &config)?;
     }
     let is_left_to_kernel = config.spec.oom != OutOfMemory::Sleep;
     let is_other_brink = is_left_to_kernel || update.limits.memory_max_bytes.is_some();

@@ -69,7 +69,7 @@ pub(crate) fn memory_bytes(limits: &Limits, host: &HostMemory) -> u64 {
 }
 
 /// Swap that a container has.
-fn swap_bytes(limits: &Limits, host: &HostMemory) -> u64 {
+pub(crate) fn swap_bytes(limits: &Limits, host: &HostMemory) -> u64 {
     limits.swap_max_bytes.unwrap_or(u64::MAX).min(host.swap)
 }
 
@@ -279,6 +279,11 @@ impl Load {
             *average = *average * kept + load * (1.0 - kept);
         }
         (self.busy_ns, self.at_ns) = (busy_ns, now_ns);
+    }
+
+    /// The averages over 1, 5 and 15 minutes.
+    pub fn averages(&self) -> [f64; 3] {
+        self.averages
     }
 
     /// `/proc/loadavg` (proc_loadavg(5)).
