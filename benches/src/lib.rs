@@ -178,8 +178,8 @@ fn turn(arm: &Arm, n: usize) -> Result<Duration> {
 }
 
 /// Runs a closure on a thread with a mount namespace in which the v2 hierarchy is not mounted.
-fn without_v2<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let hidden = || -> Result<T> {
+pub fn without_v2<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let run = || -> Result<T> {
         unshare(CloneFlags::NEWNS)?;
         rustix::mount::mount_change(
             "/",
@@ -192,7 +192,7 @@ fn without_v2<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         }
         f()
     };
-    std::thread::scope(|s| s.spawn(hidden).join()).unwrap_or_else(|_| bail!("a thread panicked"))
+    std::thread::scope(|s| s.spawn(run).join()).unwrap_or_else(|_| bail!("a thread panicked"))
 }
 
 /// Facts of the machine, one copy with every figure.

@@ -7,8 +7,9 @@
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{proc, sysctl};
 use dormouse_model::{
-    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, TASKS_UNLIMITED, parse_bytes, parse_cpu_idle_rate,
-    parse_cpu_period_us, parse_cpu_reserve, parse_cpus, parse_net_rate, parse_net_weight,
+    CpuBurst, DiskRate, DiskRateKind, Drive, Limits, Rlimit, TASKS_UNLIMITED, parse_bytes,
+    parse_cpu_idle_rate, parse_cpu_period_us, parse_cpu_reserve, parse_cpus, parse_net_rate,
+    parse_net_weight,
 };
 
 use super::Invalid;

@@ -3,7 +3,22 @@
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin start -- --rounds 50
+//! cargo run --release -p dormouse-benches --bin start -- --part busy --part exec
 //! ```
+//!
+//! | part | measures |
+//! |---|---|
+//! | `turns` | all arms in turn, quiet |
+//! | `rows` | each arm eight times in a row |
+//! | `busy` | in turn beside eight busy loops of the host |
+//! | `netns` | in turn, with a network stack of its own |
+//! | `podman` | podman, for scale |
+//! | `exec` | `true` in a running container |
+//! | `first` | the first run after a minute without one, and after a boot |
+//! | `burst` | a hundred runs at once |
+//! | `sustained` | one run after the other on each processor: runs per second, and CPU time of the host per run |
+//!
+//! `turns` and `rows` are measured on both disks, the others on the repository's.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -11,12 +26,16 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use dormouse_benches::podman::Podman;
 use dormouse_benches::{
     Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, interleave_rows,
     ok, promise,
 };
+
+mod load;
+mod quiet;
+mod running;
 
 /// Options.
 #[derive(Parser)]
@@ -27,15 +46,35 @@ struct Options {
     /// Turns of podman, which is fifty times slower.
     #[arg(long, default_value_t = 5)]
     podman_rounds: usize,
+    /// Runs after a minute of quiet. Each takes a minute.
+    #[arg(long, default_value_t = 5)]
+    first_rounds: usize,
     /// Directory with the programs of another build, such as an earlier one, as another arm
     #[arg(long)]
     before: Option<PathBuf>,
+    /// Only these parts
+    #[arg(long, value_enum)]
+    part: Vec<Part>,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Turns,
+    Rows,
+    Busy,
+    Netns,
+    Podman,
+    Exec,
+    First,
+    Burst,
+    Sustained,
 }
 
 /// Turns of an arm back to back.
 const ROW: usize = 8;
 
-/// The name of the arm in which no part of a container is made ahead.
+/// The name of the arm with parts of containers made ahead.
 const SPARES: &str = "spares";
 
 /// The name of the arm of `--before`.
@@ -47,34 +86,79 @@ const NO_DEVPTS: &str = "no devpts";
 /// The name of the arm whose stack is connected to a domain. The peers connect theirs to nothing.
 const PRIVATE: &str = "private";
 
+/// The arms with a contract of CPU, memory and processes, with and without views of it.
+const CONTRACTS: [(&str, &[&str]); 2] = [
+    ("contract", &["--cpus", "1", "--memory", "256m", "--pids", "1000"]),
+    ("c., no views", &["--cpus", "1", "--memory", "256m", "--pids", "1000", "--views", "no"]),
+];
+
 fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
     for disk in [Disk::Journaled, Disk::OfRepository] {
-        let mut bench = Bench::on(disk)?;
-        let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
-        let ahead = bench.with_spares()?;
-        let arms = |netns| {
-            let mut arms = start_arms(&bench, netns)?;
-            // The cost of a devpts alone.
-            arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
-            arms.extend((!netns).then(|| ours(SPARES, &ahead, netns)));
-            arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
-            anyhow::Ok(arms)
-        };
-        let shared = arms(false)?;
-        let times = interleave(&shared, options.rounds)?;
-        report(&shared, &times, disk, "shared or no network stack", 0.5);
+        measure(&options, disk)?;
+    }
+    Ok(())
+}
+
+fn measure(options: &Options, disk: Disk) -> Result<()> {
+    let wanted = |part: Part| {
+        let is_for_both = matches!(part, Part::Turns | Part::Rows);
+        (options.part.is_empty() || options.part.contains(&part))
+            && (is_for_both || disk == Disk::OfRepository)
+    };
+    if !Part::value_variants().iter().any(|part| wanted(*part)) {
+        return Ok(());
+    }
+    let mut bench = Bench::on(disk)?;
+    let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
+    let ahead = bench.with_spares()?;
+    let arms = |netns| {
+        let mut arms = start_arms(&bench, netns)?;
+        // The cost of a devpts alone.
+        arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
+        arms.extend((!netns).then(|| ours(SPARES, &ahead, netns)));
+        arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
+        anyhow::Ok(arms)
+    };
+    let shared = arms(false)?;
+    if wanted(Part::Turns) {
+        let mut arms = arms(false)?;
+        arms.extend(CONTRACTS.map(|(name, words)| ours_with(name, &bench, mode(false), words)));
+        let times = interleave(&arms, options.rounds)?;
+        report(&arms, &times, disk, "shared or no network stack", 0.2);
+    }
+    if wanted(Part::Rows) {
         let times = interleave_rows(&shared, options.rounds, ROW)?;
-        report(&shared, &times, disk, "the same, eight times in a row", 0.5);
+        report(&shared, &times, disk, "the same, eight times in a row", 0.35);
+    }
+    if wanted(Part::Busy) {
+        let loops = load::Loops::start(&bench, load::LOOPS)?;
+        let times = interleave(&shared, options.rounds)?;
+        drop(loops);
+        report(&shared, &times, disk, "the same, beside eight busy loops", 0.6);
+    }
+    if wanted(Part::Netns) {
         let mut own = arms(true)?;
         own.push(ours_with(PRIVATE, &bench, "private", &[]));
-        report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.6);
-        if disk == Disk::OfRepository && installed("podman") && options.podman_rounds > 0 {
-            let podman = podman(&bench)?;
-            let times = interleave(&podman, options.podman_rounds)?;
-            report(&podman, &times, disk, "podman, for scale", 0.5);
-        }
+        report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.4);
+    }
+    if wanted(Part::Podman) && installed("podman") && options.podman_rounds > 0 {
+        let podman = podman(&bench)?;
+        let times = interleave(&podman, options.podman_rounds)?;
+        report(&podman, &times, disk, "podman, for scale", 0.5);
+    }
+    if wanted(Part::Exec) {
+        running::measure(&bench, options.rounds)?;
+    }
+    if wanted(Part::Burst) {
+        load::burst(&shared)?;
+    }
+    if wanted(Part::Sustained) {
+        load::sustained(&shared)?;
+    }
+    if wanted(Part::First) {
+        quiet::measure(&bench, options.first_rounds)?;
     }
     Ok(())
 }
@@ -171,14 +255,14 @@ fn podman(bench: &Bench) -> Result<Vec<Arm>> {
 /// Prints one JSON line per arm, a table with bars, and the promises.
 fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) {
     eprintln!("\nrun IMAGE true to exit, {title}, on {disk} (ms)");
-    eprintln!("  {:<10} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
     let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
     let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
     for (arm, t) in arms.iter().zip(times) {
         let median = t.median_ms();
         let bar = "#".repeat((median / longest * 40.0).round() as usize);
         let (min, p95) = (t.at(0.0), t.at(0.95));
-        eprintln!("  {:<10} {median:>8.2} {min:>8.2} {p95:>8.2}  {bar}", arm.name);
+        eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}  {bar}", arm.name);
         let more = serde_json::json!({"network": title, "disk": disk.to_string(), "min_ms": min, "p95_ms": p95});
         figure("start", &arm.name, median, "ms", more);
     }
@@ -188,6 +272,17 @@ fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) 
     }
     if let Some(floor) = of("floor") {
         promise("of the floor", ours / floor, 2.0);
+    }
+    if let Some(bwrap) = of("bwrap") {
+        promise("of bwrap", ours / bwrap, 1.0);
+    }
+    if let (Some(ahead), Some(bwrap)) = (of(SPARES), of("bwrap")) {
+        promise("with parts made ahead, of bwrap", ahead / bwrap, 0.6);
+    }
+    for (name, _) in CONTRACTS {
+        if let Some(with) = of(name) {
+            promise(&format!("{name}, of a start without one"), with / ours, 1.02);
+        }
     }
     if let Some(before) = of(BEFORE) {
         change("median", ours, before);

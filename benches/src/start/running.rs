@@ -1,0 +1,83 @@
+//! `true` in a running container.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Result;
+use dormouse_benches::{Arm, Bench, figure, installed, interleave, ok, promise, without_v2};
+
+/// The container in which programs are executed.
+const NAME: &str = "stays";
+
+pub(crate) fn measure(bench: &Bench, rounds: usize) -> Result<()> {
+    ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "sleep", "100000"]))?;
+    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+    let mut arms = vec![Arm::new("dormouse", move |_| {
+        let mut command = Command::new(&exe);
+        command.arg("--root").arg(&root).args(["exec", NAME, "true"]);
+        command
+    })];
+    for runtime in ["crun", "runc"] {
+        if installed(runtime) {
+            arms.push(peer(bench, runtime)?);
+        }
+    }
+    let times = interleave(&arms, rounds)?;
+    eprintln!("\n`true` in a running container (ms)");
+    eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    for (arm, times) in arms.iter().zip(&times) {
+        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+        eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
+        let more = serde_json::json!({"verb": "exec", "min_ms": min, "p95_ms": p95});
+        figure("start", &arm.name, median, "ms", more);
+    }
+    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    if let (Some(ours), Some(crun)) = (of("dormouse"), of("crun")) {
+        promise("exec, of crun", ours / crun, 0.4);
+    }
+    for arm in &arms[1..] {
+        let mut end = Command::new(&arm.name);
+        end.arg("--root").arg(bench.path(Bench::STATE).join(&arm.name));
+        end.args(["delete", "--force", NAME]);
+        let mut end = move || ok(&mut end);
+        if arm.hide_v2 {
+            without_v2(end)?
+        } else {
+            end()?
+        };
+    }
+    ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    Ok(())
+}
+
+/// Starts a container of another runtime. Returns the arm that executes programs in it.
+fn peer(bench: &Bench, runtime: &'static str) -> Result<Arm> {
+    let bundle = bench.bundle(&format!("bundle-{runtime}-exec"), false)?;
+    let path = bundle.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+    config["process"]["args"] = serde_json::json!(["/bin/sleep", "100000"]);
+    fs::write(&path, serde_json::to_vec(&config)?)?;
+    let state = bench.path(Bench::STATE).join(runtime);
+    let mut run = Command::new(runtime);
+    run.arg("--root").arg(&state).args(["run", "--detach", "--bundle"]).arg(bundle).arg(NAME);
+    run.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    run.stderr(std::process::Stdio::null());
+    let mut start = move || {
+        let status = run.status()?;
+        anyhow::ensure!(status.success(), "{runtime} starts no container: {status}");
+        Ok(())
+    };
+    let hides = runtime == "crun";
+    if hides {
+        without_v2(start)?
+    } else {
+        start()?
+    };
+    let mut arm = Arm::new(runtime, move |_| {
+        let mut command = Command::new(runtime);
+        command.arg("--root").arg(&state).args(["exec", NAME, "/bin/true"]);
+        command
+    });
+    arm.hide_v2 = hides;
+    Ok(arm)
+}
