@@ -2,8 +2,8 @@
 //! needs Linux 6.17 with CONFIG_SCHED_CLASS_EXT, which the newer kernel of the guest has.
 //!
 //! Tests with the prefix `ext_` are skipped elsewhere, and run with `xtask guest --next --tests ext_`, one after the
-//! other: a host has one scheduler, and under it other tests are processes of the host. Measured shares are compared with
-//! each other and within 3 points.
+//! other: a host has one scheduler, and under it other tests are processes of the host. Measured shares are compared
+//! with each other and within 3 points.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -88,7 +88,8 @@ fn main() -> Result<()> {
     }
     let cpus = std::thread::available_parallelism()?.get() as f64;
     let hosts = Hosts { bench, podman, cpus, options };
-    let parts: [(Part, fn(&Hosts) -> Result<()>); 5] = [
+    type Measure = fn(&Hosts) -> Result<()>;
+    let parts: [(Part, Measure); 5] = [
         (Part::Cpu, cpu::cpu),
         (Part::Bandwidth, bandwidth::bandwidth),
         (Part::Disk, disk::disk),

@@ -606,6 +606,7 @@ impl Place {
     }
 
     fn clean(&self) {
+        podman::remove_all(&self.dir);
         for hierarchy in FLOOR_CGROUPS {
             let _ = fs::remove_dir(format!("/sys/fs/cgroup/{hierarchy}/floor-bench")); // if made
         }

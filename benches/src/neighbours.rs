@@ -6,12 +6,12 @@
 //!
 //! **Victims** are a database (pgbench's TPC-B, each transaction stored), a web server and a key-value store, each in a
 //! container with its client. Its contract is half of the machine's CPUs, reserved and at most, memory with a
-//! guarantee, and a disk. **Neighbours** (floor/neighbour.c) run one at a time beside each victim. Their contract is one
-//! that an operator would give: memory, tasks, a disk with its number of files, a rate of the disk, a ceiling of the
+//! guarantee, and a disk. **Neighbours** (floor/neighbour.c) run one at a time beside each victim. Their contract is
+//! one that an operator would give: memory, tasks, a disk with its number of files, rates of the disk, a ceiling of the
 //! network, and the default weight of CPU.
 //!
-//! **The same share.** The victim never has more than its half, whether a neighbour leaves CPU time or not: the limit of
-//! its CPU time equals its reservation. Alone, it has this half as well. The ratio is
+//! **The same share.** The victim never has more than its half, whether a neighbour leaves CPU time or not: the limit
+//! of its CPU time equals its reservation. Alone, it has this half as well. The ratio is
 //!
 //! ```text
 //! throughput beside the neighbour / throughput alone, medians of rounds in turn
@@ -23,8 +23,8 @@
 //! program may make, such as fork(2).
 //!
 //! Podman's containers take turns with ours, with the closest options: the same limit of CPU time and the largest
-//! weight, the same memory, tasks and rate of the disk. It has no guarantee of memory, and no size of disks on this file
-//! system: its neighbours stop at the same size by themselves.
+//! weight, the same memory, tasks and rates of the disk. It has no guarantee of memory, and no size of disks on this
+//! file system: its neighbours stop at the same size by themselves.
 //!
 //! **Floods.** A container's flood of its own server is judged. One of the victim's port is work that the victim's own
 //! program accepts, within its own CPU time, and is reported only.

@@ -12,6 +12,18 @@ use crate::{Bench, ok};
 /// benchmark's.
 const RUN: &str = "/run/bench-podman";
 
+/// Podman's directory of images and containers, below that of a benchmark.
+const ROOT: &str = "podman/root";
+
+/// Removes all containers of podman in the directory of a benchmark, if it is used there.
+pub(crate) fn remove_all(dir: &Path) {
+    let podman = Podman { root: dir.join(ROOT) };
+    if podman.root.exists() {
+        let rm = ["rm", "--all", "--force", "--time", "0"];
+        let _ = podman.command().args(rm).output(); // mostly none is left
+    }
+}
+
 /// Podman with the image `bench`, and those that are imported.
 #[derive(Debug, Clone)]
 pub struct Podman {
@@ -23,7 +35,7 @@ impl Podman {
     pub fn new(bench: &Bench) -> Result<Self> {
         fs::create_dir_all(RUN)?;
         ok(Command::new("mount").args(["-t", "tmpfs", "bench", RUN]))?;
-        let podman = Self { root: bench.path("podman/root") };
+        let podman = Self { root: bench.path(ROOT) };
         podman.import(bench, &bench.path("rootfs"), "bench")?;
         Ok(podman)
     }

@@ -18,7 +18,7 @@ use crate::Hosts;
 const RATE: f64 = (20 << 20) as f64;
 /// The part by which a container may be off.
 const OFF: f64 = 0.06;
-/// From the start of a container to the measurement: its file is made, and the kernel's first tenth of a second is over.
+/// From the start of a container to the measurement: its file is made, and what the kernel admits at once is over.
 const SETTLES: Duration = Duration::from_secs(6);
 /// What a command writes before it has it stored, in MB.
 const STORED_MB: f64 = 100.0;

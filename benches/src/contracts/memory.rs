@@ -45,7 +45,7 @@ fn guarantees(hosts: &Hosts) -> Result<()> {
     let arms = [
         arm("a guarantee, one reads, no daemon", true, false, 1),
         arm("a guarantee, two read, with the daemon", true, true, 2),
-        arm("no guarantee, one reads", false, true, 1),
+        arm("no guarantee, one reads, no daemon", false, false, 1),
     ];
     let mut all: Vec<Vec<f64>> = arms.iter().map(|_| Vec::new()).collect();
     for round in 0..hosts.options.rounds {

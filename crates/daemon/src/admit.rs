@@ -6,10 +6,10 @@
 //! has begun with those. The client's connect(2) takes longer meanwhile; the service sees nothing of this: readiness,
 //! accept(2) and its errors are the kernel's own.
 //!
-//! A connection is *pending* while it is being made, while it is in the backlog, and while its service has read nothing of what it has sent. A
-//! server with an event loop accepts all connections at once, and then reads from one after the other. A connection of
-//! which something was read is not pending: its client may send without reading answers. Nor is one for more than
-//! [`UNREAD_WITHIN`].
+//! A connection is *pending* while it is being made, while it is in the backlog, and while its service has read nothing
+//! of what it has sent. A server with an event loop accepts all connections at once, and then reads from one after the
+//! other. A connection of which something was read is not pending: its client may send without reading answers. Nor is
+//! one for more than [`UNREAD_WITHIN`].
 //!
 //! A connection is *in service* from its admission until the service has answered something, one side has ended it, or
 //! [`UNREAD_WITHIN`] has passed. A server with a process or thread for each connection has nothing pending, however

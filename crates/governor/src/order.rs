@@ -14,8 +14,8 @@
 //! worked for has not all of it, so an estimate is replaced by the reading after the next one.
 //!
 //! An account that begins at the tag of another one begins at its readings *and* its estimates ([`Tag`]). When readings
-//! take the estimates of the other one back, they take these back as well. Otherwise it would stay behind by the error of
-//! estimates that are no longer there. So it is ahead by what the other one has used in the last two readings.
+//! take the estimates of the other one back, they take these back as well. Otherwise it would stay behind by the error
+//! of estimates that are no longer there. So it is ahead by what the other one has used in the last two readings.
 //!
 //! A tag is at most one second of service above V. An account that has had more waits no longer for that.
 //!
@@ -30,10 +30,10 @@
 //! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past.
 //! If those of the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work.
 //!
-//! A server that accepts at once, and works for all by processes or threads, has an empty backlog whatever it has to do.
-//! More connections do not make it faster when its tasks already wait for a processor. Meanwhile ([`Bounds`]) an account
-//! that has as many connections in service as that, and one, waits until one of these was answered. Others are admitted
-//! before it: an account without a connection in service never waits for the work of another one.
+//! A server that accepts at once, and works for all by processes or threads, has an empty backlog whatever it has to
+//! do. More connections do not make it faster when its tasks already wait for a processor. Meanwhile ([`Bounds`]) an
+//! account that has as many connections in service as that, and one, waits until one of these was answered. Others are
+//! admitted before it: an account without a connection in service never waits for the work of another one.
 #![allow(
     clippy::cast_precision_loss,
     reason = "times and weights of connections are far below 2^52"
@@ -744,8 +744,8 @@ mod tests {
         assert!(of_a >= 9, "{order:?}");
     }
 
-    /// A service charges a hundredth of the first estimate. An account that comes meanwhile begins at a tag that is made
-    /// of estimates.
+    /// A service charges a hundredth of the first estimate. An account that comes meanwhile begins at a tag that is
+    /// made of estimates.
     #[test]
     fn newcomer_is_not_behind_by_the_errors_of_estimates() {
         let (mut queue, mut service) = (Plain::default(), Service::default());

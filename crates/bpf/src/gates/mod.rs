@@ -291,8 +291,8 @@ fn config(constants: Constants) -> Vec<u8> {
 /// know no container. Those of a cgroup are attached to none.
 pub fn supported() -> Result<()> {
     let (_maps, programs) = GROUP.load_alone_with(&config(some_constants()))?;
-    let traces = programs.iter().filter(|program| hook(program).is_none());
-    traces.map(|program| attach(program, None).map(drop)).collect()
+    let mut traces = programs.iter().filter(|program| hook(program).is_none());
+    traces.try_for_each(|program| attach(program, None).map(drop))
 }
 
 fn some_constants() -> Constants {

@@ -1,42 +1,44 @@
 /* The scheduler of containers (sched_ext): contracts of CPU time, kept at each wakeup.
  *
- * A *flow* is a container: all tasks below its cgroup, however deep. All tasks beside containers are one flow more, the
- * host. Flows are flat. Within a flow, tasks take turns.
+ * A *flow* is a container: all tasks below its cgroup, however deep. All tasks beside containers are one flow more,
+ * the host. Flows are flat. Within a flow, tasks take turns.
  *
- * **Weight.** An active flow, one with a runnable task, is due r + (C - R) x s / S: its reservation, and its share of
- * the CPUs that no active flow has reserved. So its weight is w = s + r x S / (C - R), where S and R are sums over active
- * flows. The host has its part as a reservation, and the least share.
+ * **Weight.** An active flow, one with a runnable task, is due r + (C - R) x s / S: its reservation, and its share
+ * of the CPUs that no active flow has reserved. So its weight is w = s + r x S / (C - R), where S and R are sums
+ * over active flows. The host has its part as a reservation, and the least share.
  *
  * **Virtual time** (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). A flow has a tag. A task that is
- * enqueued starts at S = max(tag, V - credit), and the tag becomes S + slice / w; the real time of the slice corrects it
- * when the task stops. The task with the least S runs next, and V is the S of the task that began last.
+ * enqueued starts at S = max(tag, V - credit), and the tag becomes S + slice / w; the real time of the slice
+ * corrects it when the task stops. The task with the least S runs next, and V is the S of the task that began last.
  *
- * **Bucket.** A reservation has a bucket of 100 ms of CPU time: filled by r x time, charged with all time that the flow
- * runs, between -100 and 100 ms. A task of a flow with tokens runs before all others, and takes the CPU of a task that
- * does not have any. That repays a flow that slept, so it does not count as virtual time.
+ * **Bucket.** A reservation has a bucket of 100 ms of CPU time: filled by r x time, charged with all time that the
+ * flow runs, between -100 and 100 ms. A task of a flow with tokens runs before all others, and takes the CPU of a
+ * task that does not have any. That repays a flow that slept, so it does not count as virtual time.
  *
- * **Limit.** The kernel's quota (cpu.max) is one of its fair class, and is not enforced below sched_ext: the kernel gives
- * it to cgroup_set_bandwidth. A flow without quota waits in the queue of throttled tasks, by the time at which it has
- * some again. What a flow uses beyond its quota, up to a tick for each CPU, is taken from the next period.
+ * **Limit.** The kernel's quota (cpu.max) is one of its fair class, and is not enforced below sched_ext: the kernel
+ * gives it to cgroup_set_bandwidth. A flow without quota waits in the queue of throttled tasks, by the time at which
+ * it has some again. What a flow uses beyond its quota, up to a tick for each CPU, is taken from the next period.
  *
  * **Idle.** Tasks of a flow with cpu.idle run when no others do.
  *
  * Invariants:
  *
- * 1. A task is in one of four queues, in the queue of a CPU, or runs. `dm_task.tag` and `.quota_ns` are what its flow was
- *    charged in advance, and are zero while it is in no queue and does not run.
+ * 1. A task is in one of four queues, in the queue of a CPU, or runs. `dm_task.tag` and `.quota_ns` are what its
+ *    flow was charged in advance, and are zero while it is in no queue and does not run.
  * 2. `flow.runnable` counts tasks between runnable() and quiescent(). The sums S and R contain `flow.in_shares` and
  *    `flow.in_reserve`, which are zero when it is 0.
- * 3. A throttled task is looked at within 4 ms of its time, on an idle host as well: by the timer.
- * 4. No task waits for 10 s: the timer moves those at the end of the queues to the front. The kernel unloads a scheduler
- *    after 30 s.
+ * 3. A throttled task is looked at within 4 ms of its time, on an idle host as well: by the timer. The first one
+ *    after a second without any may wait 250 ms more there.
+ * 4. No task waits for 10 s: the timer moves those at the end of the queues to the front. The kernel unloads a
+ *    scheduler after 30 s.
  * 5. A flow that is not known is scheduled as the host.
  *
  * LIMIT: nice values and weights of cgroups inside a container have no effect.
  *
  * LIMIT: slices end at ticks of the kernel (4 ms with HZ=250).
  *
- * LIMIT: a container with more runnable tasks than its CPU time has slices in 30 s has the kernel unload the scheduler.
+ * LIMIT: a container with more runnable tasks than its CPU time has slices in 30 s has the kernel unload the
+ * scheduler.
  *
  * KERNEL(6.17): cgroup_set_bandwidth. KERNEL(6.12): sched_ext. */
 #include <linux/types.h>
@@ -614,8 +616,8 @@ static __always_inline u64 first_start(void)
 	return start;
 }
 
-/* Whether a task whose slice has ended goes on, before those in the queue by virtual time: its flow has tokens, or it is
- * the first itself. */
+/* Whether a task whose slice has ended goes on, before those in the queue by virtual time: its flow has tokens, or
+ * it is the first itself. */
 static __always_inline bool goes_first(struct task_struct *p, struct dm_task *task)
 {
 	struct flow *flow = flow_of(task->flow);

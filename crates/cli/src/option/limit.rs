@@ -1,8 +1,8 @@
 //! Resource limits: `--memory`, `--memory-min`, `--memory-low`,
 //! `--memory-high`, `--memory-swap`, `--pids`, `--sockets`, `--cpus`, `--cpu-reserve`, `--cpu-period`,
 //! `--cpu-idle-rate`, `--cpu-burst`, `--cpu-weight`, `--cpu-shares`, `--cpuset-cpus`, `--io-weight`,
-//! `--io-read-bps` and its like,
-//! `--disk`, `--inodes`, `--disk-guaranteed`, `--net-rate`, `--net-ceil`, `--net-weight`, `--ulimit`, `--umask`.
+//! `--io-read-bps` and its like, `--disk`, `--inodes`, `--disk-guaranteed`, `--net-rate`, `--net-ceil`,
+//! `--net-weight`, `--ulimit`, `--umask`.
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::{proc, sysctl};

@@ -1,9 +1,9 @@
-//! The scheduler of containers, which a daemon loads where `scheduler = "ext"` under `[contract]` in `config.toml` says
-//! so ([`dormouse_bpf::scheduler`]).
+//! The scheduler of containers, which a daemon loads where `scheduler = "ext"` under `[contract]` in `config.toml`
+//! says so ([`dormouse_bpf::scheduler`]).
 //!
-//! The static weights stay in the kernel, so they hold at once when the scheduler ends, and for containers that it does
-//! not know. `RUN/scheduler` marks that a daemon has loaded it. A stale mark says nothing: the daemon holds a lock while
-//! it lives.
+//! The static weights stay in the kernel, so they hold at once when the scheduler ends, and for containers that it
+//! does not know. `RUN/scheduler` marks that a daemon has loaded it. A stale mark says nothing: the daemon holds a
+//! lock while it lives.
 //!
 //! Uses `ground`, `disk` and `settings`.
 

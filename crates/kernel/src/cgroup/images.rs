@@ -25,12 +25,9 @@ use super::error::CgroupError;
 use super::guarantee::MemoryShare;
 use super::limit::{Host as _, V1_UNLIMITED_BYTES, Version};
 use super::supply::Held;
-use super::{Controllers, Hierarchy};
+use super::{Controllers, Hierarchy, IMAGES};
 use crate::error::Result as CallResult;
 use crate::proc;
-
-/// Its name below the parent.
-pub(super) const IMAGES: &str = "images";
 
 /// Bytes of `/proc/self/cgroup`: a line of a path for each hierarchy.
 const LARGEST_TABLE_BYTES: usize = 1 << 20;

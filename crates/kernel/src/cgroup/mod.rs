@@ -84,7 +84,6 @@ pub use self::tree::{Forest, Tree};
 pub use self::usage::{Charged, CpuTime, InUse, MemoryCharged, MemoryInUse};
 
 use self::dir::Dir;
-use self::images::IMAGES;
 use self::limit::{Host, MemoryV1, Setting, Version};
 use self::mounts::Mounts;
 use self::wait::retry_busy;
@@ -95,6 +94,8 @@ use crate::proc;
 pub const DEFAULT_PARENT: &str = "dormouse";
 /// The cgroup of our own process.
 const KEEPER: &str = "keeper";
+/// The cgroup of page cache of images.
+const IMAGES: &str = "images";
 /// The shared device list of v1; the number changes with the list, so that a newer program does
 /// not use an older list. No container's name may begin so.
 const SHARED_DEVICES: &str = "devices-1";
