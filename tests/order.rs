@@ -370,7 +370,7 @@ fn limited(limit: &[&str]) -> (Host, Daemon) {
 /// Has a client open connections and keep them.
 #[track_caller]
 fn keep(host: &Host, client: &str, count: usize) -> Burst {
-    Burst::begin_with(host, client, "hold", "db", count)
+    Burst::begin_with(host, client, "linger", "db", count)
 }
 
 /// Ends the clients, which lose their connections.

@@ -159,9 +159,12 @@ const SERVICES: [Service; 5] = [
 fn main() -> Result<()> {
     let options = Options::parse();
     let wants = |part| options.part.is_empty() || options.part.contains(&part);
+    // Before the network namespace of the benchmark, which has no packages.
+    let needs_services = [Part::Services, Part::Http, Part::Bill].into_iter().any(wants);
+    let services = needs_services.then(image::services);
     let bench = Bench::new()?;
-    if [Part::Services, Part::Http, Part::Bill].into_iter().any(wants) {
-        ok(bench.dormouse().args(["import", "--name", "services"]).arg(image::services()))?;
+    if let Some(services) = services {
+        ok(bench.dormouse().args(["import", "--name", "services"]).arg(services))?;
     }
     if wants(Part::Services) {
         let names = &options.service;

@@ -230,8 +230,9 @@ struct Hosts {
 
 impl Hosts {
     fn new(options: &Options) -> Result<Self> {
-        let bench = Bench::new()?;
+        // Before the network namespace of the benchmark, which has no packages.
         let services = image::services();
+        let bench = Bench::new()?;
         ok(bench.dormouse().args(["import", "--name", "services"]).arg(&services))?;
         let wanted = !options.alone;
         let podman = (wanted && installed("podman")).then(|| Podman::new(&bench)).transpose()?;

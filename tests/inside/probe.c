@@ -1179,7 +1179,7 @@ static int queue(char **args)
 	return 1;
 }
 
-static int hold(char **args)
+static int linger(char **args)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
 
@@ -1375,7 +1375,7 @@ int main(int argc, char **argv)
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
-		      { "queue", 4, queue }, { "burst", 3, burst }, { "hold", 3, hold },
+		      { "queue", 4, queue }, { "burst", 3, burst }, { "linger", 3, linger },
 		      { "site", 4, site }, { "visit", 3, visit } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)

@@ -196,7 +196,8 @@ const BOUNDS: &[(&str, u64, &str)] = &[
     ("user.max_mnt_namespaces", 1024 + 64, "mount namespaces of one container"),
 ];
 
-/// The limits of the host that [`FULL`] containers reach, or one of them, if they take all that their own limits permit.
+/// The limits of the host that [`FULL`] containers reach, or one of them, if they take all that their own limits
+/// permit.
 /// `tasks` is the most tasks of a container.
 pub fn bounds(tasks: u64) -> Vec<Limit> {
     bounds_with(tasks, |name| number(&Path::new("/proc/sys").join(name.replace('.', "/"))))

@@ -698,6 +698,7 @@ mod tests {
             name: name.to_owned(),
             parent: parent.map(str::to_owned),
             own: None,
+            limit: None,
             containers: Vec::new(),
             keep_days: 1,
             shares_keep_days: true,

@@ -33,8 +33,11 @@ use dormouse_benches::{
     ok, promise,
 };
 
+#[path = "start/load.rs"]
 mod load;
+#[path = "start/quiet.rs"]
 mod quiet;
+#[path = "start/running.rs"]
 mod running;
 
 /// Options.
