@@ -85,6 +85,8 @@ pub struct State<I> {
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     used_ns: u64,
+    /// At the decision before the last.
+    earlier_ns: Option<u64>,
     /// The limit in the kernel; `None` if it is not known.
     limit_milli: Option<u64>,
 }
@@ -118,9 +120,8 @@ pub fn decide<I: Clone + Ord>(now: &Readings<I>, was: State<I>) -> (State<I>, Ve
     let cpus = u64::from(now.cpus_milli.max(1));
     let headroom = (cpus / HEADROOM_PART).max(HEADROOM_MILLI).min(cpus / 4);
     let (last_idle, last_passed) = was.last.unwrap_or((0, 0));
-    let idle =
-        milli(now.idle_ns.saturating_add(last_idle), now.passed_ns.saturating_add(last_passed))
-            .min(cpus);
+    let passed_ns = now.passed_ns.saturating_add(last_passed);
+    let idle = milli(now.idle_ns.saturating_add(last_idle), passed_ns).min(cpus);
     let is_calm = !now.is_hungry && was.last.is_some() && idle >= headroom / 2;
     let calm = if is_calm { was.calm.saturating_add(1) } else { 0 };
     let mut state = State { kept: BTreeMap::new(), last: Some((now.idle_ns, now.passed_ns)), calm };
@@ -130,18 +131,23 @@ pub fn decide<I: Clone + Ord>(now: &Readings<I>, was: State<I>) -> (State<I>, Ve
     for one in &now.rated {
         let kept = was.kept.get(&one.id);
         let limit = kept.and_then(|kept| kept.limit_milli);
-        let used = kept.map_or(0, |kept| one.used_ns.saturating_sub(kept.used_ns));
-        let used = milli(used, now.passed_ns).min(cpus);
+        let since = |ns: u64, passed| milli(one.used_ns.saturating_sub(ns), passed).min(cpus);
+        let last = kept.map_or(0, |kept| since(kept.used_ns, now.passed_ns));
+        // In the same time as the idle time, so that what a new limit takes from that is not counted twice.
+        let used = kept.and_then(|kept| kept.earlier_ns).map_or(last, |ns| since(ns, passed_ns));
         let plain = u64::from(one.cpu.max_milli.unwrap_or(0));
         let most = u64::from(one.cpu.idle_rate_milli.unwrap_or(0)).max(plain);
         let present = limit.unwrap_or(plain).max(plain);
         pool = pool.saturating_add(used.saturating_sub(plain).min(present - plain));
-        let wanted = if used * 10 >= present * 9 { most } else { (used * 5 / 4).min(present) };
+        let asked = used.max(last);
+        let wanted = if asked * 10 >= present * 9 { most } else { (asked * 5 / 4).min(present) };
         wants.push(Want {
             most_milli: wanted.clamp(plain, most) - plain,
             weight: u64::from(one.cpu.weight.max(1)),
         });
-        state.kept.insert(one.id.clone(), Kept { used_ns: one.used_ns, limit_milli: limit });
+        let earlier_ns = kept.map(|kept| kept.used_ns);
+        let kept = Kept { used_ns: one.used_ns, earlier_ns, limit_milli: limit };
+        state.kept.insert(one.id.clone(), kept);
     }
     let parts = divide(pool.saturating_sub(short), &wants);
     let mut settings = Vec::new();

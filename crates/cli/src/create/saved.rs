@@ -243,7 +243,9 @@ mod tests {
         assert_eq!((made.spec.stop_signal, made.spec.stop_timeout_s), (3, 7));
         assert_eq!(made.spec.net, NetMode::Address { domain: "default".parse().unwrap() });
         assert!(made.spec.publish.is_empty(), "ports of the host are not the archive's to give");
-        assert_eq!(made.spec.limits, dormouse_model::Limits::default());
+        let tasks = Some(dormouse_model::TASKS_DEFAULT);
+        let limits = dormouse_model::Limits { pids_max: tasks, ..Default::default() };
+        assert_eq!(made.spec.limits, limits);
         let named =
             merge(&["--name", "b", "--domain", "d", "--memory", "1g", "a"], |_| {}).unwrap();
         assert_eq!(named.name.as_str(), "b");

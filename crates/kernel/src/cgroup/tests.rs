@@ -293,7 +293,7 @@ fn root_refused_limits_leave_nothing_behind() {
     let scratch = Scratch::new();
     let before = scratch.directories();
     let bad = [
-        Limits { cpu_weight: Some(0), ..limits() },
+        Limits { cpu_weight: Some(10_001), ..limits() },
         Limits { cpuset_cpus: Some("60000".into()), ..limits() },
         Limits { cpuset_cpus: Some("zero".into()), ..limits() },
         Limits { pids_max: Some(0), ..limits() },
@@ -569,9 +569,13 @@ fn root_parent_stays_while_images_are_written() {
     let scratch = Scratch::new();
     let hierarchy = &scratch.hierarchy;
     let charging = hierarchy.charge_images().unwrap().expect("a memory controller");
+    // A process that removes the parent leaves its cgroups. Another one stays.
+    let mut writer = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    drop(charging);
     hierarchy.remove_parent().unwrap();
     assert!(hierarchy.images_memory().unwrap().is_some(), "in use");
-    drop(charging);
+    writer.kill().unwrap();
+    writer.wait().unwrap();
     hierarchy.remove_parent().unwrap();
     assert!(scratch.directories().is_empty(), "{:?}", scratch.directories());
 }

@@ -345,8 +345,12 @@ static FEATURES: &[Feature] = &[
     feature(
         "pressure stall information",
         "4.20",
-        "`--evict`: containers give memory while tasks wait for it",
-        ("free memory alone counts", "page cache that is read again and again is found late"),
+        "`--evict`: containers give memory while tasks wait for it; connections in service of servers with many \
+         processes count",
+        (
+            "free memory alone counts; pending connections alone",
+            "page cache that is read again and again is found late",
+        ),
         host::pressure,
     ),
     feature("pids controller", "4.3", "`--pids`", NO_LIMIT, host::pids),
