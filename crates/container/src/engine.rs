@@ -18,7 +18,7 @@ use dormouse_bpf::socket_count::Count;
 use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::save::{Figures, Wait};
 use dormouse_image::{Image, Progress, Store};
-use dormouse_kernel::cgroup::{Controllers, Hierarchy, Stats};
+use dormouse_kernel::cgroup::{Forest, Hierarchy, Stats};
 use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
@@ -135,9 +135,10 @@ impl Engine {
     /// no limit, which a host without the controller has.
     pub fn default_pids(&self) -> Result<Option<u32>> {
         let pids = settings::default_pids(&self.ground.settings())?;
+        // ORDER: nothing is made or opened here, before the locks of a start: a keeper that ends removes the parent.
         let has_limit = || {
-            let hierarchy = self.ground.cgroups();
-            hierarchy.is_ok_and(|it| it.controllers().contains(Controllers::PIDS))
+            let hosts = Forest::find_kept(Some(&self.ground.places.run.join("mounts")));
+            hosts.is_ok_and(|hosts| hosts.has("pids"))
         };
         Ok(pids.filter(|_| has_limit()))
     }

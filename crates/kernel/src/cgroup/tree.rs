@@ -68,6 +68,15 @@ impl Forest {
         }
     }
 
+    /// Returns whether this host has a controller that has one name in both versions. Nothing is made.
+    pub fn has(&self, controller: &str) -> bool {
+        let in_v2 = |mount: &PathBuf| {
+            let text = Dir::open(mount).and_then(|dir| dir.read("cgroup.controllers"));
+            text.is_ok_and(|text| text.split_whitespace().any(|word| word == controller))
+        };
+        self.is_v1(controller) || self.v2.as_ref().is_some_and(in_v2)
+    }
+
     /// Returns whether a controller, by its v1 name, is in a v1 hierarchy.
     pub fn is_v1(&self, controller: &str) -> bool {
         self.v1.iter().any(|(words, _)| has_word(words, controller))
