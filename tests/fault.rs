@@ -103,12 +103,6 @@ fn newborns(keeper: u32) -> Vec<u32> {
     all.filter(|(_, name, parent)| *parent == keeper && name == KEEPER).map(|p| p.0).collect()
 }
 
-/// Runs a command once, and returns the number of its steps.
-fn count_steps(host: &Host, arguments: &[&str]) -> usize {
-    let mut led = Led::start(&host.dormouse(arguments), &dormouse());
-    std::iter::from_fn(|| led.next_step()).count()
-}
-
 /// Runs a command up to its step `number` (from 0). Returns `None` if the command has fewer steps.
 fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'static str)> {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
@@ -291,32 +285,31 @@ impl Verb {
     fn survives(&self) {
         let scene = Scene::new();
         let (host, what) = (&scene.host, self.command[0]);
-        // The first time makes new objects, and the steps of a wait depend on the load.
-        let counts = [(); 2].map(|()| {
-            scene.all(self.before);
-            let steps = count_steps(host, self.command);
-            self.assert_usable(&scene, &format!("{what} without a kill"));
-            steps
-        });
-        let steps = counts[0].min(counts[1]);
-        assert!(steps * 2 >= counts[0].max(counts[1]), "{what}: steps of two runs: {counts:?}");
+        // The first time makes new objects.
+        scene.all(self.before);
+        host.dm(self.command);
+        self.assert_usable(&scene, &format!("{what} without a kill"));
         let keeper = host.keeper().expect("a keeper");
-        let (mut killed, mut played) = (0, 0);
-        for number in 0..steps {
+        let (mut number, mut killed, mut ended) = (0, 0, 0);
+        // How often a wait looks again depends on the load: some runs end before the last step of
+        // others.
+        while ended < Slow::ALL.len() {
             for slow in Slow::of_step(number) {
-                played += 1;
                 scene.all(self.before);
                 let mut what = format!("{what} killed at step {number}");
-                // Some calls are made only for a new object.
-                if let Some((mut led, call)) = lead_to(host, self.command, number) {
-                    what = format!("{what}, {call}, slow: {slow:?}");
-                    slow.kill(&mut led, keeper);
-                    killed += 1;
+                match lead_to(host, self.command, number) {
+                    Some((mut led, call)) => {
+                        what = format!("{what}, {call}, slow: {slow:?}");
+                        slow.kill(&mut led, keeper);
+                        (killed, ended) = (killed + 1, 0);
+                    }
+                    None => ended += 1,
                 }
                 self.assert_usable(&scene, &what);
             }
+            number += 1;
         }
-        assert!(killed * 10 >= played * 8, "{what}: {killed} of {played} were killed");
+        assert!(killed > 0, "{what}: it makes no step");
     }
 
     /// Kills the keeper at each step that it makes while the command runs.
