@@ -47,7 +47,6 @@ mod private;
 mod programs;
 mod rounds;
 mod rules;
-mod scheduler;
 mod shortage;
 mod sleep;
 mod soak;

@@ -19,7 +19,6 @@ fn main() {
         "reuseport",
         "gates",
         "rate",
-        "scheduler",
         "socket_count",
         "sysinfo",
     ] {

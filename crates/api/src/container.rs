@@ -124,9 +124,6 @@ pub struct Inspect<'a> {
     /// Limits that this host takes and does not enforce, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_enforced: Vec<String>,
-    /// What divides CPU time by its contract, while it runs with a reservation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu_backend: Option<&'static str>,
     /// Files of its output.
     pub logs: Vec<String>,
     /// The whole configuration from its creation, as it is stored.

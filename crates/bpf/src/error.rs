@@ -34,23 +34,6 @@ pub enum BpfError {
         #[source]
         source: CallError,
     },
-    /// Programs that were loaded together cannot begin.
-    #[error("begin the BPF programs '{object}'")]
-    Begin {
-        /// The object.
-        object: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The kernel has ended programs that had begun.
-    #[error("the kernel has ended the BPF programs '{object}': {reason}")]
-    Ended {
-        /// The object.
-        object: &'static str,
-        /// The kernel's reason.
-        reason: String,
-    },
     /// The object lacks a program or map that the loader uses.
     #[error("the BPF object '{object}' has no '{name}'")]
     Missing {
@@ -68,17 +51,14 @@ impl BpfError {
     /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Ended { .. } => ErrorKind::Os(libc::EINVAL),
-            Self::Open { source, .. } | Self::Load { source, .. } | Self::Begin { source, .. } => {
-                match source.kind() {
-                    libbpf_rs::ErrorKind::NotFound | libbpf_rs::ErrorKind::InvalidInput => {
-                        ErrorKind::Unsupported { since: "6.7" }
-                    }
-                    libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Os(libc::EPERM),
-                    libbpf_rs::ErrorKind::OutOfMemory => ErrorKind::Limit,
-                    _ => ErrorKind::Os(libc::EINVAL),
+            Self::Open { source, .. } | Self::Load { source, .. } => match source.kind() {
+                libbpf_rs::ErrorKind::NotFound | libbpf_rs::ErrorKind::InvalidInput => {
+                    ErrorKind::Unsupported { since: "6.7" }
                 }
-            }
+                libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Os(libc::EPERM),
+                libbpf_rs::ErrorKind::OutOfMemory => ErrorKind::Limit,
+                _ => ErrorKind::Os(libc::EINVAL),
+            },
             Self::Attach { source, .. } | Self::Call(source) => source.kind(),
             Self::Missing { .. } => ErrorKind::Corrupt,
         }

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use libbpf_rs::{MapCore, Object, ObjectBuilder, PrintLevel};
+use libbpf_rs::{MapCore, ObjectBuilder, PrintLevel};
 
 use crate::call::{self, Map, Program};
 use crate::error::BpfError;
@@ -93,13 +93,13 @@ impl Description {
         hash
     }
 
-    /// Loads the programs named, around the maps of `old`.
-    pub(crate) fn load_object(
+    /// Loads the programs named and gives them with the maps, reusing those of `old`.
+    fn load(
         &self,
         constants: &[u8],
         only: &dyn Fn(&str) -> bool,
         old: Option<&Attached>,
-    ) -> Result<Object, BpfError> {
+    ) -> Result<Loaded, BpfError> {
         let object = self.name;
         libbpf_rs::set_print(Some((PrintLevel::Warn, log)));
         let _ = last_lines();
@@ -119,18 +119,8 @@ impl Description {
             let wanted = only(&program.name().to_string_lossy());
             program.set_autoload(wanted);
         }
-        open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })
-    }
-
-    /// Loads the programs named and gives them with the maps, reusing those of `old`.
-    fn load(
-        &self,
-        constants: &[u8],
-        only: &dyn Fn(&str) -> bool,
-        old: Option<&Attached>,
-    ) -> Result<Loaded, BpfError> {
-        let object = self.name;
-        let loaded = self.load_object(constants, only, old)?;
+        let loaded =
+            open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
         let mut maps = Vec::new();
         for name in self.maps {
             let map = loaded.maps().find(|m| m.name() == *name);
@@ -335,7 +325,7 @@ pub(crate) fn is_named(kept: &str, name: &str) -> bool {
     kept == &name[..name.len().min(15)]
 }
 
-pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, BpfError> {
+fn duplicate(fd: BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, BpfError> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|e| {
         dormouse_kernel::CallError::new("fcntl", "F_DUPFD_CLOEXEC".into(), e.raw_os_error()).into()
     })

@@ -17,8 +17,6 @@
 //! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
 //!   (`load`, `find`, `detach`, `remove`), which keeps them.
 //! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
-//! - `scheduler` is loaded by the daemon where its settings say so, schedules all tasks of the host, and ends with its
-//!   link.
 //! - `sysinfo` is attached to the return of sysinfo(2), and kept by names in a bpffs as `gates` are (`load`, `find`).
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
@@ -40,7 +38,6 @@ pub mod rate;
 mod record;
 pub mod request;
 pub mod reuseport;
-pub mod scheduler;
 pub mod socket_count;
 pub mod sysinfo;
 

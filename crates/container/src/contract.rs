@@ -28,7 +28,6 @@
 
 mod ledger;
 mod memory;
-mod scheduler;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,8 +49,6 @@ use crate::{bandwidth, debt, drive, rate, settings, socket, state};
 
 use self::ledger::{Extent, Grant, InForce, Ledger, lock, path, read, write};
 pub(crate) use self::memory::expect_restored;
-pub use self::scheduler::{CpuBackend, CpuScheduler};
-pub(crate) use self::scheduler::{backend, begin as begin_scheduler};
 use self::writer::Snapshot;
 
 /// A part of the number of containers, and of their weight, whose change is ignored.

@@ -26,7 +26,6 @@ use crate::account::{
     AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
     RuleQuestion,
 };
-use crate::contract::{CpuBackend, CpuScheduler};
 use crate::create::Created;
 use crate::debt::Debtor;
 use crate::drive::{Purpose, Writable};
@@ -661,17 +660,6 @@ impl Engine {
         contract::governs_memory(&self.ground)
     }
 
-    /// Loads the scheduler of containers, if the settings say so (`scheduler` under `[contract]`). The caller is a
-    /// daemon.
-    pub fn begin_scheduler(&self) -> Result<Option<CpuScheduler>> {
-        contract::begin_scheduler(&self.ground)
-    }
-
-    /// Returns what divides CPU time by contract at present.
-    pub fn cpu_backend(&self) -> Result<CpuBackend> {
-        contract::backend(&self.ground)
-    }
-
     /// Marks that the caller, a daemon, changes the CPU weights of these containers. Without the mark the
     /// static weights hold, which are written when it is removed, or by the first command after the daemon was
     /// killed.
@@ -708,8 +696,7 @@ impl Engine {
     }
 
     /// Marks the containers of which the caller, a daemon that governs weights, changes the weight or the quota beyond
-    /// reservations, for debts or for an idle host. The settings of their contracts are written with those of
-    /// reservations.
+    /// reservations, for debts or for an idle host. The settings of their contracts are written with those of reservations.
     pub fn mark_debts(&self, changed: &BTreeSet<ContainerId>) -> Result<()> {
         debt::mark(&self.ground, changed)
     }

@@ -323,9 +323,6 @@ pub enum Error {
     /// The gates failed.
     #[error("gates")]
     Gates(#[from] dormouse_bpf::BpfError),
-    /// The scheduler of containers (sched_ext) does not begin, or cannot be accessed.
-    #[error("scheduler of containers")]
-    Scheduler(#[source] dormouse_bpf::BpfError),
     /// The network failed.
     #[error("network")]
     Network(#[from] dormouse_network::Error),
@@ -434,7 +431,7 @@ impl Error {
             Self::Launch(e) => e.kind(),
             Self::Cgroup(e) => e.kind(),
             Self::Image(e) => e.kind(),
-            Self::Gates(e) | Self::Scheduler(e) => e.kind(),
+            Self::Gates(e) => e.kind(),
             Self::Network(e) => e.kind(),
             Self::Checkpoint(e) => e.kind(),
             Self::Unlike { .. } => ErrorKind::Corrupt,

@@ -89,7 +89,6 @@
 //! RUN/mounts                        places of the cgroup hierarchies of v1, kept for the next command
 //! RUN/contract.json                 reservations of the running containers (`contract`)
 //! RUN/governed                      a daemon changes CPU weights of containers; those with a debt (`debt`)
-//! RUN/scheduler                     a daemon has loaded the scheduler of containers (`contract`)
 //! RUN/governed-memory               a daemon changes limits of memory of running containers
 //! RUN/unwoken-ID                    why its wakes fail; LIB/containers/ID/unwoken.json where RUN is full
 //! RUN/wakes                         when clients may wake containers again (`caller`)
@@ -217,7 +216,7 @@ pub use account::{
     RuleQuestion,
 };
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
-pub use contract::{CpuBackend, CpuScheduler, MemoryGranted, MemoryLimits, MemoryMember};
+pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
 pub use debt::{Debtor, Effort, Services};
 pub use dormouse_account::{ConnectionLimit, OnLimit};

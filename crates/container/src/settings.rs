@@ -125,22 +125,6 @@ struct ContractSection {
     images_memory: Option<String>,
     service_debt: Option<bool>,
     service_order: Option<bool>,
-    scheduler: Option<CpuChoice>,
-}
-
-/// What divides CPU time by contract, while a daemon runs.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum CpuChoice {
-    /// The kernel's own scheduler, by weights.
-    Kernel,
-    /// A scheduler that the daemon loads (sched_ext).
-    Ext,
-}
-
-/// Returns whether a daemon is to load the scheduler of containers.
-pub(crate) fn uses_scheduler(path: &Path) -> Result<bool> {
-    Ok(read(path)?.contract.scheduler == Some(CpuChoice::Ext))
 }
 
 /// Returns whether clients pay for the work of shared services from their own share of CPU time.

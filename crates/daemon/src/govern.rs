@@ -35,7 +35,6 @@ use crate::error::{Result, step};
 use crate::idle_rate::IdleRates;
 use crate::notify::say;
 use crate::room::{Notice, Room};
-use crate::scheduler::Ext;
 use crate::shrink::Shrinker;
 
 /// Time between decisions.
@@ -68,8 +67,6 @@ pub(crate) struct Governor {
     state: State<ContainerId>,
     debts: Debts,
     rates: IdleRates,
-    /// Keeps reservations in the place of governed weights.
-    ext: Ext,
     /// Containers may have come, changed or gone since the last round.
     is_outdated: bool,
     /// Time of the last round.
@@ -84,7 +81,6 @@ impl Governor {
     /// Begins with the containers that run.
     pub(crate) fn begin(engine: Rc<Engine>, time: Rc<CpuTime>) -> Self {
         let now = Instant::now();
-        let ext = Ext::begin(&engine, now);
         Self {
             engine,
             time,
@@ -96,7 +92,6 @@ impl Governor {
             state: State::default(),
             debts: Debts::new(now),
             rates: IdleRates::default(),
-            ext,
             is_outdated: true,
             round: now,
             decided: now,
@@ -109,11 +104,7 @@ impl Governor {
         self.round = now;
         self.is_outdated = false;
         self.look_at_memory()?;
-        let mut reserved = self.engine.cpu_reservations()?;
-        if self.ext.is_loaded() {
-            self.hand_over(&reserved)?;
-            reserved.clear();
-        }
+        let reserved = self.engine.cpu_reservations()?;
         let has_debts = self.engine.charges_debts()? && !self.engine.started()?.is_empty();
         let rated = self.engine.cpu_idle_rates()?;
         if reserved.is_empty() && rated.is_empty() && !has_debts {
@@ -159,16 +150,6 @@ impl Governor {
         }
     }
 
-    /// Gives reservations to the scheduler.
-    fn hand_over(&self, reserved: &[(ContainerId, Cpu)]) -> Result<()> {
-        // No cgroup is there without a container, and an open would make one.
-        if !reserved.is_empty() {
-            let cgroups = Hierarchy::open(&self.engine.places().cgroup)?;
-            self.ext.keep(&cgroups, reserved)?;
-        }
-        Ok(())
-    }
-
     /// Notifies the thread for memory, and begins it with the first guarantee. It stays for the next ones.
     fn look_at_memory(&mut self) -> Result<()> {
         self.shrinker.take_if(|shrinker| shrinker.has_ended());
@@ -183,7 +164,7 @@ impl Governor {
         Ok(())
     }
 
-    /// Leaves weights and quotas alone: no running container has a reservation, a rate for idle hosts or a debt.
+    /// Leaves weights and quotas alone, because no running container has a reservation, a rate for idle hosts or a debt.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
         self.rates.clear();
@@ -319,14 +300,10 @@ impl Room for Governor {
 
     fn due(&self) -> Option<Instant> {
         let next_tick = self.ticks().then(|| self.decided + TICK);
-        let others = self.debts.due().into_iter().chain(self.ext.due());
-        next_tick.into_iter().chain(others).chain([self.next_round()]).min()
+        next_tick.into_iter().chain(self.debts.due()).chain([self.next_round()]).min()
     }
 
     fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
-        if self.ext.due().is_some_and(|due| due <= now) && self.ext.look(now) {
-            self.is_outdated = true;
-        }
         let found = match self.next_round() <= now {
             true => self.find(now).inspect_err(|_| self.is_outdated = true),
             false => Ok(()),

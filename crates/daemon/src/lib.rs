@@ -12,7 +12,6 @@
 //! the keeper exits ----> what it held is re-created ([`recovery`])
 //! cpu.stat of those with --cpu-reserve, ten times a second ----> their CPU weights ([`govern`])
 //! idle time of the host, beside those with --cpu-idle-rate, ten times a second ----> their quotas ([`idle_rate`])
-//! contracts of CPU, where the settings say so ----> a scheduler in the kernel (sched_ext, [`scheduler`])
 //! work for others, while gates are loaded, ten times a second ----> weights and quotas of clients ([`debts`])
 //! cgroup v1: memory of all beside --memory-min, ten times a second ----> limits ([`shrink`])
 //! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
@@ -55,7 +54,6 @@ mod order;
 mod popularity;
 mod recovery;
 mod room;
-mod scheduler;
 mod settings;
 mod shortage;
 mod shrink;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use dormouse_api::{Inspect, compatible as objects};
-use dormouse_container::{CpuBackend, Details, Engine, Error, Listed};
+use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
-use dormouse_model::{Bandwidth, Config, Cpu, Drive, Spec};
+use dormouse_model::{Bandwidth, Cpu, Drive, Spec};
 use serde::Serialize;
 
 use crate::command::Global;
@@ -153,12 +153,6 @@ fn find(engine: &Engine, name: &str, kind: &str) -> Result<Found> {
     }
 }
 
-/// What divides CPU time by the contract of a container with a reservation, while it runs.
-fn cpu_backend(engine: &Engine, config: &Config, runs: bool) -> Result<Option<&'static str>> {
-    let is_kept = runs && Cpu::of(&config.spec.limits).reserve_milli > 0;
-    Ok(is_kept.then(|| engine.cpu_backend()).transpose()?.map(CpuBackend::name))
-}
-
 fn container_json(engine: &Engine, details: Details) -> Result<()> {
     let config = details.config.clone();
     let (c, shown) = (&config, Listed::from(details));
@@ -171,7 +165,6 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         unproven: engine.unproven(&c.id),
         not_shown_inside: engine.view_gaps(c),
         not_enforced: engine.not_enforced(c)?,
-        cpu_backend: cpu_backend(engine, c, shown.pid.is_some())?,
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
     })
@@ -232,10 +225,6 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("processors", c.spec.limits.cpu_max_milli.map_or_else(String::new, milli)),
         ("not shown inside", engine.view_gaps(c).join("; ")),
         ("CPU contract", Cpu::of(&c.spec.limits).to_string()),
-        (
-            "CPU kept by",
-            cpu_backend(engine, c, shown.pid.is_some())?.unwrap_or_default().to_owned(),
-        ),
         ("CPU time used", used),
         ("disk size", Drive::of(&c.spec.limits).map_or_else(String::new, |it| it.to_string())),
         ("disk weight", c.spec.limits.io_weight.map_or_else(String::new, |w| w.to_string())),

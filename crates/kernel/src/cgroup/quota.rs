@@ -98,14 +98,6 @@ impl Hierarchy {
         self.cpu_parent().is_ok()
     }
 
-    /// The id of a container's cgroup in the hierarchy of the cpu controller; `None` without its cgroup.
-    pub fn cpu_id(&self, name: &str) -> Result<Option<u64>, CgroupError> {
-        check_name(name)?;
-        let (_, parent) = self.cpu_parent()?;
-        let id = parent.child(name).and_then(|dir| dir.map(|dir| dir.inode()).transpose());
-        id.map_err(CgroupError::Open)
-    }
-
     /// The id of a container's cgroup that BPF programs see; `None` without its cgroup, and without v2.
     pub fn v2_id(&self, name: &str) -> Result<Option<u64>, CgroupError> {
         check_name(name)?;

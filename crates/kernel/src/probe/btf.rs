@@ -89,27 +89,6 @@ pub(super) fn lsm(scratch: &Scratch) -> Probed {
     Ok(String::new())
 }
 
-/// The scheduler needs quotas, which the kernel gives to a scheduler since 6.17.
-pub(super) fn scheduler(scratch: &Scratch) -> Probed {
-    const LOADED: &str = "/sys/kernel/sched_ext/root/ops";
-    if !std::path::Path::new("/sys/kernel/sched_ext/state").exists() {
-        return lack("the kernel has no sched_ext (CONFIG_SCHED_CLASS_EXT)");
-    }
-    let needed = ["scx_bpf_dsq_move_to_local", "scx_bpf_task_cgroup", "scx_group_set_bandwidth"];
-    if let Some(name) = needed.into_iter().find(|name| !has(scratch, name).unwrap_or(false)) {
-        return lack(format!("the kernel has no {name}"));
-    }
-    let loaded = std::fs::read_to_string(LOADED).unwrap_or_default();
-    Ok(match loaded.trim() {
-        "" => String::new(),
-        name => format!("'{name}' is loaded"),
-    })
-}
-
-fn has(scratch: &Scratch, name: &str) -> Result<bool, Reason> {
-    Ok(table(scratch)?.find(FUNC, name).is_some())
-}
-
 pub(super) fn task_iterator(_: &Scratch) -> Probed {
     let waits = Waits::load()?;
     waits.of(rustix::process::getpid().as_raw_nonzero().get() as u32)?;

@@ -457,16 +457,6 @@ static FEATURES: &[Feature] = &[
         btf::fentry,
     ),
     feature(
-        "BPF: sched_ext with quotas",
-        "6.17",
-        "`scheduler = \"ext\"`: CPU reservations are kept at each wakeup",
-        (
-            "the daemon changes weights ten times a second",
-            "time that a container slept is repaid later",
-        ),
-        btf::scheduler,
-    ),
-    feature(
         "BPF: bpf_probe_write_user at the return of sysinfo(2)",
         "5.5",
         "sysinfo(2) in containers: memory, load and tasks are the container's",

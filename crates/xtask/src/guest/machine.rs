@@ -93,7 +93,7 @@ pub struct Machine<'g> {
     /// Further words about its CPU, such as `,-avx2`.
     pub cpu: &'g str,
     /// The CPU has the instruction CMPXCHG16B. KERNEL(6.19): without it, BPF programs get no timer and no memory of a
-    /// task (`kmalloc_nolock()`), so no scheduler begins.
+    /// task (`kmalloc_nolock()`).
     pub has_cx16: bool,
     /// How its processors are executed.
     pub accelerator: Accelerator,
