@@ -23,17 +23,12 @@ use dormouse_account::rule::{Gate, Table};
 use dormouse_bpf::call::{count_runs, wait_for_programs};
 use dormouse_bpf::gates::{self as programs, Gates, Home, Party, Rule, Stat};
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_model::Config;
-use rustix::fs::CWD;
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
-use crate::{account, gates};
-
-/// BPF_FS_MAGIC
-const BPF_FS: u32 = 0xcafe_4a11;
+use crate::{account, bpffs, gates};
 
 /// Makes a container with a new cgroup known. `netns` is the cookie of the stack of its domain.
 pub(crate) fn enter(
@@ -82,10 +77,6 @@ fn lock(ground: &Ground) -> Result<Lock> {
     Lock::take_new(&ground.places.run.join("gates.lock"))
 }
 
-fn is_mounted(place: &Path) -> bool {
-    rustix::fs::statfs(place).is_ok_and(|stat| stat.f_type as u32 == BPF_FS)
-}
-
 fn of(gate: Gate) -> programs::Gate {
     match gate {
         Gate::Receive => programs::Gate::Receive,
@@ -105,14 +96,7 @@ pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
     };
     unload_alone(ground)?;
     let place = gates::place(ground);
-    disk::make_dir(&place, 0o700)?;
-    let make = || {
-        let fs = mount::FsContext::open("bpf")?;
-        fs.set_string("mode", "0700")?;
-        let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::NODEV)?;
-        mount::attach(tree.as_fd(), CWD, &place)
-    };
-    make().map_err(Error::call("cannot mount a bpffs"))?;
+    bpffs::mount(&place)?;
     load_at(ground, &place, which, parent.as_fd()).inspect_err(|_| {
         let _ = unload_alone(ground); // the first error is the one to return
     })?;
@@ -221,7 +205,7 @@ pub(crate) fn refresh_for(ground: &Ground, config: &Config) -> bool {
 
 /// Unloads all gates. Returns whether some were loaded.
 pub(crate) fn unload(ground: &Ground) -> Result<bool> {
-    if !is_mounted(&gates::place(ground)) {
+    if !bpffs::is_mounted(&gates::place(ground)) {
         return Ok(false);
     }
     let _alone = lock(ground)?;
@@ -234,7 +218,7 @@ pub(crate) fn unload(ground: &Ground) -> Result<bool> {
 fn unload_alone(ground: &Ground) -> Result<bool> {
     let place = gates::place(ground);
     let mut was_there = false;
-    while is_mounted(&place) {
+    while bpffs::is_mounted(&place) {
         was_there = true;
         Gates::detach(&place)?;
         wait_for_programs();
@@ -242,14 +226,10 @@ fn unload_alone(ground: &Ground) -> Result<bool> {
             account::update(ground)?;
         }
         Gates::remove(&place)?;
-        mount::detach(&place).map_err(Error::call("cannot unmount the bpffs of gates"))?;
+        bpffs::unmount(&place)?;
     }
-    match fs::remove_dir(&place) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", &place)(e))
-        }
-        _ => Ok(was_there),
-    }
+    bpffs::remove(&place)?;
+    Ok(was_there)
 }
 
 /// A gate as verbs show it.

@@ -143,6 +143,7 @@ mod account;
 mod admission;
 mod archive;
 mod bandwidth;
+mod bpffs;
 mod caller;
 mod contract;
 mod create;

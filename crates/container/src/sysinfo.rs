@@ -13,34 +13,24 @@
 //! Uses `ground`, `disk` and `view`.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
 use dormouse_bpf::sysinfo::{Memory, Sysinfo, View};
 use dormouse_kernel::cgroup::{Cgroup, Hierarchy};
-use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_model::Config;
-use rustix::fs::CWD;
 
-use crate::disk::{self, Lock};
+use crate::bpffs;
+use crate::disk::Lock;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::place::Places;
 use crate::view::{self, Viewed, boot_ns, has};
-
-/// BPF_FS_MAGIC
-const BPF_FS: u32 = 0xcafe_4a11;
 
 /// Containers that have not called for so long are not measured.
 const CALLED_WITHIN: Duration = Duration::from_secs(60);
 
 /// LIMIT: containers that are measured at once; others have older numbers.
 const MEASURED_MAX: usize = 256;
-
-fn is_mounted(place: &Path) -> bool {
-    rustix::fs::statfs(place).is_ok_and(|stat| stat.f_type as u32 == BPF_FS)
-}
 
 fn lock(ground: &Ground) -> Result<Lock> {
     Lock::take_new(&ground.places.sysinfo().with_extension("lock"))
@@ -98,15 +88,10 @@ pub(crate) fn leave(ground: &Ground, config: Option<&Config>, cgroup: &Cgroup) -
 /// Removes the program. The caller ensures that no container runs or starts.
 pub(crate) fn unload(ground: &Ground) -> Result<()> {
     let place = ground.places.sysinfo();
-    while is_mounted(&place) {
-        mount::detach(&place).map_err(Error::call("cannot unmount the bpffs of sysinfo(2)"))?;
+    while bpffs::is_mounted(&place) {
+        bpffs::unmount(&place)?;
     }
-    match std::fs::remove_dir(&place) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", &place)(e))
-        }
-        _ => Ok(()),
-    }
+    bpffs::remove(&place)
 }
 
 /// The calls of all containers of an instance, for the daemon.
@@ -132,14 +117,7 @@ impl SysinfoCalls {
         }
         if Sysinfo::find(&place)?.is_none() {
             unload(&ground)?;
-            disk::make_dir(&place, 0o700)?;
-            let make = || {
-                let fs = mount::FsContext::open("bpf")?;
-                fs.set_string("mode", "0700")?;
-                let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::NODEV)?;
-                mount::attach(tree.as_fd(), CWD, &place)
-            };
-            make().map_err(Error::call("cannot mount a bpffs"))?;
+            bpffs::mount(&place)?;
             let level = places.cgroup.split('/').count() as u32 + 1;
             if Sysinfo::load(&place, level).is_err() {
                 let _ = unload(&ground); // the first error is the one to return

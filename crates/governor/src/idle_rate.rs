@@ -10,7 +10,7 @@
 //! ```
 //!
 //! **Why a headroom.** A container that may use all idle time makes the host look as busy as one on which others wait.
-//! While the headroom is idle, nobody waits. When less than half of it was idle over the last two decisions, others
+//! While the headroom is idle, no task waits. When less than half of it was idle over the last two decisions, others
 //! want CPU time, and every limit is N again with that decision. It rises again after three decisions with enough
 //! idle time.
 //!
@@ -157,7 +157,7 @@ pub fn decide<I: Clone + Ord>(now: &Readings<I>, was: State<I>) -> (State<I>, Ve
         let present = kept.limit_milli;
         let limit = match calm {
             0 => plain,
-            // A limit that nobody knows may be a raised one.
+            // A limit that is not known may be a raised one.
             1..CALM => present.unwrap_or(plain),
             _ => plain + part,
         };
