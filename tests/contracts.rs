@@ -104,7 +104,6 @@ const DAEMON: &[&str] = &["daemon", "--memory", "off"];
 
 pub(crate) struct Daemon {
     child: Child,
-    said: Vec<String>,
 }
 
 impl Daemon {
@@ -127,16 +126,11 @@ impl Daemon {
             said.push(line);
         }
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
-        Self { child, said }
+        Self { child }
     }
 
     pub(crate) fn child(&mut self) -> &mut Child {
         &mut self.child
-    }
-
-    /// What it has said before it was ready.
-    pub(crate) fn said(&self) -> String {
-        self.said.join("\n")
     }
 
     pub(crate) fn kill(&mut self) {

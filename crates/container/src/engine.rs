@@ -696,7 +696,8 @@ impl Engine {
     }
 
     /// Marks the containers of which the caller, a daemon that governs weights, changes the weight or the quota beyond
-    /// reservations, for debts or for an idle host. The settings of their contracts are written with those of reservations.
+    /// reservations, for debts or for an idle host. The settings of their contracts are written with those of
+    /// reservations.
     pub fn mark_debts(&self, changed: &BTreeSet<ContainerId>) -> Result<()> {
         debt::mark(&self.ground, changed)
     }

@@ -14,7 +14,6 @@
 //!
 //! Uses `ground`, `gates`, `account` and `disk`.
 
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Duration;

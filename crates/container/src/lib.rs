@@ -38,7 +38,7 @@
 //! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate bandwidth drive socket    the same
+//! silence shared volume usage debt rate bandwidth drive socket bpffs    the same
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same

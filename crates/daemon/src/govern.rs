@@ -164,7 +164,8 @@ impl Governor {
         Ok(())
     }
 
-    /// Leaves weights and quotas alone, because no running container has a reservation, a rate for idle hosts or a debt.
+    /// Leaves weights and quotas alone, because no running container has a reservation, a rate for idle hosts or a
+    /// debt.
     fn rest(&mut self) -> Result<()> {
         self.held.clear();
         self.rates.clear();
