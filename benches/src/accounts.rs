@@ -22,6 +22,8 @@
 //! **bill**: a day of a small hoster, compressed: 200 sites with one front and one database, and the bill of each site
 //! beside the cost of its requests (accounts/bill.rs).
 //!
+//! **price**: connect, request, answer and close, without gates, with gates, and with an order of connections.
+//!
 //! **insulation**: two sites share a single-threaded backend, under rising load of one of them, without gates, with
 //! gates, with an order of connections, and with a backend for each (accounts/insulation.rs).
 #![forbid(unsafe_code)]
@@ -72,6 +74,7 @@ enum Part {
     Gates,
     Http,
     Bill,
+    Price,
     Insulation,
 }
 
@@ -185,6 +188,12 @@ fn main() -> Result<()> {
         let time = Duration::from_secs(options.seconds);
         let day = bill::Day { sites: options.sites, time, rate: options.rate };
         bill::bill(&bench, database.server, day)?;
+    }
+    if wants(Part::Price) || wants(Part::Insulation) {
+        insulation::import(&bench)?;
+    }
+    if wants(Part::Price) {
+        insulation::price(&bench, options.rounds)?;
     }
     if wants(Part::Insulation) {
         insulation::insulation(&bench, options.rounds, options.point_seconds)?;

@@ -10,15 +10,15 @@
 //! - *order*: clients pay for the backend (debts), and it has their connections in turn;
 //! - *replicated*: each site has a backend of its own, inside.
 //!
-//! **price**: connect, request, answer and close, where no other connection waits. Client, server and daemon are on one
-//! processor.
+//! *Price*, a part of its own: connect, request, answer and close, where no other connection waits. Client, server and
+//! daemon are on one processor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use dormouse_benches::{Bench, Daemon, Line, figure, median, ok, plot, promise};
+use dormouse_benches::{Bench, Daemon, Line, cpu_time, figure, median, ok, plot, promise};
 use dormouse_testkit::{image, wait_until};
 
 use crate::PATIENCE;
@@ -27,6 +27,8 @@ use crate::PATIENCE;
 const WORKERS: u32 = 30;
 /// Workers of site B.
 const LOADS: [u32; 4] = [10, 30, 60, 90];
+/// Connections of which the price is the mean.
+const CONNECTIONS: u32 = 20_000;
 const ONE_CPU: [&str; 2] = ["--cpuset-cpus", "0"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,8 +206,6 @@ fn point(
 }
 
 pub(super) fn insulation(bench: &Bench, rounds: usize, seconds: u64) -> Result<()> {
-    ok(bench.dormouse().args(["import", "--name", "probes"]).arg(image::busybox()))?;
-    price(bench, rounds)?;
     for (shares, weights, loads) in
         [("50:50", [100, 100], &LOADS[..]), ("80:20", [400, 100], &LOADS[3..])]
     {
@@ -247,9 +247,14 @@ pub(super) fn insulation(bench: &Bench, rounds: usize, seconds: u64) -> Result<(
     Ok(())
 }
 
+/// Makes the image of both parts.
+pub(super) fn import(bench: &Bench) -> Result<()> {
+    ok(bench.dormouse().args(["import", "--name", "probes"]).arg(image::busybox())).map(drop)
+}
+
 /// What the order adds to a connection where none waits.
-fn price(bench: &Bench, rounds: usize) -> Result<()> {
-    let mut times = [vec![], vec![], vec![]];
+pub(super) fn price(bench: &Bench, rounds: usize) -> Result<()> {
+    let (mut times, mut spent) = ([vec![], vec![], vec![]], vec![]);
     for round in 0..rounds * 2 {
         for step in 0..3 {
             let n = (step + round) % 3;
@@ -262,16 +267,28 @@ fn price(bench: &Bench, rounds: usize) -> Result<()> {
                 let pid = daemon.pid().to_string();
                 ok(Command::new("taskset").args(["-a", "-c", "-p", "0", &pid]))?;
             }
-            let text =
-                ok(bench.dormouse().args(["exec", "a", "probe", "visit", "svc", "80", "20000"]))?;
-            times[n].push(text.trim().parse::<f64>().context("no figure")? / 1e3);
+            let of_daemon = || set.daemon.as_ref().map(|daemon| cpu_time(daemon.pid())).transpose();
+            let before = of_daemon()?;
+            let mut visit = bench.dormouse();
+            visit.args(["exec", "a", "probe", "visit", "svc", "80", &CONNECTIONS.to_string()]);
+            times[n].push(ok(&mut visit)?.trim().parse::<f64>().context("no figure")? / 1e3);
+            if let (Some(before), Some(after)) = (before, of_daemon()?) {
+                spent.push((after - before) * 1e6 / f64::from(CONNECTIONS));
+            }
             ok(bench.dormouse().args(["rm", "--force", "a", "svc"]))?;
             set.end(bench)?;
         }
     }
+    let least = times.each_ref().map(|times| times.iter().copied().fold(f64::INFINITY, f64::min));
     let [none, gates, order] = times.map(median);
-    eprintln!("  a connection: {none:.1} us, with gates {gates:.1}, with order {order:.1}");
-    let more = serde_json::json!({ "rounds": rounds * 2, "without": none, "with_gates": gates });
+    let daemon = median(spent);
+    eprintln!(
+        "  a connection: {none:.1} us, with gates {gates:.1}, with order {order:.1}; least {least:.1?}; the daemon uses \
+         {daemon:.1} us for it"
+    );
+    let more = serde_json::json!({
+        "rounds": rounds * 2, "without": none, "with_gates": gates, "least": least, "daemon": daemon,
+    });
     figure("accounts", "insulation: connect, request, answer, close", order, "us", more);
     promise("insulation: what the order adds to a connection, us", order - gates, 15.0);
     Ok(())
