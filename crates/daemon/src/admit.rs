@@ -270,13 +270,12 @@ impl Listening {
                 Some(Found::Connection(is)) => Some(is),
                 Some(Found::Listener(_)) | None => None,
             };
+            // On a busy machine a client answers some time after the first packet went on. One in another stack, which
+            // has no side here, may never answer.
             let [from, to] = one.ends;
-            // On a busy machine the kernel makes the connection some time after the first packet went on. A client in
-            // another stack may never answer.
             if !one.was_made
-                && found.is_none_or(|is| is.is_being_made())
-                && let Some(Found::Connection(client)) = listeners.connection([to, from])?
-                && (found.is_some() || client.is_being_made())
+                && found.is_some_and(|is| is.is_being_made())
+                && listeners.connection([to, from])?.is_some()
             {
                 being_made += 1;
                 self.admitted.push_back(one);
@@ -443,7 +442,7 @@ impl Stack {
     fn take(&mut self, packet: Packet, plan: &Plan, all: &mut All) -> Result<(), CallError> {
         let Packet { id, ends, sequence } = packet;
         let to = ends.and_then(|ends| Some((ends, *self.plan.services.get(&ends[1].ip())?)));
-        let Some((ends, service)) = to else { return self.decide(id, Verdict::Accept) };
+        let Some((ends, service)) = to else { return self.decide(id, held::ADMIT) };
         let account: Account = self.plan.clients.get(&ends[0].ip()).copied();
         if let Some((cookie, account)) = self.held.get(&ends)
             && let Some(listening) = self.listening.get_mut(cookie)
@@ -465,16 +464,16 @@ impl Stack {
             }
         }
         // The outside is many clients, and a drop would be for all.
-        let refuses = if account.is_some() { Verdict::Drop } else { Verdict::Accept };
+        let refuses = if account.is_some() { Verdict::Drop } else { held::ADMIT };
         if self.counts.get(&account).is_some_and(|count| *count >= ACCOUNT_MAX) {
             return self.decide(id, refuses);
         }
         let Some(found) = self.find(ends, service)? else {
-            return self.decide(id, Verdict::Accept);
+            return self.decide(id, held::ADMIT);
         };
         let is_known = self.listening.contains_key(&found.cookie);
         if !is_known && self.listening.len() >= LISTENERS_MAX {
-            return self.decide(id, Verdict::Accept);
+            return self.decide(id, held::ADMIT);
         }
         let now = Instant::now();
         let listening = self.listening.entry(found.cookie).or_insert_with(|| Listening {
@@ -492,7 +491,7 @@ impl Stack {
         }
         let weight = plan.weight(&account);
         let Some(served) = all.services.get_mut(&listening.service) else {
-            return self.decide(id, Verdict::Accept); // the plan has another service by now
+            return self.decide(id, held::ADMIT); // the plan has another service by now
         };
         if let Some(refused) =
             listening.queue.push(&mut served.order, &account, weight, Held { id, ends, sequence })
@@ -623,7 +622,7 @@ impl Stack {
                 was_read: false,
             });
             self.leaves(next.ends);
-            self.decide(next.id, Verdict::Accept)?;
+            self.decide(next.id, held::ADMIT)?;
         }
         Ok(())
     }
@@ -677,7 +676,7 @@ impl Stack {
             // where the packet goes.
             let Some(held) = listening.queue.skip(&served.order) else { break };
             self.leaves(held.ends);
-            self.decide(held.id, Verdict::Accept)?;
+            self.decide(held.id, held::ADMIT)?;
         }
         Ok(())
     }
@@ -688,7 +687,7 @@ impl Stack {
         let mut done = Ok(());
         for held in listening.queue.take_all() {
             self.leaves(held.ends);
-            done = done.and(self.decide(held.id, Verdict::Accept));
+            done = done.and(self.decide(held.id, held::ADMIT));
         }
         done
     }
@@ -707,7 +706,7 @@ impl Stack {
     fn flush(&mut self) -> Result<(), CallError> {
         self.release_all(|_| false)?;
         while let Some(packet) = self.holding.queue.take()? {
-            self.decide(packet.id, Verdict::Accept)?;
+            self.decide(packet.id, held::ADMIT)?;
         }
         Ok(())
     }

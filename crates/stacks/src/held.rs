@@ -6,13 +6,25 @@
 //! ```text
 //! table ip dormouse_order {                       and the same for ip6
 //!     set services { ... }
+//!     set begun { both ends of each connection that was admitted less than a second ago }
 //!     chain in { type filter hook input priority filter; tcp flags syn ... ip daddr @services jump held }
-//!     chain held { queue flags bypass to 25709 }
+//!     chain held { meta mark 25710 add to begun, accept; queue flags bypass to 25709 }
+//!     chain out { type filter hook output priority filter; tcp flags rst ... @begun drop }
 //! }
 //! ```
 //!
 //! The hook is the last one before the packet is delivered: filters have let it pass, and programs at the device have
 //! chosen its socket. Packets of the engine itself ([`quiet::MARK`](crate::quiet::MARK)) are not held.
+//!
+//! KERNEL: seen with 6.18. A segment that arrives while another processor puts the new socket of its connection in the
+//! place of the request finds neither of the two (`inet_ehash_insert()`). The kernel resets the connection at the
+//! client, and the service keeps its side: one that reads without a limit of time waits for ever. Clients seldom meet
+//! this, as their own call of connect(2) runs the whole handshake. That of an admitted connection runs in the admitting
+//! thread, and a client that polls sends its request meanwhile: beside busy loops one of some thousand connections was
+//! reset. So the stack does not send what the kernel answers to such a segment, an RST without an ACK, within [`BEGUN`]
+//! of the admission. The client repeats the segment after 0.2 s.
+//!
+//! LIMIT: a client that writes to a side that was closed within that time learns of it when it repeats the segment.
 //!
 //! KERNEL: `queue` of nftables is a module (`nft_queue`). Where it is missing, the target NFQUEUE of xtables does the
 //! same, which nft(8) cannot write. The rule in the chain `held` is then made by a request of ours
@@ -26,7 +38,7 @@ use std::os::fd::BorrowedFd;
 use dormouse_kernel::CallError;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::netlink::listener::Listeners;
-use dormouse_kernel::netlink::queue::{self, Queue};
+use dormouse_kernel::netlink::queue::{self, Queue, Verdict};
 use dormouse_kernel::reset::Resets;
 use dormouse_kernel::{namespace, nft};
 use dormouse_record::Error;
@@ -40,6 +52,14 @@ const QUEUE: u16 = 0x646d;
 /// LIMIT: packets that are held in one stack, some 1 KB of the kernel's memory each. Further ones go on.
 pub const HELD_MAX: u32 = 8192;
 const TABLE: &str = "dormouse_order";
+/// The verdict for a packet that goes on.
+pub const ADMIT: Verdict = Verdict::Repeat { mark: ADMITTED };
+/// The mark of packets that were admitted.
+const ADMITTED: u32 = 0x646e;
+/// For how long the ends of an admitted connection are kept, in the words of nft(8).
+const BEGUN: &str = "1s";
+/// LIMIT: admitted connections of one family that are kept. Further ones go on all the same.
+const BEGUN_MAX: u32 = 65_536;
 /// The families that have a table: name, the word for addresses, the type of a set, number.
 const FAMILIES: [(&str, &str, u8); 2] =
     [("ip", "ipv4_addr", libc::AF_INET as u8), ("ip6", "ipv6_addr", libc::AF_INET6 as u8)];
@@ -149,14 +169,22 @@ fn rules(services: &[IpAddr], has_queue: bool) -> String {
             true => format!("queue flags bypass to {QUEUE}"),
             false => String::new(),
         };
+        let ends = format!("{kind} . inet_service . {kind} . inet_service");
+        let flags = "meta l4proto tcp tcp flags & (fin|syn|rst|ack)";
         let mark = quiet::MARK;
         // Writing to a string does not fail.
         let _ = write!(
             text,
-            "table {family} {TABLE} {{\nset services {{ type {kind}; {elements} }}\nchain held {{\n{rule}\n}}\n\
+            "table {family} {TABLE} {{\n\
+             set services {{ type {kind}; {elements} }}\n\
+             set begun {{ type {ends}; size {BEGUN_MAX}; flags dynamic,timeout; timeout {BEGUN}; }}\n\
+             chain held {{\n\
+             meta mark {ADMITTED} update @begun {{ {family} saddr . tcp sport . {family} daddr . tcp dport }}\n\
+             meta mark {ADMITTED} accept\n{rule}\n}}\n\
              chain in {{ type filter hook input priority filter;\n\
-             meta l4proto tcp tcp flags & (fin|syn|rst|ack) == syn meta mark != {mark} {family} daddr @services \
-             jump held\n}}\n}}\n"
+             {flags} == syn meta mark != {mark} {family} daddr @services jump held\n}}\n\
+             chain out {{ type filter hook output priority filter;\n\
+             {flags} == rst {family} daddr . tcp dport . {family} saddr . tcp sport @begun counter drop\n}}\n}}\n"
         );
     }
     text
@@ -164,14 +192,16 @@ fn rules(services: &[IpAddr], has_queue: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::ErrorKind;
+    use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
     use dormouse_kernel::netlink::listener::Found;
-    use dormouse_kernel::netlink::queue::{Packet, Verdict};
+    use dormouse_kernel::netlink::queue::Packet;
     use dormouse_kernel::netlink::{Protocol, Socket, route};
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
     use super::*;
 
@@ -223,7 +253,7 @@ mod tests {
                 let client_side = holding.listeners.connection([ends[1], ends[0]]).unwrap();
                 let Some(Found::Connection(it)) = client_side else { panic!("{client_side:?}") };
                 assert!(it.is_being_made());
-                holding.queue.decide(packet.id, Verdict::Accept).unwrap();
+                holding.queue.decide(packet.id, ADMIT).unwrap();
                 let found = there(&netns, || Listeners::open().unwrap().find([to, to]).unwrap());
                 assert_eq!(
                     found.expect("it listens").pending,
@@ -254,5 +284,52 @@ mod tests {
             let left = there(&netns, || nft::list().unwrap());
             assert!(!left.contains(TABLE), "{left}");
         }
+    }
+    #[test]
+    fn root_client_that_polls_is_answered_each_time() {
+        const CONNECTIONS: usize = 3000;
+        const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
+        let netns = stack();
+        let listener = there(&netns, || TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = listener.local_addr().unwrap();
+        let mut holding = open(netns.as_fd()).unwrap();
+        hold(netns.as_fd(), &[to.ip()]).unwrap();
+        let answers = || {
+            for _ in 0..CONNECTIONS {
+                let (mut one, _) = listener.accept().unwrap();
+                one.set_read_timeout(PATIENCE).unwrap();
+                one.read_exact(&mut [0]).unwrap();
+                one.write_all(b"x").unwrap();
+            }
+        };
+        let asks = || {
+            for _ in 0..CONNECTIONS {
+                let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+                let fd = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None);
+                let mut one = TcpStream::from(fd.unwrap());
+                let begun = net::connect(&one, &to);
+                assert!(matches!(begun, Ok(()) | Err(rustix::io::Errno::INPROGRESS)), "{begun:?}");
+                // Without a sleep, so that it sends as soon as it is connected.
+                while one.peer_addr().is_err() {}
+                one.write_all(b"x").unwrap();
+                one.set_nonblocking(false).unwrap();
+                one.set_read_timeout(PATIENCE).unwrap();
+                one.read_exact(&mut [0]).unwrap();
+            }
+        };
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    while let Some(packet) = holding.queue.take().unwrap() {
+                        holding.queue.decide(packet.id, ADMIT).unwrap();
+                    }
+                }
+            });
+            scope.spawn(answers);
+            let asked = scope.spawn(|| there(&netns, asks)).join();
+            has_ended.store(true, Ordering::Relaxed);
+            asked.expect("no connection was reset");
+        });
     }
 }

@@ -28,6 +28,7 @@ const FAIL_OPEN: u32 = 1;
 /// Attributes of packets and verdicts.
 const PACKET_HEAD: u16 = 1;
 const VERDICT_HEAD: u16 = 2;
+const MARK: u16 = 3;
 const PAYLOAD: u16 = 10;
 
 /// Bytes of a packet that are copied: an IPv6 header, and a TCP header with all options.
@@ -41,9 +42,14 @@ const RECEIVE_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is lost.
-    Drop = 0,
+    Drop,
     /// It goes on.
-    Accept = 1,
+    Accept,
+    /// The chain that gave it to the queue sees it once more, with this mark (`NF_REPEAT`).
+    Repeat {
+        /// The mark of the packet (`meta mark` of nft(8)).
+        mark: u32,
+    },
 }
 
 /// A packet that waits for its verdict.
@@ -105,8 +111,17 @@ impl Queue {
     /// Gives a packet its verdict. A packet that goes on is delivered before the call returns, unless it leaves the
     /// host.
     pub fn decide(&self, id: u32, verdict: Verdict) -> Result<()> {
-        let value = [(verdict as u32).to_be_bytes(), id.to_be_bytes()].concat();
+        let (number, mark) = match verdict {
+            Verdict::Drop => (0u32, None),
+            Verdict::Accept => (1, None),
+            Verdict::Repeat { mark } => (4, Some(mark)),
+        };
+        let value = [number.to_be_bytes(), id.to_be_bytes()].concat();
         let message = Message::new(&head(self.number)).with(VERDICT_HEAD, &value);
+        let message = match mark {
+            Some(mark) => message.with(MARK, &mark.to_be_bytes()),
+            None => message,
+        };
         let request = message.request(VERDICT, super::REQUEST, 0).unwrap_or_default();
         let send = || rustix::net::send(&self.socket, &request, SendFlags::empty());
         rustix::io::retry_on_intr(send)
