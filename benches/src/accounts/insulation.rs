@@ -283,8 +283,8 @@ pub(super) fn price(bench: &Bench, rounds: usize) -> Result<()> {
     let [none, gates, order] = times.map(median);
     let daemon = median(spent);
     eprintln!(
-        "  a connection: {none:.1} us, with gates {gates:.1}, with order {order:.1}; least {least:.1?}; the daemon uses \
-         {daemon:.1} us for it"
+        "  a connection: {none:.1} us, with gates {gates:.1}, with order {order:.1}; least {least:.1?}; \
+         the daemon uses {daemon:.1} us for it"
     );
     let more = serde_json::json!({
         "rounds": rounds * 2, "without": none, "with_gates": gates, "least": least, "daemon": daemon,

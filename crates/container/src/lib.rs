@@ -35,10 +35,10 @@
 //! a later one. Its head comment names the modules that it uses besides the plain ones.
 //!
 //! ```text
-//! error place disk name host_ids slot event settings spec user    plain: files, tables and requests
+//! error place disk bpffs name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate bandwidth drive socket bpffs    the same
+//! silence shared volume usage debt rate bandwidth drive socket    the same
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
