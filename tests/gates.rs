@@ -15,7 +15,7 @@ use dormouse_testkit::{Host, Led, dormouse, image, soon, wait_until};
 use serde_json::Value;
 
 /// One figure of one account.
-fn figure(all: &[Value], account: &str, name: &str) -> u64 {
+pub(crate) fn figure(all: &[Value], account: &str, name: &str) -> u64 {
     let found = all.iter().find(|a| a["Name"] == account);
     let found = found.unwrap_or_else(|| panic!("no account '{account}': {all:?}"));
     found[name].as_u64().unwrap_or_else(|| panic!("{name} of {found}"))
@@ -23,14 +23,14 @@ fn figure(all: &[Value], account: &str, name: &str) -> u64 {
 
 /// All accounts, with all that was charged until now. What one account has given, others have taken.
 #[track_caller]
-fn accounts(host: &Host) -> Vec<Value> {
+pub(crate) fn accounts(host: &Host) -> Vec<Value> {
     let text = host.dm(&["account", "ls", "--format", "json"]).ok();
     let all: Vec<Value> = serde_json::from_str(&text).expect("JSON");
     assert_eq!(sum(&all, "CpuGivenNs"), sum(&all, "CpuTakenNs"), "{all:?}");
     all
 }
 
-fn sum(all: &[Value], name: &str) -> u64 {
+pub(crate) fn sum(all: &[Value], name: &str) -> u64 {
     all.iter().map(|a| a[name].as_u64().expect("a number")).sum()
 }
 
@@ -59,14 +59,14 @@ fn kernel_ns(host: &Host) -> u64 {
 
 /// A service that works for its clients.
 #[track_caller]
-fn serve(host: &Host, name: &str, probe: &[&str]) {
+pub(crate) fn serve(host: &Host, name: &str, probe: &[&str]) {
     let run = ["run", "-d", "--name", name, "--shared", "busybox", "probe"];
     host.dm(&[&run[..], probe].concat()).ok();
 }
 
 /// Containers that wait for `exec`.
 #[track_caller]
-fn clients(host: &Host, names: &[&str]) {
+pub(crate) fn clients(host: &Host, names: &[&str]) {
     for name in names {
         host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "100000"]).ok();
     }
@@ -74,7 +74,7 @@ fn clients(host: &Host, names: &[&str]) {
 
 /// Has so many requests served, each of so many microseconds. A service may begin to listen only now.
 #[track_caller]
-fn work(host: &Host, client: &str, service: &str, times: u32, us: u32) {
+pub(crate) fn work(host: &Host, client: &str, service: &str, times: u32, us: u32) {
     let (times, us) = (times.to_string(), us.to_string());
     let ask = |times: &str| host.dm(&["exec", client, "probe", "work", service, "80", times, &us]);
     assert!(wait_until(soon(), || ask("0").status == 0), "{service} does not listen");
@@ -104,14 +104,14 @@ fn await_counted(host: &Host, service: &str, ms: u64) {
 }
 
 #[track_caller]
-fn load(host: &Host) {
+pub(crate) fn load(host: &Host) {
     stolen_ns();
     host.dm(&["gate", "load"]).ok();
 }
 
 /// Time that the machine's host has taken from it since the first call, and one tick. The end of a label between two
 /// switches is an estimate by the clock, which includes it (`gates.bpf.c`).
-fn stolen_ns() -> u64 {
+pub(crate) fn stolen_ns() -> u64 {
     const TICK_NS: u64 = 10_000_000;
     static BEGUN: OnceLock<u64> = OnceLock::new();
     let text = fs::read_to_string("/proc/stat").expect("procfs");
@@ -123,7 +123,7 @@ fn stolen_ns() -> u64 {
 /// Asserts that the work for an account is what the service has burnt for it, and little more: a busy machine adds
 /// to each request. The bounds are a tick of the clock apart from it, so less than two ticks show nothing.
 #[track_caller]
-fn assert_taken(all: &[Value], account: &str, ms: u64) {
+pub(crate) fn assert_taken(all: &[Value], account: &str, ms: u64) {
     let taken = figure(all, account, "CpuTakenNs");
     assert!(is_near(taken, ms), "{account}: {taken} ns, not {ms} ms: {all:?}");
 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod across;
 mod bandwidth;
 mod bundle;
 mod bundles;

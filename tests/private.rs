@@ -358,14 +358,14 @@ fn vm_private_device_has_no_link_of_many_neighbours() {
 }
 
 /// An Ethernet frame from the hardware address of a container, in hexadecimal digits.
-fn frame(from: &[u8; 6], kind: u16, body: &[u8]) -> String {
+pub(crate) fn frame(from: &[u8; 6], kind: u16, body: &[u8]) -> String {
     let to = [0x02, 0x64, 0x6d, 0, 0, 1];
     let whole = [&to[..], from, &kind.to_be_bytes(), body].concat();
     whole.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The ones' complement sum of some bytes, as in IP headers.
-fn checksum(parts: &[&[u8]]) -> [u8; 2] {
+pub(crate) fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let whole = parts.concat();
     let words = whole.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0)));
     let mut sum: u32 = words.sum();

@@ -27,6 +27,7 @@ mod balance;
 mod book;
 mod charge;
 mod day;
+mod host;
 mod number;
 pub mod rule;
 mod usage;
@@ -37,5 +38,6 @@ pub use book::{
 };
 pub use charge::{Charge, Client, Holder, Life, Work, fit};
 pub use day::Day;
+pub use host::{AgreedHost, HOSTS_MAX};
 pub use number::Number;
 pub use usage::Usage;

@@ -10,6 +10,7 @@
 //! LIB/accounts/made/NAME.json           such an account; root once it was changed
 //! LIB/accounts/given                    the largest number that was given to one
 //! LIB/accounts/rules.toml               the rules that `rules apply` has installed
+//! LIB/accounts/hosts.json               hosts with which accounts are shared
 //! ```
 //!
 //! **A life is charged** between the death of its processes and the removal of its cgroup: one line is appended
@@ -33,6 +34,7 @@
 //!
 //! Uses `ground`, `state` and `gates`.
 
+mod hosts;
 mod rules;
 mod show;
 mod store;
@@ -63,6 +65,7 @@ use crate::event::now_unix_ms;
 use crate::gates::{self, Works};
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
+pub(crate) use hosts::{add_hosts, hosts, remove_hosts, shared};
 pub(crate) use rules::{
     apply, check, depends_on, explain, installed, is_shared, rules_text, table,
 };

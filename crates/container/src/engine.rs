@@ -10,8 +10,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_account::Number;
 use dormouse_account::rule::{Compiled, Gate};
+use dormouse_account::{AgreedHost, Number};
 use dormouse_api::EventKind;
 use dormouse_bpf::gates::{Stat as GateStat, Use};
 use dormouse_bpf::socket_count::Count;
@@ -841,6 +841,21 @@ impl Engine {
     /// Returns all gates, and the programs that loaded ones share. With `during`, counters are those of this time.
     pub fn gates(&self, during: Option<Duration>) -> Result<(Vec<GateState>, Vec<GateStat>)> {
         gating::list(&self.ground, during)
+    }
+
+    /// Returns the hosts with which accounts are shared.
+    pub fn agreed_hosts(&self) -> Result<Vec<AgreedHost>> {
+        account::hosts(&self.ground)
+    }
+
+    /// Shares accounts with these hosts: the numbers of [`Number::GLOBAL`] in connections to them, and from them.
+    pub fn add_agreed_hosts(&self, hosts: &[AgreedHost]) -> Result<()> {
+        gating::change(&self.ground, || account::add_hosts(&self.ground, hosts))
+    }
+
+    /// Shares none with these hosts any more.
+    pub fn remove_agreed_hosts(&self, hosts: &[AgreedHost]) -> Result<()> {
+        gating::change(&self.ground, || account::remove_hosts(&self.ground, hosts))
     }
 
     /// Returns the name of a container's account.

@@ -122,8 +122,15 @@ fn load_at(ground: &Ground, place: &Path, which: &[Gate], parent: BorrowedFd<'_>
             gates.enter_new(id, home(&config, party, netns))?;
         }
     }
-    loaded.attach(parent)?;
-    Ok(())
+    let gates = loaded.attach(parent)?;
+    agree_at(ground, &gates, parent)
+}
+
+/// Makes the hosts with which accounts are shared, and these accounts, known.
+fn agree_at(ground: &Ground, gates: &Gates, parent: BorrowedFd<'_>) -> Result<()> {
+    let hosts = account::hosts(ground)?;
+    let hosts: Vec<_> = hosts.iter().map(|host| host.mapped()).collect();
+    Ok(gates.agree(&hosts, &account::shared(ground)?, parent)?)
 }
 
 fn apply_at(gates: &Gates, table: &Table) -> Result<()> {
@@ -182,7 +189,11 @@ fn refresh(ground: &Ground) -> Result<()> {
     }
     let _alone = lock(ground)?;
     match gates::find(ground)? {
-        Some(gates) => apply_at(&gates, &account::table(ground)?),
+        Some(gates) => {
+            apply_at(&gates, &account::table(ground)?)?;
+            let parent = ground.cgroups()?.v2_parent()?;
+            parent.map_or(Ok(()), |parent| agree_at(ground, &gates, parent.as_fd()))
+        }
         None => Ok(()),
     }
 }

@@ -51,6 +51,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_core_read.h>
 #include "../identity/identity.h"
+#include "../identity/wire.h"
 #include "record.h"
 
 #define AF_INET 2
@@ -1032,31 +1033,52 @@ static __always_inline int is_link_local(const __u32 *a)
 	return (a[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
 }
 
+/* Whether a TCP packet has an account that only the host may give (wire.h), or could have one behind what can be read.
+ * `unit` is the place of its bytes in all, in units of eight: fragments are put together on the way, and a later one is
+ * not to complete or replace a header. */
+static __always_inline int names_account(struct __sk_buff *skb, __u32 at, __u32 unit)
+{
+	__u32 account;
+
+	if (unit)
+		return unit * 8 < DM_TCP_HEADER + DM_TCP_OPTIONS_MAX;
+	return dm_wire_find(skb, at, &account) != 0;
+}
+
 /* Whether an IPv4 packet is an ICMP message that would change the domain's routes: a redirect, or a smaller MTU. The
- * kernel takes those about pings without asking whether there was one. Only the first fragment has the header. */
-static __always_inline int changes_routes4(struct __sk_buff *skb)
+ * kernel takes those about pings without asking whether there was one. Only the first fragment has the header. Or a TCP
+ * packet with an account. */
+static __always_inline int is_refused4(struct __sk_buff *skb)
 {
 	__u8 ip[10], icmp[2];
+	__u32 at, unit;
 
 	if (bpf_skb_load_bytes(skb, ETH_HEADER, ip, sizeof ip))
 		return 1;
-	if (ip[9] != IP_ICMP || (ip[6] & 0x1f) || ip[7])
+	at = ETH_HEADER + (ip[0] & 0x0f) * 4;
+	unit = (ip[6] & 0x1f) << 8 | ip[7];
+	if (ip[9] == IP_TCP)
+		return names_account(skb, at, unit);
+	if (ip[9] != IP_ICMP || unit)
 		return 0;
-	if (bpf_skb_load_bytes(skb, ETH_HEADER + (ip[0] & 0x0f) * 4, icmp, sizeof icmp))
+	if (bpf_skb_load_bytes(skb, at, icmp, sizeof icmp))
 		return 1;
 	return icmp[0] == ICMP_REDIRECT ||
 	       (icmp[0] == ICMP_UNREACHABLE && icmp[1] == ICMP_FRAGMENTATION_NEEDED);
 }
 
 /* The same for IPv6. `next` is the kind of the header behind that of IPv6. */
-static __always_inline int changes_routes6(struct __sk_buff *skb, __u8 next)
+static __always_inline int is_refused6(struct __sk_buff *skb, __u8 next)
 {
 	__u32 at = ETH_HEADER + 40;
 	int i;
 
 	for (i = 0; i < IP6_HEADERS_MAX; i++) {
 		__u8 head[4];
+		__u32 unit;
 
+		if (next == IP_TCP)
+			return names_account(skb, at, 0);
 		if (next != IP_ICMP6 && next != IP6_HOPS && next != IP6_ROUTING && next != IP6_FRAGMENT &&
 		    next != IP6_OPTIONS)
 			return 0;
@@ -1065,8 +1087,10 @@ static __always_inline int changes_routes6(struct __sk_buff *skb, __u8 next)
 		if (next == IP_ICMP6)
 			return head[0] == ICMP6_TOO_BIG || head[0] == ND_REDIRECT;
 		if (next == IP6_FRAGMENT) {
-			if (head[2] || (head[3] & 0xf8)) /* not the first */
-				return 0;
+			unit = head[2] << 5 | head[3] >> 3;
+			/* The kind is that of the first header in the part that was divided. */
+			if (unit)
+				return names_account(skb, at, unit);
 			at += 8;
 		} else {
 			at += (head[1] + 1) * 8;
@@ -1091,7 +1115,8 @@ struct arp4 {
  * source is the container's:
  *
  * - IPv4 and IPv6 from its addresses. Of those to link-local addresses only neighbour discovery with the domain's
- *   end: the domain would send others back, and learn a neighbour for each. No ICMP message that changes routes.
+ *   end: the domain would send others back, and learn a neighbour for each. No ICMP message that changes routes, and no
+ *   TCP packet with an account;
  * - ARP with its own addresses as the sender's, so that the kernel learns no other neighbour. The
  *   machine has one table of neighbours for all stacks;
  * - from its link-local address only neighbour solicitations and advertisements, which lead to its
@@ -1111,7 +1136,7 @@ static __always_inline int may_enter(struct __sk_buff *skb, const __u32 index)
 
 		if (bpf_skb_load_bytes(skb, ETH_HEADER + 12, &from, sizeof from))
 			return 0;
-		return owns4(index, from) && !changes_routes4(skb);
+		return owns4(index, from) && !is_refused4(skb);
 	}
 	if (skb->protocol == bpf_htons(ETH_IP6)) {
 		__u8 next, type;
@@ -1124,7 +1149,7 @@ static __always_inline int may_enter(struct __sk_buff *skb, const __u32 index)
 		if (is_link_local(to) && !is_gateway_link_local(to))
 			return 0;
 		if (owns6(index, from) && !is_link_local(to))
-			return !changes_routes6(skb, next);
+			return !is_refused6(skb, next);
 		if ((!owns6(index, from) && !is_own_link_local(from, index)) ||
 		    bpf_skb_load_bytes(skb, ETH_HEADER + 40, &type, sizeof type))
 			return 0;

@@ -22,6 +22,9 @@
  * - dm_gate_udp4 and dm_gate_udp6 (cgroup/recvmsg4, recvmsg6) note the sender of a datagram, in the call that takes
  *   the datagram: before sock_recv_length, and in the same task. They are attached to the parent of the containers'
  *   cgroups, the others to the kernel as a whole.
+ * - dm_gate_wire (sockops) writes the account of a connection into its first packet, and dm_gate_syn
+ *   (cgroup_skb/ingress) reads it, of hosts that have agreed (dm_gate_hosts, wire.h). They are at the same cgroup, as
+ *   long as a host has agreed.
  *
  * All run for every task and socket of the host, with preemption off, and do nothing outside of the
  * containers of this instance.
@@ -55,6 +58,14 @@
  * first is one of a client, and what it receives are answers. LIMIT: a datagram that is read after its container was
  * removed is charged to the next one at the address.
  *
+ * Other hosts. A task that works for an account with a shared number and connects to an agreed host has the number sent
+ * along: dm_gate_state notes it when the connection begins, and dm_gate_wire writes it into the SYN. The other host's
+ * dm_gate_syn sees the SYN on its way to the socket that listens, believes it if the packet is from an agreed host and
+ * the account exists there, and notes the account by the addresses, ports and sequence number of the packet. When the
+ * handshake has ended, dm_gate_state there finds the note by those of the connection. A packet that another machine
+ * sends under the same addresses has another number, or ends no handshake; and the note is there with SYN cookies as
+ * well, where the kernel itself keeps nothing of a SYN.
+ *
  * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate.
  *
  * KERNEL(6.3): sock_recv_length, sock_send_length. */
@@ -66,6 +77,7 @@
 #include <bpf/bpf_core_read.h>
 #define DM_IDENTITY_OF_CGROUPS
 #include "../identity/identity.h"
+#include "../identity/wire.h"
 #include "record.h"
 
 #define AF_UNIX 1
@@ -77,6 +89,12 @@
 #define STATE_ESTABLISHED 1
 #define STATE_SYN_SENT 2
 #define STATE_SYN_RECV 3
+#define IP_TCP 6
+#define ETH_IP 0x0800
+#define ETH_IP6 0x86DD
+#define LOOPBACK_DEVICE 1 /* of every network namespace */
+/* Third word of an IPv4 address mapped into IPv6: ::ffff:0:0/96. */
+#define MAPPED bpf_htonl(0xffff)
 
 const volatile struct dm_gate_config config SEC(".rodata.config") = {};
 
@@ -185,6 +203,48 @@ struct {
 	__type(value, struct sender);
 } dm_gate_senders SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, DM_GATE_HOSTS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_host);
+	__type(value, __u32);
+} dm_gate_hosts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_KNOWN_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_gate_shared);
+} dm_gate_known SEC(".maps");
+
+/* The account that a connection takes along to an agreed host; 0 for none. */
+struct wire {
+	__u32 account;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct wire);
+} dm_gate_wires SEC(".maps");
+
+/* The account that an agreed host has sent along, by the first packet of the connection. */
+struct syn {
+	__u32 from[4];
+	__u32 to[4];
+	__be16 from_port;
+	__be16 to_port;
+	__u32 next; /* the number of the byte that follows it */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, DM_GATE_SYNS_MAX);
+	__type(key, struct syn);
+	__type(value, struct party);
+} dm_gate_syns SEC(".maps");
+
 /* The last switch of a processor. */
 struct turn {
 	__u64 at_ns;
@@ -217,9 +277,12 @@ typedef struct {
 } possible_net_t;
 struct sock_common {
 	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;
 	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
 	possible_net_t skc_net;
 };
 struct sock_cgroup_data {
@@ -236,6 +299,7 @@ struct unix_sock {
 	struct sock *peer;
 };
 struct tcp_sock {
+	__u32 rcv_nxt;
 	__u8 repair : 1;
 };
 #pragma clang attribute pop
@@ -608,6 +672,167 @@ static __always_inline int is_of_shared(struct sock *sk)
 	return home && home->flags & DM_HOME_SHARED;
 }
 
+/* ---- other hosts ---- */
+
+/* Whether the operator has named this address. */
+static __always_inline int is_agreed(const __u32 *address)
+{
+	struct dm_gate_host host = { .bits = 128 };
+
+	__builtin_memcpy(host.address, address, sizeof(host.address));
+	return bpf_map_lookup_elem(&dm_gate_hosts, &host) != 0;
+}
+
+static __always_inline void map4(__u32 *to, __be32 address)
+{
+	to[0] = 0;
+	to[1] = 0;
+	to[2] = MAPPED;
+	to[3] = address;
+}
+
+/* The addresses of a connection, as in a packet of the other side. Returns 0 if they cannot be read. */
+static __always_inline int addresses_of(struct sock *sk, __u32 *theirs, __u32 *ours)
+{
+	if (sk->__sk_common.skc_family == AF_INET) {
+		map4(theirs, sk->__sk_common.skc_daddr);
+		map4(ours, sk->__sk_common.skc_rcv_saddr);
+		return 1;
+	}
+	return sk->__sk_common.skc_family == AF_INET6 &&
+	       !bpf_core_read(theirs, 16, &sk->__sk_common.skc_v6_daddr) &&
+	       !bpf_core_read(ours, 16, &sk->__sk_common.skc_v6_rcv_saddr);
+}
+
+/* The calling task begins a connection: its label goes along if the other side is an agreed host. */
+static __always_inline void note_wire(struct sock *sk)
+{
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct wire *known, wire = {};
+	struct party own, party;
+	__u32 theirs[4], ours[4];
+
+	/* In another stack, packets leave by other ways (dm_arrive). */
+	if (!home || !home->netns || sk->__sk_common.skc_net.net->net_cookie != home->netns)
+		return;
+	own.owner = home->owner;
+	own.account = home->account;
+	party = party_of(bpf_task_storage_get(&dm_gate_labels, task, 0, 0), cgroup, &own);
+	if (party.account >= DM_WIRE_FIRST && party.account <= DM_WIRE_LAST &&
+	    addresses_of(sk, theirs, ours) && is_agreed(theirs))
+		wire.account = party.account;
+	/* Of an earlier connection of this socket. */
+	known = bpf_sk_storage_get(&dm_gate_wires, sk, 0, 0);
+	if (known)
+		*known = wire;
+	else if (wire.account)
+		bpf_sk_storage_get(&dm_gate_wires, sk, &wire, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+
+/* Sockets of containers. Runs with the lock of the socket held: in the calling task, or in softirq where a packet is
+ * repeated. */
+SEC("sockops")
+int dm_gate_wire(struct bpf_sock_ops *ctx)
+{
+	struct dm_wire option = { .kind = DM_WIRE_KIND, .bytes = DM_WIRE_BYTES };
+	struct bpf_sock *sk = ctx->sk;
+	__u32 op = ctx->op, writes = BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+	struct wire *wire;
+
+	if (op != BPF_SOCK_OPS_TCP_CONNECT_CB && op != BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
+	    op != BPF_SOCK_OPS_WRITE_HDR_OPT_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)
+		return 1;
+	if (!sk)
+		return 1;
+	wire = bpf_sk_storage_get(&dm_gate_wires, sk, 0, 0);
+	if (!wire)
+		return 1;
+	if (op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
+		if (wire->account)
+			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | writes);
+	} else if (op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB) {
+		bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags & ~writes);
+	} else if (wire->account &&
+		   (ctx->skb_tcp_flags & (DM_TCP_SYN | DM_TCP_ACK)) == DM_TCP_SYN) {
+		option.experiment = bpf_htonl(DM_WIRE_EXPERIMENT);
+		option.account = bpf_htonl(wire->account);
+		/* Where there is no room, the connection is one from the outside. */
+		if (op == BPF_SOCK_OPS_HDR_OPT_LEN_CB)
+			bpf_reserve_hdr_opt(ctx, sizeof(option), 0);
+		else
+			bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
+	}
+	return 1;
+}
+
+/* A packet on its way to a socket of a container. The sender controls all of its bytes; the address of the sender
+ * counts once the handshake has ended. Lets every packet pass. */
+SEC("cgroup_skb/ingress")
+int dm_gate_syn(struct __sk_buff *skb)
+{
+	struct dm_gate_shared *known;
+	struct syn syn = {};
+	struct party party;
+	__u8 head[40], tcp[DM_TCP_HEADER];
+	__u32 at, account;
+
+	if (skb->ifindex == LOOPBACK_DEVICE)
+		return 1;
+	if (skb->protocol == bpf_htons(ETH_IP)) {
+		if (bpf_skb_load_bytes(skb, 0, head, 20) || head[9] != IP_TCP)
+			return 1;
+		at = (head[0] & 0x0f) * 4;
+		map4(syn.from, *(__be32 *)(head + 12));
+		map4(syn.to, *(__be32 *)(head + 16));
+	} else if (skb->protocol == bpf_htons(ETH_IP6)) {
+		/* LIMIT: no extension headers. */
+		if (bpf_skb_load_bytes(skb, 0, head, 40) || head[6] != IP_TCP)
+			return 1;
+		at = 40;
+		__builtin_memcpy(syn.from, head + 8, 16);
+		__builtin_memcpy(syn.to, head + 24, 16);
+	} else {
+		return 1;
+	}
+	if (bpf_skb_load_bytes(skb, at, tcp, sizeof(tcp)) ||
+	    (tcp[DM_TCP_FLAGS] & (DM_TCP_SYN | DM_TCP_ACK)) != DM_TCP_SYN || !is_agreed(syn.from) ||
+	    dm_wire_find(skb, at, &account) != 1)
+		return 1;
+	known = bpf_map_lookup_elem(&dm_gate_known, &account);
+	if (!known)
+		return 1;
+	party.owner = known->owner;
+	party.account = account;
+	__builtin_memcpy(&syn.from_port, tcp, 2);
+	__builtin_memcpy(&syn.to_port, tcp + 2, 2);
+	__builtin_memcpy(&syn.next, tcp + 4, 4);
+	syn.next = bpf_ntohl(syn.next) + 1;
+	bpf_map_update_elem(&dm_gate_syns, &syn, &party, BPF_ANY);
+	return 1;
+}
+
+/* Whether an agreed host has sent an account along with a connection whose handshake has just ended. */
+static __always_inline int find_wire(struct sock *sk, struct connection *found)
+{
+	struct syn syn = {};
+	struct party *party;
+
+	if (!addresses_of(sk, syn.from, syn.to))
+		return 0;
+	syn.from_port = sk->__sk_common.skc_dport;
+	syn.to_port = bpf_htons(sk->__sk_common.skc_num);
+	syn.next = BPF_CORE_READ((struct tcp_sock *)sk, rcv_nxt);
+	party = bpf_map_lookup_elem(&dm_gate_syns, &syn);
+	if (!party)
+		return 0;
+	found->owner = party->owner;
+	found->account = party->account;
+	bpf_map_delete_elem(&dm_gate_syns, &syn);
+	return 1;
+}
+
 SEC("tp_btf/inet_sock_set_state")
 int dm_gate_state(__u64 *ctx)
 {
@@ -617,6 +842,8 @@ int dm_gate_state(__u64 *ctx)
 	struct dm_gate_peer *peer;
 	int is_noted = 0;
 
+	if (new == STATE_SYN_SENT)
+		note_wire(sk);
 	if (new != STATE_ESTABLISHED || (old != STATE_SYN_RECV && old != STATE_SYN_SENT))
 		return 0;
 	/* A connection that a restore makes: its side is not known. */
@@ -627,8 +854,10 @@ int dm_gate_state(__u64 *ctx)
 			found.owner = peer->owner;
 			found.account = peer->account;
 			is_noted = 1;
+		} else if (found.is_opened) {
+			is_noted = is_of_shared(sk);
 		} else {
-			is_noted = found.is_opened && is_of_shared(sk);
+			is_noted = find_wire(sk, &found);
 		}
 	}
 	/* Of an earlier connection of this socket. */

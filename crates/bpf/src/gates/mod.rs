@@ -9,8 +9,9 @@
 //! first.
 //! [`Gates::find`] looks for it: behind it are all others, or gates that are being unloaded.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use crate::address::Constants;
 use crate::call::{self, Map, Program, Runs};
 use crate::error::BpfError;
 use crate::group::{Description, is_named};
-use crate::record::{Record, record};
+use crate::record::{Field, Record, record};
 
 type Result<T, E = BpfError> = std::result::Result<T, E>;
 
@@ -28,7 +29,7 @@ pub static GROUP: Description = Description {
     object: include_bytes!(concat!(env!("OUT_DIR"), "/gates.o")),
     programs: &[],
     anchor: "",
-    maps: &[HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS],
+    maps: &MAPS,
     about: "",
 };
 
@@ -40,6 +41,11 @@ const TABLES: &str = "dm_gate_tables";
 const ACTIVE: &str = "dm_gate_active";
 const LINES: &str = "dm_gate_lines";
 const COUNTS: &str = "dm_gate_counts";
+const HOSTS: &str = "dm_gate_hosts";
+const KNOWN: &str = "dm_gate_known";
+
+/// The maps with names, in the order in which [`Gates::remove`] removes them.
+const MAPS: [&str; 10] = [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN];
 
 /// LIMIT: containers with a home, and addresses with a peer.
 pub const HOMES_MAX: u32 = 1 << 18;
@@ -87,6 +93,18 @@ const SENDERS: [(&str, u32); 2] = [
     ("dm_gate_udp4", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP4_RECVMSG),
     ("dm_gate_udp6", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP6_RECVMSG),
 ];
+
+/// Programs that exchange accounts with other hosts, and their hooks of the same cgroup. They are attached while there
+/// is such a host.
+const WIRES: [(&str, u32); 2] = [
+    ("dm_gate_wire", libbpf_rs::libbpf_sys::BPF_CGROUP_SOCK_OPS),
+    ("dm_gate_syn", libbpf_rs::libbpf_sys::BPF_CGROUP_INET_INGRESS),
+];
+
+/// The name of a program of [`WIRES`], which keeps it while it is not attached.
+fn kept(program: &str) -> String {
+    format!("program_{program}")
+}
 
 /// The program of a gate. That of forks inherits labels in any case, and has rows only if the gate is loaded.
 fn program(gate: Gate) -> &'static str {
@@ -214,6 +232,19 @@ record! {
 }
 
 record! {
+    struct HostRecord = "dm_gate_host" {
+        bits: u32,
+        address: [u32; 4],
+    }
+}
+
+record! {
+    struct SharedRecord = "dm_gate_shared" {
+        owner: u64,
+    }
+}
+
+record! {
     struct Count = "dm_gate_count" {
         passages: u64,
         changed: u64,
@@ -302,7 +333,11 @@ fn some_constants() -> Constants {
 
 /// The hook of a program of a cgroup; the others are of tracepoints.
 fn hook(program: &Program) -> Option<u32> {
-    SENDERS.into_iter().find(|(name, _)| is_named(&program.name, name)).map(|(_, hook)| hook)
+    SENDERS
+        .into_iter()
+        .chain(WIRES)
+        .find(|(name, _)| is_named(&program.name, name))
+        .map(|(_, hook)| hook)
 }
 
 /// Attaches a program to its tracepoint, or to this cgroup.
@@ -517,13 +552,62 @@ impl Gates {
         Ok(())
     }
 
+    /// Makes hosts and the accounts that they share with this one known, instead of earlier ones. A host is an address,
+    /// IPv4 mapped into IPv6, of which the first bits count. `cgroup` is the one above all containers. Without a gate
+    /// of sockets there is no connection to see, and nothing is attached.
+    ///
+    /// ORDER: the programs first where the first host comes, and last where the last one goes: with a host in the map
+    /// they run.
+    pub fn agree(
+        &self,
+        hosts: &[(Ipv6Addr, u32)],
+        accounts: &[Party],
+        cgroup: BorrowedFd<'_>,
+    ) -> Result<()> {
+        // Gates of an earlier build: they exchange none until the next load.
+        let (Some(known), Some(hosts_map)) = (self.map(KNOWN)?, self.map(HOSTS)?) else {
+            return Ok(());
+        };
+        let sees = self.which.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send));
+        let is_active = sees && !hosts.is_empty();
+        if is_active {
+            for (name, hook) in WIRES {
+                let link = self.dir.join(name);
+                if link.exists() {
+                    continue;
+                }
+                let program = call::pinned(&self.dir.join(kept(name)))?;
+                let program = program.ok_or_else(|| missing(name))?;
+                let attached = call::link_to_cgroup(cgroup, program.as_fd(), hook);
+                let attached =
+                    attached.map_err(|source| BpfError::Attach { program: name, source })?;
+                call::pin(attached.as_fd(), &link)?;
+            }
+        }
+        let wanted = accounts.iter().map(|party| {
+            (party.account.to_ne_bytes().to_vec(), SharedRecord { owner: party.owner }.to_bytes())
+        });
+        replace(&known, &wanted.collect())?;
+        let wanted = hosts.iter().map(|(address, bits)| {
+            let [a, b, c, d] = Field::get(&address.octets());
+            let host = HostRecord { bits: *bits, address: [a, b, c, d] };
+            (host.to_bytes(), 1u32.to_ne_bytes().to_vec())
+        });
+        replace(&hosts_map, &wanted.collect())?;
+        if !is_active {
+            WIRES.iter().try_for_each(|(name, _)| unname(&self.dir.join(name)))?;
+        }
+        Ok(())
+    }
+
     /// Reads the counters of the gates.
     pub fn stats(&self) -> Result<Vec<Stat>> {
         let counts = self.map(COUNTS)?;
         let mut stats = Vec::new();
         let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
         let senders = SENDERS.map(|(name, _)| name);
-        let always = ALWAYS.into_iter().chain(NOTES).chain(senders);
+        let wires = WIRES.map(|(name, _)| name);
+        let always = ALWAYS.into_iter().chain(NOTES).chain(senders).chain(wires);
         let always = always.map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
@@ -556,7 +640,8 @@ impl Gates {
         let gates = Gate::ALL.into_iter().map(Gate::name);
         // ORDER: those that change labels first.
         let senders = SENDERS.map(|(name, _)| name);
-        for file in gates.chain(senders).chain(NOTES).chain(ALWAYS.into_iter().rev()) {
+        let wires = WIRES.map(|(name, _)| name);
+        for file in gates.chain(senders).chain(wires).chain(NOTES).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -564,11 +649,33 @@ impl Gates {
 
     /// Removes the maps.
     pub fn remove(dir: &Path) -> Result<()> {
-        for file in [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS] {
+        for file in MAPS {
             unname(&dir.join(file))?;
+        }
+        for (name, _) in WIRES {
+            unname(&dir.join(kept(name)))?;
         }
         Ok(())
     }
+}
+
+/// Gives a map these entries and no others.
+///
+/// ORDER: those that go, then those that come: there is room.
+fn replace(map: &Map, wanted: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<()> {
+    // Not in batches: of a trie of prefixes, the place in one is a key.
+    let mut gone = Vec::new();
+    let mut last: Option<Vec<u8>> = None;
+    while let Some(key) = map.next_key(last.as_deref())? {
+        if !wanted.contains_key(&key) {
+            gone.push(key.clone());
+        }
+        last = Some(key);
+    }
+    for key in gone {
+        map.remove(&key)?;
+    }
+    Ok(wanted.iter().try_for_each(|(key, value)| map.set(key, value))?)
 }
 
 fn unname(path: &Path) -> Result<()> {
@@ -595,6 +702,11 @@ impl Loaded {
     ///
     /// ORDER: the programs that count and inherit before those that change labels.
     pub fn attach(self, cgroup: BorrowedFd<'_>) -> Result<Gates> {
+        for (name, _) in WIRES {
+            let program = self.programs.iter().find(|program| is_named(&program.name, name));
+            let program = program.ok_or_else(|| missing(name))?;
+            call::pin(program.as_fd(), &self.gates.dir.join(kept(name)))?;
+        }
         for name in programs(&self.gates.which) {
             let program = self.programs.iter().find(|program| is_named(&program.name, name));
             let program = program.ok_or_else(|| missing(name))?;
@@ -633,6 +745,8 @@ mod tests {
         assert_same::<Rule>(GROUP.object);
         assert_same::<Place>(GROUP.object);
         assert_same::<Line>(GROUP.object);
+        assert_same::<HostRecord>(GROUP.object);
+        assert_same::<SharedRecord>(GROUP.object);
         assert_same::<Count>(GROUP.object);
         assert_eq!(size_of::<Rule>(), 40);
     }

@@ -19,6 +19,12 @@
 #define DM_GATE_SENDERS_MAX 16384
 /* LIMIT: an account and those above it. */
 #define DM_GATE_DEPTH 9
+/* LIMIT: addresses and networks of agreed hosts. */
+#define DM_GATE_HOSTS_MAX 1024
+/* LIMIT: accounts of the operator, of which those with a shared number are here. */
+#define DM_GATE_KNOWN_MAX 65536
+/* LIMIT: connections that agreed hosts are making at one time. Of more, some are from the outside. */
+#define DM_GATE_SYNS_MAX 16384
 
 /* Gates: `gate` of a row, and the index of dm_gate_counts. */
 #define DM_GATE_RECEIVE 1
@@ -132,6 +138,17 @@ struct dm_gate_count {
 	__u64 changed; /* labels */
 	__u64 unknown; /* the other side is in no container, or not known */
 	__u64 full; /* labels that could not be kept */
+};
+
+/* dm_gate_hosts: the first `bits` bits of an address, network byte order; IPv4 is mapped into IPv6. */
+struct dm_gate_host {
+	__u32 bits;
+	__u32 address[4];
+};
+
+/* dm_gate_known: an account that several machines share, and that exists here, by its number. */
+struct dm_gate_shared {
+	__u64 owner;
 };
 
 #endif

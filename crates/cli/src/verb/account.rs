@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use dormouse_account::{Balance, Day, ROOT, Usage};
+use dormouse_account::{AgreedHost, Balance, Day, ROOT, Usage};
 use dormouse_container::{AccountDetails, AccountUpdate, Engine, NewAccount};
 use dormouse_model::Name;
 use serde::Serialize;
@@ -143,6 +143,15 @@ enum Of {
         #[arg(long, value_name = "FORMAT", value_parser = ["json"])]
         format: Option<String>,
     },
+    /// Share accounts with other hosts
+    ///
+    /// A connection to a host on the list takes the account along for which it is made, and one from there works for
+    /// that account here, if it has a number from 1073741824 to 2147483647 (create --number) and exists on both hosts.
+    /// The other host has this one on its list as well. Both need gates (gate load).
+    Host {
+        #[command(subcommand)]
+        of: OfHost,
+    },
     /// Remove accounts
     ///
     /// An account with containers, accounts below it, or a balance is not removed.
@@ -154,6 +163,28 @@ enum Of {
         /// Names
         #[arg(value_name = "ACCOUNT", required = true)]
         names: Vec<String>,
+    },
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum OfHost {
+    /// Add hosts to the list
+    Add {
+        /// Addresses from which packets of the hosts come, or networks of hosts
+        #[arg(value_name = "ADDRESS", required = true)]
+        hosts: Vec<AgreedHost>,
+    },
+    /// Print the list
+    #[command(alias = "list")]
+    Ls,
+    /// Remove hosts from the list
+    ///
+    /// Work over connections that were made before stays that of their accounts.
+    #[command(alias = "remove")]
+    Rm {
+        /// As on the list
+        #[arg(value_name = "ADDRESS", required = true)]
+        hosts: Vec<AgreedHost>,
     },
 }
 
@@ -241,6 +272,17 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         }
         Of::Top { count, every, recursive, format } => {
             top::run(&engine, count, every, recursive, format.is_some())
+        }
+        Of::Host { of } => {
+            match of {
+                OfHost::Add { hosts } => engine.add_agreed_hosts(&hosts)?,
+                OfHost::Rm { hosts } => engine.remove_agreed_hosts(&hosts)?,
+                OfHost::Ls => {
+                    let all = engine.agreed_hosts()?;
+                    output::print(all.iter().map(|host| format!("{host}\n")).collect::<String>())?;
+                }
+            }
+            Ok(0)
         }
         Of::Rm { merge, names } => Ok(fail::for_each(&names, |name| {
             if name.starts_with('@') {

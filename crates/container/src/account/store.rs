@@ -51,6 +51,10 @@ impl Place {
         self.0.join("rules.toml")
     }
 
+    pub(super) fn hosts(&self) -> PathBuf {
+        self.0.join("hosts.json")
+    }
+
     fn given(&self) -> PathBuf {
         self.0.join("given")
     }
@@ -125,7 +129,7 @@ pub(super) fn made(ground: &Ground, name: &Name) -> Result<Option<Account>> {
     disk::read_with_checksum(&Place::of(ground).account(name)).map_err(account_damaged)
 }
 
-fn account_damaged(e: Error) -> Error {
+pub(super) fn account_damaged(e: Error) -> Error {
     match e {
         Error::Corrupt { path, what } => Error::AccountDamaged { path, what },
         other => other,
