@@ -1,13 +1,16 @@
 //! Rules: a file is installed whole or not at all, and the table of the kernel's gates follows the installed rules, the
 //! hierarchy of accounts and the containers.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::PathBuf;
 
 use dormouse_bpf::call::{self, Map};
 use dormouse_bpf::gates::Rule;
-use dormouse_testkit::{Host, Led, dormouse};
+use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 use serde_json::Value;
+
+use crate::gates::{accounts, assert_taken, clients, work};
 
 const DATABASE: &str = r#"
 [[rule]]
@@ -459,4 +462,58 @@ fn damaged_rules_are_named_and_replaced() {
     host.dm(&["account", "set", "--keep-days", "3", "blog"]).ok();
     apply(&host, &path);
     host.dm(&["account", "rm", "blog"]).ok();
+}
+
+/// Two sites, a front that asks them, and a database that they ask: the trace proposes the rules of the guide, and they
+/// charge the sites for the database.
+#[test]
+fn trace_proposes_rules_for_what_it_sees() {
+    let host = Host::with_busybox();
+    let refused = host.dm(&["account", "trace", "--during", "100ms"]);
+    assert!(refused.status != 0 && refused.stderr.contains("gate load receive"), "{refused}");
+    for name in ["a", "b", "db"] {
+        let burn = ["probe", "burn", "0.0.0.0", "80"];
+        host.dm(&[&["run", "-d", "--name", name, "busybox"], &burn[..]].concat()).ok();
+    }
+    clients(&host, &["front"]);
+    host.dm(&["gate", "load", "receive"]).ok();
+    let empty = host.dm(&["account", "trace", "--during", "100ms"]).ok();
+    assert!(empty.contains("# No container has received data"), "{empty}");
+    for (client, services) in [("front", "a b"), ("a", "db"), ("b", "db")] {
+        let again = format!(
+            "until [ -e /tmp/stop ]; do for s in {services}; do probe work $s 80 2 100; done; done"
+        );
+        host.dm(&["exec", "-d", client, "sh", "-c", &again]).ok();
+    }
+    let text = RefCell::new(String::new());
+    let is_complete = || {
+        text.replace(host.dm(&["account", "trace", "--during", "1s"]).ok());
+        let text = text.borrow();
+        text.matches("whose answer it passes on").count() == 2 && text.contains("port = 80")
+    };
+    assert!(wait_until(soon(), is_complete), "{text:?}");
+    let text = text.into_inner();
+    for name in ["front", "a", "b"] {
+        host.dm(&["exec", name, "touch", "/tmp/stop"]).ok();
+    }
+    let trace = || host.dm(&["account", "trace", "--during", "100ms"]).ok();
+    assert!(wait_until(soon(), || trace().contains("# No container has received data")));
+    let file = host.dir().join("proposed.toml");
+    let file = file.to_str().expect("UTF-8");
+    fs::write(file, &text).expect("written");
+    host.dm(&["rules", "check", file]).ok();
+    host.dm(&["rules", "apply", file]).ok();
+    let explained = |home: &str, peer: &str, port: &str| {
+        let words = ["--gate", "receive", "--home", home, "--peer", peer, "--port", port];
+        host.dm(&[&["rules", "explain"], &words[..]].concat()).ok()
+    };
+    for site in ["@a", "@b"] {
+        assert!(explained("@db", site, "80").contains(&format!("works for {site}")), "{text}");
+        let front = explained("@front", site, "40000");
+        assert!(front.contains(&format!("works for {site}")), "{text}");
+        // The site is asked by the front alone.
+        assert!(!explained(site, "@front", "80").contains("works for @front"), "{text}");
+    }
+    work(&host, "a", "db", 50, 1000);
+    assert_taken(&accounts(&host), "@a", 50);
 }

@@ -26,6 +26,7 @@
 
 mod compile;
 mod explain;
+mod propose;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ mod text;
 
 pub use compile::{Compiled, Own};
 pub use explain::{Explanation, Other};
+pub use propose::{Seen, propose};
 pub use table::{
     ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, Gate, LINE, Passage, ROWS_MAX,
     Row, Table,

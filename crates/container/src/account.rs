@@ -38,6 +38,7 @@ mod hosts;
 mod rules;
 mod show;
 mod store;
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -70,6 +71,7 @@ pub(crate) use rules::{
     apply, check, depends_on, explain, installed, is_shared, rules_text, table,
 };
 pub(crate) use show::all;
+pub(crate) use trace::propose;
 
 /// LIMIT: a file with more charges is added to the balances by the end of the next life: some 4,000.
 const CHARGES_BYTES: u64 = 1 << 20;

@@ -858,6 +858,12 @@ impl Engine {
         gating::change(&self.ground, || account::remove_hosts(&self.ground, hosts))
     }
 
+    /// Watches for this time which container works for which account, and returns rules as a text in TOML that
+    /// [`check_rules`](Self::check_rules) accepts. The gate `receive` has to be loaded.
+    pub fn trace_rules(&self, during: Duration) -> Result<String> {
+        account::propose(&self.ground, &gating::trace(&self.ground, during)?)
+    }
+
     /// Returns the name of a container's account.
     pub fn account_of(&self, config: &Config) -> String {
         account::label(config)

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use dormouse_account::rule::{Gate, Table};
 use dormouse_bpf::call::{count_runs, wait_for_programs};
-use dormouse_bpf::gates::{self as programs, Gates, Home, Party, Rule, Stat};
+use dormouse_bpf::gates::{self as programs, Edge, Gates, Home, Party, Rule, Stat};
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_model::Config;
 
@@ -240,6 +240,25 @@ fn unload_alone(ground: &Ground) -> Result<bool> {
     }
     bpffs::remove(&place)?;
     Ok(was_there)
+}
+
+/// Counts for this time which container has received data from which account, and returns the counts.
+///
+/// A killed trace goes on counting, without a bound but the table's, until the next trace ends or the gates are
+/// unloaded.
+pub(crate) fn trace(ground: &Ground, during: Duration) -> Result<Vec<Edge>> {
+    let find = || match gates::find(ground)? {
+        Some(gates) if gates.is_tracing_possible() => Ok(gates),
+        _ => Err(Error::Invalid(
+            "a trace needs the gate that sees data arrive: `dormouse gate load receive`".into(),
+        )),
+    };
+    let _alone = Lock::take_new(&ground.places.run.join("trace.lock"))?;
+    find()?.trace(true)?;
+    std::thread::sleep(during);
+    let gates = find()?; // not those of another load
+    gates.trace(false)?;
+    Ok(gates.edges()?)
 }
 
 /// A gate as verbs show it.

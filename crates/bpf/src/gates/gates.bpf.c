@@ -245,6 +245,22 @@ struct {
 	__type(value, struct party);
 } dm_gate_syns SEC(".maps");
 
+/* 1 while passages are traced. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} dm_gate_trace SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_EDGES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_edge);
+	__type(value, struct dm_gate_edge_count);
+} dm_gate_edges SEC(".maps");
+
 /* The last switch of a processor. */
 struct turn {
 	__u64 at_ns;
@@ -1026,6 +1042,34 @@ int dm_gate_unix(__u64 *ctx)
 	return 0;
 }
 
+static __always_inline int is_traced(void)
+{
+	__u32 zero = 0, *trace = bpf_map_lookup_elem(&dm_gate_trace, &zero);
+
+	return trace && *trace;
+}
+
+/* Counts data that a container has received from another account. */
+static __always_inline void note_edge(const struct passage *at)
+{
+	struct dm_gate_edge edge = {
+		.home_owner = at->home.owner,
+		.peer_owner = at->peer.owner,
+		.home = at->home.account,
+		.peer = at->peer.account,
+		.port = at->is_opened ? 0 : at->port,
+		.is_opened = at->is_opened,
+	};
+	struct dm_gate_edge_count *count, none = {};
+
+	if (edge.peer == DM_NOBODY || (edge.peer == edge.home && edge.peer_owner == edge.home_owner))
+		return;
+	bpf_map_update_elem(&dm_gate_edges, &edge, &none, BPF_NOEXIST);
+	count = bpf_map_lookup_elem(&dm_gate_edges, &edge);
+	if (count)
+		__sync_fetch_and_add(&count->passages, 1);
+}
+
 static __always_inline int pass(struct sock *sk, __u32 gate)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -1034,6 +1078,7 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	struct dm_gate_home *home;
 	struct label *label;
 	struct party to;
+	int may_change, traced;
 	__u64 cgroup;
 	__u16 family;
 
@@ -1042,7 +1087,12 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 		return 0;
 	cgroup = dm_current_container(config.level);
 	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
-	if (!home || (!table && !(home->flags & DM_HOME_SHARED)))
+	if (!home)
+		return 0;
+	may_change = table || home->flags & DM_HOME_SHARED;
+	/* LIMIT: connections. Of a datagram it is not always known which side has sent first. */
+	traced = gate == DM_GATE_RECEIVE && sk->sk_type != SOCK_DGRAM && is_traced();
+	if (!may_change && !traced)
 		return 0;
 	at.home.owner = home->owner;
 	at.home.account = home->account;
@@ -1058,6 +1108,10 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	} else {
 		return 0;
 	}
+	if (traced)
+		note_edge(&at);
+	if (!may_change)
+		return 0;
 	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	at.label = party_of(label, cgroup, &at.home);
 	to = decide(&at, table, home->flags);

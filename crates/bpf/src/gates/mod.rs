@@ -43,9 +43,12 @@ const LINES: &str = "dm_gate_lines";
 const COUNTS: &str = "dm_gate_counts";
 const HOSTS: &str = "dm_gate_hosts";
 const KNOWN: &str = "dm_gate_known";
+const TRACE: &str = "dm_gate_trace";
+const EDGES: &str = "dm_gate_edges";
 
 /// The maps with names, in the order in which [`Gates::remove`] removes them.
-const MAPS: [&str; 10] = [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN];
+const MAPS: [&str; 12] =
+    [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN, TRACE, EDGES];
 
 /// LIMIT: containers with a home, and addresses with a peer.
 pub const HOMES_MAX: u32 = 1 << 18;
@@ -245,6 +248,23 @@ record! {
 }
 
 record! {
+    struct EdgeRecord = "dm_gate_edge" {
+        home_owner: u64,
+        peer_owner: u64,
+        home: u32,
+        peer: u32,
+        port: u32,
+        is_opened: u32,
+    }
+}
+
+record! {
+    struct EdgeCount = "dm_gate_edge_count" {
+        passages: u64,
+    }
+}
+
+record! {
     struct Count = "dm_gate_count" {
         passages: u64,
         changed: u64,
@@ -286,6 +306,22 @@ pub struct Use {
     pub party: Party,
     /// CPU time, as the scheduler counts it.
     pub cpu_ns: u64,
+}
+
+/// Data that containers of one account have received from another one over connections, during a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// The account of the receiver.
+    pub home: Party,
+    /// The account of the sender.
+    pub peer: Party,
+    /// The local port of connections that the sender has opened; 0 for those of unix sockets, and for all that the
+    /// receiver has opened.
+    pub port: u16,
+    /// The receiver has opened the connections.
+    pub is_opened: bool,
+    /// How often data was received.
+    pub passages: u64,
 }
 
 /// Counters of a gate or of a program that all gates need.
@@ -600,6 +636,43 @@ impl Gates {
         Ok(())
     }
 
+    /// Returns whether passages can be traced: the gate that sees data arrive is loaded.
+    pub fn is_tracing_possible(&self) -> bool {
+        self.which.contains(&Gate::Receive)
+    }
+
+    /// Begins to count edges, from none, or ends it.
+    pub fn trace(&self, is_on: bool) -> Result<()> {
+        let map = |name| self.map(name)?.ok_or_else(|| missing(name));
+        let (trace, zero) = (map(TRACE)?, 0u32.to_ne_bytes());
+        trace.set(&zero, &zero)?;
+        if is_on {
+            call::wait_for_programs();
+            let edges = map(EDGES)?;
+            for (key, _) in edges.entries()? {
+                edges.remove(&key)?;
+            }
+            trace.set(&zero, &1u32.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Reads the edges of the last trace.
+    pub fn edges(&self) -> Result<Vec<Edge>> {
+        let Some(edges) = self.map(EDGES)? else { return Ok(Vec::new()) };
+        let edge = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let record = EdgeRecord::from_bytes(&key);
+            Edge {
+                home: Party { account: record.home, owner: record.home_owner },
+                peer: Party { account: record.peer, owner: record.peer_owner },
+                port: record.port.min(u16::MAX.into()) as u16,
+                is_opened: record.is_opened != 0,
+                passages: EdgeCount::from_bytes(&value).passages,
+            }
+        };
+        Ok(edges.entries()?.into_iter().map(edge).collect())
+    }
+
     /// Reads the counters of the gates.
     pub fn stats(&self) -> Result<Vec<Stat>> {
         let counts = self.map(COUNTS)?;
@@ -747,6 +820,8 @@ mod tests {
         assert_same::<Line>(GROUP.object);
         assert_same::<HostRecord>(GROUP.object);
         assert_same::<SharedRecord>(GROUP.object);
+        assert_same::<EdgeRecord>(GROUP.object);
+        assert_same::<EdgeCount>(GROUP.object);
         assert_same::<Count>(GROUP.object);
         assert_eq!(size_of::<Rule>(), 40);
     }

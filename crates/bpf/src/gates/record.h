@@ -25,6 +25,8 @@
 #define DM_GATE_KNOWN_MAX 65536
 /* LIMIT: connections that agreed hosts are making at one time. Of more, some are from the outside. */
 #define DM_GATE_SYNS_MAX 16384
+/* LIMIT: edges of one trace. Further ones are not seen. */
+#define DM_GATE_EDGES_MAX 65536
 
 /* Gates: `gate` of a row, and the index of dm_gate_counts. */
 #define DM_GATE_RECEIVE 1
@@ -149,6 +151,19 @@ struct dm_gate_host {
 /* dm_gate_known: an account that several machines share, and that exists here, by its number. */
 struct dm_gate_shared {
 	__u64 owner;
+};
+
+/* dm_gate_edges, while dm_gate_trace is 1: data that a container has received over connections. */
+struct dm_gate_edge {
+	__u64 home_owner;
+	__u64 peer_owner;
+	__u32 home;
+	__u32 peer;
+	__u32 port; /* the local one of a connection that the other side has opened; else 0 */
+	__u32 is_opened; /* by this side */
+};
+struct dm_gate_edge_count {
+	__u64 passages;
 };
 
 #endif

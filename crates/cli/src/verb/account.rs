@@ -152,6 +152,15 @@ enum Of {
         #[command(subcommand)]
         of: OfHost,
     },
+    /// Watch which container works for which account, and print rules for it
+    ///
+    /// The text is for `dormouse rules check` and `rules apply`; read it first. Nothing is changed. The gate 'receive'
+    /// has to be loaded, and connections from before are not seen.
+    Trace {
+        /// Watch for this time, 100ms to 1d
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = top::every)]
+        during: Duration,
+    },
     /// Remove accounts
     ///
     /// An account with containers, accounts below it, or a balance is not removed.
@@ -282,6 +291,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                     output::print(all.iter().map(|host| format!("{host}\n")).collect::<String>())?;
                 }
             }
+            Ok(0)
+        }
+        Of::Trace { during } => {
+            output::print(engine.trace_rules(during)?)?;
             Ok(0)
         }
         Of::Rm { merge, names } => Ok(fail::for_each(&names, |name| {
