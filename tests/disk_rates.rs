@@ -166,6 +166,193 @@ fn vm_disk_rates_bound_direct_reads_and_writes() {
     assert!(took >= Duration::from_secs_f64(40.0 / 20.0 / 1.06 - 0.1), "{took:?}");
 }
 
+/// The root of the blkio hierarchy of cgroup v1, if it has the rates of disks.
+fn blkio_root() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let is_blkio = |line: &&str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words[2] == "cgroup" && words[3].split(',').any(|option| option == "blkio")
+    };
+    Some(PathBuf::from(mounts.lines().find(is_blkio)?.split(' ').nth(1)?))
+}
+
+/// Loop devices with rates of containers of this host, by the records of the engine.
+pub(crate) fn of_root(host: &Host) -> Vec<String> {
+    let all = fs::read_dir("/run/dormouse-writeback").into_iter().flatten().flatten();
+    let lib = host.root().join("lib").display().to_string();
+    let device = |entry: fs::DirEntry| {
+        let record = fs::read_to_string(entry.path()).ok()?;
+        let name = entry.file_name().into_string().ok()?;
+        record.contains(&lib).then(|| name.split_once('-').expect("a device").0.to_owned())
+    };
+    let mut all: Vec<String> = all.filter_map(device).collect();
+    all.sort();
+    all
+}
+
+/// The loop device with the disk of a container of this host, such as `loop3`.
+#[track_caller]
+fn loop_of(host: &Host, name: &str) -> String {
+    let file = host.root().join("lib/containers").join(id(host, name)).join("drive");
+    let all = fs::read_dir("/sys/block").expect("sysfs").flatten();
+    let is_it = |entry: &fs::DirEntry| {
+        let of = fs::read_to_string(entry.path().join("loop/backing_file"));
+        of.is_ok_and(|text| Path::new(text.trim()) == file)
+    };
+    let found = all.into_iter().find(is_it).expect("the disk is attached");
+    found.file_name().into_string().expect("a name")
+}
+
+/// The rate of written bytes and that of requests of a device in the root; `max` where it has none.
+#[track_caller]
+fn in_root(device: &str) -> (String, String) {
+    let root = blkio_root().expect("cgroup v1");
+    let dev = fs::read_to_string(Path::new("/sys/block").join(device).join("dev"));
+    let dev = dev.expect("the device exists").trim().to_owned();
+    let of = |file: &str| {
+        let text = fs::read_to_string(root.join(file)).expect("a file of the root");
+        let most = text.lines().find_map(|line| line.strip_prefix(&format!("{dev} ")));
+        most.unwrap_or("max").to_owned()
+    };
+    (of("blkio.throttle.write_bps_device"), of("blkio.throttle.write_iops_device"))
+}
+
+/// Bytes that a device has written.
+#[track_caller]
+fn written(device: &str) -> u64 {
+    let text = fs::read_to_string(Path::new("/sys/block").join(device).join("stat"));
+    let text = text.expect("the device exists");
+    let sectors = text.split_whitespace().nth(6).expect("written sectors");
+    sectors.parse::<u64>().expect("a number") * 512
+}
+
+/// Pages are written by a thread of the kernel, which cgroup v1 counts for the host. The rate is not above its limit,
+/// however busy the machine is.
+#[test]
+fn vm_disk_rates_bound_writes_through_the_page_cache_of_a_disk() {
+    let host = Host::with_busybox();
+    let script = "while :; do dd if=/dev/zero of=/f bs=1M count=64 conv=notrunc 2>/dev/null; done";
+    let options = ["--disk", "128m", "--io-write-bps", "4m"];
+    let words = [&["run", "-d", "--name", "x"], &options[..], &["busybox", "sh", "-c", script]];
+    let said = stderr_of(host.dm(&words.concat()));
+    assert!(!said.contains("not enforced for writes through the page cache"), "{said}");
+    let device = loop_of(&host, "x");
+    let (begin, start) = (written(&device), Instant::now());
+    const BYTES: u64 = 24 << 20;
+    let all_is_written = wait_until(soon() * 4, || written(&device) >= begin + BYTES);
+    assert!(all_is_written, "{} of {BYTES} bytes", written(&device) - begin);
+    let took = start.elapsed();
+    // The kernel admits the requests of the first second at once, and counts them when the last one is done.
+    let least = Duration::from_secs_f64((24.0 / 4.0 - 2.0) / 1.06);
+    assert!(took >= least, "{took:?}");
+    // The bound of dirty pages: the rest waits in no other place.
+    let start = Instant::now();
+    host.dm(&["rm", "-f", "x"]).ok();
+    assert!(start.elapsed() < soon(), "{:?}", start.elapsed());
+    assert_eq!(of_root(&host), [""; 0]);
+}
+
+/// The rates of a device would hold for the next program that gets its number.
+#[test]
+fn rates_of_the_root_end_with_each_life_and_no_other_device_is_changed() {
+    if blkio_root().is_none() {
+        eprintln!("SKIPPED: cgroup v2 needs no rates of the root");
+        return;
+    }
+    let host = Host::with_busybox();
+    // A device of the operator, with a rate of its own.
+    let foreign = host.dir().join("foreign");
+    fs::write(&foreign, vec![0; 1 << 20]).expect("a file");
+    let node = host.sh(&format!("losetup --find --show {}", foreign.display())).ok();
+    let other = node.trim().trim_start_matches("/dev/").to_owned();
+    let rate_of_other = |rate: &str| {
+        let dev = fs::read_to_string(Path::new("/sys/block").join(&other).join("dev"));
+        let line = format!("{} {rate}", dev.expect("the device").trim());
+        let file = blkio_root().expect("v1").join("blkio.throttle.write_bps_device");
+        fs::write(file, line).expect("a rate");
+    };
+    rate_of_other("7340032");
+
+    let rated = ["--disk", "16m", "--io-write-bps", "1m", "--io-write-iops", "50"];
+    start(&host, "x", &rated);
+    let mut device = loop_of(&host, "x");
+    let rates = |bytes: &str, requests: &str| (bytes.to_owned(), requests.to_owned());
+    assert_eq!(in_root(&device), rates("1048576", "50"));
+    assert_eq!(of_root(&host), [device.clone()]);
+    host.dm(&["update", "--io-write-bps", "2m", "--io-write-iops", "0", "x"]).ok();
+    assert_eq!(in_root(&device), rates("2097152", "max"));
+
+    // A device that another test got meanwhile has rates of its own, and no record of this host.
+    let expect_none = |device: &str, what: &str| {
+        assert!(wait_until(soon(), || of_root(&host).is_empty()), "{what}");
+        let is_ours = || in_root(device).0 == "2097152";
+        assert!(wait_until(soon(), || !is_ours()), "{what}: {:?}", in_root(device));
+    };
+    host.put_to_sleep("x");
+    expect_none(&device, "asleep");
+    host.dm(&["wake", "x"]).ok();
+    device = loop_of(&host, "x");
+    assert_eq!(in_root(&device), rates("2097152", "max"), "a wake");
+    host.dm(&["stop", "--time", "0", "x"]).ok();
+    expect_none(&device, "a stop");
+    // A command that looks at the files gives the device no rates.
+    host.dm(&["diff", "x"]).ok();
+    expect_none(&device, "a look");
+    host.dm(&["start", "x"]).ok();
+    device = loop_of(&host, "x");
+    assert_eq!(in_root(&device), rates("2097152", "max"), "a start");
+    host.dm(&["exec", "x", "kill", "-9", "-1"]);
+    let pid = host.inspect("x")["pid"].as_u64();
+    pid.map(|pid| host.sh(&format!("kill -9 {pid}")));
+    expect_none(&device, "the end by itself");
+    host.dm(&["start", "x"]).ok();
+    device = loop_of(&host, "x");
+    host.dm(&["update", "--io-write-bps", "0", "x"]).ok();
+    assert_eq!(in_root(&device), rates("max", "max"), "an update");
+    assert_eq!(of_root(&host), [""; 0]);
+    host.dm(&["update", "--io-write-bps", "2m", "x"]).ok();
+    assert_eq!(in_root(&device), rates("2097152", "max"));
+    host.dm(&["rm", "-f", "x"]).ok();
+    expect_none(&device, "removed");
+
+    assert_eq!(in_root(&other), rates("7340032", "max"), "the operator's device");
+    rate_of_other("0");
+    host.sh(&format!("losetup --detach {}", node.trim())).ok();
+}
+
+/// A killed command and a removed instance leave rates to a device that the next container gets.
+#[test]
+fn rates_of_an_earlier_file_are_cleared_before_a_device_is_used() {
+    if blkio_root().is_none() {
+        eprintln!("SKIPPED: cgroup v2 needs no rates of the root");
+        return;
+    }
+    let host = Host::with_busybox();
+    let file = blkio_root().expect("v1").join("blkio.throttle.write_bps_device");
+    let earlier = host.dir().join("earlier");
+    fs::write(&earlier, vec![0; 1 << 20]).expect("a file");
+    // Other tests may get the device first.
+    for round in 0..10 {
+        let node = host.sh(&format!("losetup --find --show {}", earlier.display())).ok();
+        let device = node.trim().trim_start_matches("/dev/").to_owned();
+        let number = fs::read_to_string(Path::new("/sys/block").join(&device).join("dev"));
+        let number = number.expect("the device").trim().to_owned();
+        // A rate that no other test has.
+        fs::write(&file, format!("{number} 123456789")).expect("a rate");
+        host.sh(&format!("losetup --detach {}", node.trim())).ok();
+        let name = format!("x{round}");
+        start(&host, &name, &["--disk", "16m"]);
+        if loop_of(&host, &name) == device {
+            assert_eq!(in_root(&device), ("max".to_owned(), "max".to_owned()));
+            return;
+        }
+        if in_root(&device).0 == "123456789" {
+            fs::write(&file, format!("{number} 0")).expect("no rate");
+        }
+    }
+    eprintln!("SKIPPED: no container got the device of an earlier file");
+}
+
 /// A request of several MB takes a minute at this rate, and the process that waits for it cannot be killed.
 #[test]
 fn vm_container_that_waits_for_its_turn_at_the_disk_is_removed_at_once() {
@@ -212,6 +399,15 @@ fn vm_limits_of_disks_that_are_not_enforced_are_said_in_the_same_words() {
         false => eprintln!("SKIPPED: whether '{weight}' is true of {}", device.display()),
     }
     let v1 = rates.strip_prefix("v1; ");
+    // Of a container with a disk of its own they are.
+    let out =
+        host.dm(&[&["run", "-d", "--name", "d", "--disk", "16m", "--io-write-bps", "1m"], SLEEP]
+            .concat());
+    let (said, text) = (stderr_of(out), seen("io rates of a disk"));
+    match text.split_once("; ") {
+        Some((_, text)) => assert!(said.contains(text), "{said}"),
+        None => assert!(!said.contains("not enforced for writes"), "{said}"),
+    }
 
     let out = host.dm(&[&["run", "-d", "--name", "x", "--io-weight", "200"], SLEEP].concat());
     let said = stderr_of(out);

@@ -128,6 +128,8 @@ struct Counts {
     files: Vec<String>,
     /// Files on loop devices.
     disks: Vec<String>,
+    /// Loop devices with rates in the root of the blkio hierarchy.
+    rates: Vec<String>,
 }
 
 impl Counts {
@@ -186,6 +188,7 @@ impl Counts {
             devices: devices_of(host),
             files,
             disks: crate::disk::attached(host),
+            rates: crate::disk_rates::of_root(host),
         }
     }
 }
@@ -419,7 +422,7 @@ fn difference(before: &Counts, now: &Counts) -> String {
     };
     format!(
         "mounts {:?}, cgroups {} to {}, processes {} and {:?}, id slots {} to {}, addresses {} to {}, \
-         shaped devices {} to {}, devices {} to {}, files {:#?}, disks {:?}",
+         shaped devices {} to {}, devices {} to {}, files {:#?}, disks {:?}, rates {:?}",
         more(&before.mounts, &now.mounts),
         before.cgroups,
         now.cgroups,
@@ -434,7 +437,8 @@ fn difference(before: &Counts, now: &Counts) -> String {
         before.devices,
         now.devices,
         more(&before.files, &now.files),
-        more(&before.disks, &now.disks)
+        more(&before.disks, &now.disks),
+        more(&before.rates, &now.rates)
     )
 }
 
@@ -861,6 +865,34 @@ fn big_create_start_and_update_with_disk_survive_kill_at_any_step() {
     let states = &["created", "running", "stopped"];
     let after = &[RESTART, EXEC, REMOVE];
     Verb { before: &[CREATE], command: &["start", "x"], states, after }.survives();
+}
+
+/// With rates that outlast the loop device of the disk.
+#[test]
+fn big_start_update_and_end_with_rates_of_a_disk_survive_kill_at_any_step() {
+    const RATED: Words = &[
+        "run",
+        "-d",
+        "--name",
+        "x",
+        "--disk",
+        "16m",
+        "--io-write-bps",
+        "1m",
+        "busybox",
+        "sleep",
+        "1000",
+    ];
+    let states = &["none", "created", "running", "stopped"];
+    Verb { before: &[], command: RATED, states, after: &[REMOVE, RATED, REMOVE] }.survives();
+    let command = &["update", "--io-write-bps", "2m", "x"];
+    Verb { before: &[RATED], command, states: &["running"], after: &[EXEC, REMOVE] }.survives();
+    let command = &["stop", "--time", "0", "x"];
+    let states = &["running", "stopped"];
+    Verb { before: &[RATED], command, states, after: &[RESTART, REMOVE] }.survives();
+    let states = &["none", "running", "stopped"];
+    let command = &["rm", "--force", "x"];
+    Verb { before: &[RATED], command, states, after: &[REMOVE] }.survives();
 }
 
 #[test]

@@ -6,7 +6,8 @@
 //!
 //! **Nothing to sweep.** The mount ends with its last user, be it the root of a container or a command, and the loop
 //! device ends with the mount. A killed process leaves neither. A container that stops or falls asleep has none, and
-//! its drive is unmounted when the last of its processes has ended.
+//! its drive is unmounted when the last of its processes has ended. Rates of writes outlast the file of a device, and
+//! are cleared (`writeback`).
 //!
 //! **One device.** The device has the lock of the file ([`dormouse_kernel::loop_device`]). A command that needs the
 //! files of a running container finds the lock taken, and mounts the same device: the same file system.
@@ -27,7 +28,7 @@
 //! container or to its next start. `drive.growing` exists from before the first change until after the last one, and
 //! `drive.saved` holds the blocks that are changed: what was interrupted is undone before the file is used again.
 //!
-//! Uses `ground`.
+//! Uses `ground` and `writeback`.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -44,6 +45,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::disk::{self, FILE_MODE};
 use crate::error::{Error, Result};
 use crate::ground::Ground;
+use crate::writeback;
 
 /// Name of the file in a container's directory.
 const DRIVE: &str = "drive";
@@ -190,10 +192,17 @@ pub(crate) fn make(
     if drive.guaranteed {
         admit(ground, config, 0)?; // other guarantees may have come meanwhile
     }
-    let attached = device(loop_device::attach(&image, config.id.as_str()))?;
+    let attached = attach_file(ground, config, &image)?;
     let mount = ext4::mount(attached.path(), options(config, &drive))?;
     Store::create_upper(&inside(&mount), ids, lower)?;
     Ok(Some(mount))
+}
+
+/// Attaches the file of a drive to a device. Rates of an earlier file of that device do not hold for this one.
+fn attach_file(ground: &Ground, config: &Config, image: &File) -> Result<loop_device::LoopDevice> {
+    let attached = device(loop_device::attach(image, config.id.as_str()))?;
+    writeback::clear_new(ground, &attached)?;
+    Ok(attached)
 }
 
 fn options(config: &Config, drive: &Drive) -> ext4::MountOptions {
@@ -219,7 +228,7 @@ fn allocate(path: &Path, image: &File, drive: &Drive) -> Result<()> {
 pub(crate) fn open(ground: &Ground, config: &Config, purpose: Purpose) -> Result<Writable> {
     let dir = ground.dir(&config.id);
     let Some(drive) = Drive::of(&config.spec.limits) else { return open_in(&dir) };
-    let mount = match attach(&dir, config, &drive, purpose)? {
+    let mount = match attach(ground, config, &drive, purpose)? {
         Some(mount) => mount,
         None => return Err(Error::DriveInUse(config.name.to_string())),
     };
@@ -234,9 +243,15 @@ pub(crate) fn open_in(dir: &Path) -> Result<Writable> {
 }
 
 /// Mounts a drive, or mounts it once more; `None` if another process has had its file for too long.
-fn attach(dir: &Path, config: &Config, drive: &Drive, purpose: Purpose) -> Result<Option<OwnedFd>> {
+fn attach(
+    ground: &Ground,
+    config: &Config,
+    drive: &Drive,
+    purpose: Purpose,
+) -> Result<Option<OwnedFd>> {
+    let dir = &ground.dir(&config.id);
     let (path, image) = open_file(dir)?;
-    match hold(&image, IN_USE_WAIT)? {
+    let (device, mount) = match hold(&image, IN_USE_WAIT)? {
         Held::Free => {
             undo(dir, &path, &image)?;
             if growth_is_due(dir, drive) {
@@ -248,15 +263,40 @@ fn attach(dir: &Path, config: &Config, drive: &Drive, purpose: Purpose) -> Resul
                 whole?;
             }
             let unclean = ext4::superblock(&image)?.needs_recovery;
-            let attached = device(loop_device::attach(&image, config.id.as_str()))?;
+            let attached = attach_file(ground, config, &image)?;
             let mount = ext4::mount(attached.path(), options(config, drive))?;
             if unclean && !drive.guaranteed {
                 let _ = ext4::trim(mount.as_fd()); // some files below cannot give back
             }
-            Ok(Some(mount))
+            (attached, mount)
         }
-        Held::By(found) => Ok(Some(ext4::mount(found.path(), options(config, drive))?)),
-        Held::Elsewhere => Ok(None),
+        Held::By(found) => {
+            let mount = ext4::mount(found.path(), options(config, drive))?;
+            (found, mount)
+        }
+        Held::Elsewhere => return Ok(None),
+    };
+    if purpose == Purpose::Start {
+        writeback::set(ground, config, &device, identity(&path, &image)?)?;
+    }
+    Ok(Some(mount))
+}
+
+/// The device of the file system of a file, and its inode.
+fn identity(path: &Path, image: &File) -> Result<(u64, u64)> {
+    let meta = image.metadata().map_err(Error::file("cannot look at", path))?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// Sets the rates of writes that are on record for the device of a container that runs.
+pub(crate) fn set_write_rates(ground: &Ground, config: &Config) -> Result<()> {
+    if Drive::of(&config.spec.limits).is_none() {
+        return Ok(());
+    }
+    let (path, image) = open_file(&ground.dir(&config.id))?;
+    match device(loop_device::find(&image))? {
+        Some(found) => writeback::set(ground, config, &found, identity(&path, &image)?),
+        None => Ok(()), // its processes have just ended
     }
 }
 

@@ -53,6 +53,7 @@ fn tear_down_with(
         }
     };
     keep(cgroup.map_or(Ok(()), |cgroup| end_life(ground, id, config, &cgroup, init)));
+    keep(rate::end(ground, id, config));
     if config.is_none_or(|c| c.spec.net.domain().is_some()) {
         keep(net::leave(ground, id, config));
     }
@@ -83,7 +84,7 @@ fn end_life(
     cgroup.kill()?;
     if init.is_none() {
         if let Some(config) = config {
-            rate::lift(config, cgroup);
+            rate::lift(ground, config, cgroup);
         }
         cgroup.wait_empty(KILLED_WITHIN)?; // the removal reports processes that are left
     }
@@ -223,7 +224,7 @@ fn kill_with(
     let fd = state::handle(&init);
     if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         cgroup.kill()?;
-        rate::lift(config, &cgroup);
+        rate::lift(ground, config, &cgroup);
     }
     if let Some(fd) = fd {
         let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already
@@ -263,6 +264,7 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
         end_life(ground, id, Some(config), &cgroup, None)?;
     }
+    rate::end(ground, id, Some(config))?;
     if config.spec.net.domain().is_some() {
         ground.network()?.doze(id)?;
     }
@@ -311,7 +313,7 @@ pub(crate) fn end_sleep(ground: &Ground, config: &Config) -> Result<()> {
 pub(crate) fn end_unready(ground: &Ground, config: &Config, observed: &Observed) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())? {
         cgroup.kill()?;
-        rate::lift(config, &cgroup);
+        rate::lift(ground, config, &cgroup);
     }
     let Some(init) = &observed.init else { return Ok(()) };
     if let Some(process) = state::handle(init) {

@@ -38,7 +38,7 @@
 //! error place disk bpffs name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
 //! shortage state gates account gating exit hold log io saved    records and facts of one container
-//! silence shared volume usage debt rate bandwidth drive socket    the same
+//! silence shared volume usage debt writeback drive rate bandwidth socket    the same
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
@@ -82,6 +82,7 @@
 //! LIB/list                          output of the last list, as long as it is valid
 //! LIB/custody                       the keeper that holds the descriptors of sleeping containers
 //! /var/lib/dormouse-ids/            the blocks of all instances of the host (`host_ids`)
+//! /run/dormouse-writeback/          loop devices with rates of containers, of all instances (`writeback`)
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/c/ID/log.json                 the pipes for its output
@@ -121,6 +122,7 @@
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
+//!    `/run/dormouse-writeback/lock`: held while rates of one loop device are changed (`writeback`);
 //! 8. `RUN/gates.lock`: held while gates are loaded, unloaded and given rules (`gating`); below it
 //!    `LIB/accounts/made`: held while accounts are changed, shared by creates; `LIB/accounts/lock`, below it: held
 //!    while charges are added to balances; a file with charges, below both: held for one line (`account`);
@@ -212,6 +214,7 @@ mod view;
 mod volume;
 mod wake;
 
+mod writeback;
 pub use account::{
     AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
     RuleQuestion,

@@ -1,14 +1,15 @@
 //! Rates and weights of disks of a container: the disk with its storage, and what is not enforced there.
 //!
-//! Uses `ground`.
+//! Uses `ground`, `writeback` and `drive`.
 
 use std::path::PathBuf;
 
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::{Config, ContainerId, Limits};
+use dormouse_model::{Config, ContainerId, Drive, Limits};
 
 use crate::error::Result;
 use crate::ground::Ground;
+use crate::{drive, writeback};
 
 /// A directory on the file system that the container writes to; that of all containers before it has one.
 fn storage(ground: &Ground, id: &ContainerId) -> PathBuf {
@@ -24,25 +25,39 @@ pub(crate) fn check(ground: &Ground, limits: &Limits) -> Result<()> {
     Ok(ground.cgroups()?.check_disk_rates(&limits.disk_rates, &ground.places.lib)?)
 }
 
-/// Sets the rates of a container in a new cgroup.
+/// Sets the rates of a container in a new cgroup. Those of its drive are set where that is opened.
 pub(crate) fn set_new(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<()> {
     match config.spec.limits.disk_rates.is_empty() {
         true => Ok(()),
-        false => set(ground, config, cgroup),
+        false => set_in(ground, config, cgroup),
     }
 }
 
 /// Sets the rates that are on record, and removes all others.
 pub(crate) fn set(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<()> {
+    set_in(ground, config, cgroup)?;
+    drive::set_write_rates(ground, config)
+}
+
+fn set_in(ground: &Ground, config: &Config, cgroup: &Cgroup) -> Result<()> {
     let storage = storage(ground, &config.id);
     Ok(cgroup.set_disk_rates(&config.spec.limits.disk_rates, &storage)?)
 }
 
 /// Removes the rates of a container whose processes were killed: a process ends only when its request is done. Best
 /// effort, because the request ends in any case. Root of a container with systemd can set rates in cgroups of its own.
-pub(crate) fn lift(config: &Config, cgroup: &Cgroup) {
+pub(crate) fn lift(ground: &Ground, config: &Config, cgroup: &Cgroup) {
+    let _ = end(ground, &config.id, Some(config));
     if !config.spec.limits.disk_rates.is_empty() || config.spec.systemd {
         let _ = cgroup.lift_disk_rates();
+    }
+}
+
+/// Removes the rates of a container that its cgroup does not have. `config` is `None` if it is damaged.
+pub(crate) fn end(ground: &Ground, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+    match config.is_none_or(|config| Drive::of(&config.spec.limits).is_some()) {
+        true => writeback::end(ground, id),
+        false => Ok(()),
     }
 }
 

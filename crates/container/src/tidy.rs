@@ -1,6 +1,7 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `spare`, `view`, `sysinfo` and `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `writeback`, `spare`, `view`, `sysinfo` and
+//! `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,7 +12,9 @@ use dormouse_model::State;
 
 use crate::error::{Error, Result};
 use crate::ground::Ground;
-use crate::{disk, end, gating, hold, net, pending, shared, spare, state, sysinfo, view};
+use crate::{
+    disk, end, gating, hold, net, pending, shared, spare, state, sysinfo, view, writeback,
+};
 
 /// How long the last output of containers that have ended is waited for.
 const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -86,6 +89,7 @@ fn tidy_alone(ground: &Ground) -> Result<bool> {
     ground.images()?.unmount_all()?;
     shared::unmount_all(ground)?;
     sysinfo::unload(ground)?;
+    writeback::sweep(ground)?;
     view::unmount(ground)?;
     ground.cgroups()?.remove_parent()?;
     Ok(true)

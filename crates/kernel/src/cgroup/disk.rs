@@ -4,7 +4,7 @@
 //! | | v2 | v1 |
 //! |---|---|---|
 //! | rates | `io.max`, a line for each disk | `blkio.throttle.*_device`, a file for each kind |
-//! | writes of the page cache | counted for a cgroup where the file system does | counted for the root |
+//! | writes of the page cache | counted for a cgroup where the file system does | for the root ([`super::writeback`]) |
 //! | rates of cgroups below | bounded by those above | independent of those above |
 //!
 //! **A disk, not a part of it.** The kernel takes rates for whole disks only, so a partition is replaced by its disk.
@@ -28,7 +28,7 @@ use super::{Cgroup, Controllers, Hierarchy};
 use crate::error::Explain;
 use crate::proc;
 
-const RATE: &str = "disk rate";
+pub(super) const RATE: &str = "disk rate";
 /// Bytes read of a file of sysfs.
 const SYSFS_BYTES: usize = 4096;
 /// File systems that count writes of the page cache for a cgroup (SB_I_CGROUPWB; statfs(2) has their numbers).
@@ -37,7 +37,7 @@ const COUNTS_WRITES: [u32; 4] = [0xef53, 0x9123_683e, 0x5846_5342, 0xf2f5_2010];
 
 /// The number of a whole disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Disk {
+pub(super) struct Disk {
     major: u32,
     minor: u32,
 }
@@ -50,7 +50,7 @@ impl fmt::Display for Disk {
 
 impl Disk {
     /// The disk of a block device.
-    fn of(device: u64) -> Result<Self, CgroupError> {
+    pub(super) fn of(device: u64) -> Result<Self, CgroupError> {
         let mut disk = Self { major: rustix::fs::major(device), minor: rustix::fs::minor(device) };
         if disk.sysfs("partition").exists() {
             let text = proc::read_text(disk.sysfs("../dev"), SYSFS_BYTES);
@@ -61,7 +61,7 @@ impl Disk {
     }
 
     /// The disk with the file system of a file.
-    fn below(storage: &Path) -> Result<Self, CgroupError> {
+    pub(super) fn below(storage: &Path) -> Result<Self, CgroupError> {
         let stat = rustix::fs::stat(storage).explain("stat", || format!("{storage:?}"));
         let device = stat.map_err(CgroupError::Read)?.st_dev;
         // A number that stands for no device has major 0 (Documentation/admin-guide/devices.txt).
@@ -96,7 +96,7 @@ impl Disk {
     }
 
     /// The name of its device node.
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         let text = proc::read_text(self.sysfs("uevent"), SYSFS_BYTES).unwrap_or_default();
         match text.lines().find_map(|line| line.strip_prefix("DEVNAME=")) {
             Some(name) => format!("/dev/{name}"),
@@ -140,10 +140,10 @@ impl Disk {
 }
 
 /// The most of each kind on each disk.
-type Rules = BTreeMap<(Disk, DiskRateKind), u64>;
+pub(super) type Rules = BTreeMap<(Disk, DiskRateKind), u64>;
 
 /// Finds the disks of rates. Of several rates for one disk the smallest holds.
-fn rules(rates: &[DiskRate], storage: &Path) -> Result<Rules, CgroupError> {
+pub(super) fn rules(rates: &[DiskRate], storage: &Path) -> Result<Rules, CgroupError> {
     let mut rules = Rules::new();
     for rate in rates.iter().filter(|rate| rate.most > 0) {
         let disk = rate.device.as_deref().map_or_else(|| Disk::below(storage), Disk::named)?;
@@ -154,7 +154,7 @@ fn rules(rates: &[DiskRate], storage: &Path) -> Result<Rules, CgroupError> {
 }
 
 /// The file of v1 and the key of `io.max`.
-fn names(kind: DiskRateKind) -> (&'static str, &'static str) {
+pub(super) fn names(kind: DiskRateKind) -> (&'static str, &'static str) {
     match kind {
         DiskRateKind::ReadBps => ("blkio.throttle.read_bps_device", "rbps"),
         DiskRateKind::WriteBps => ("blkio.throttle.write_bps_device", "wbps"),
@@ -174,15 +174,21 @@ fn file(version: Version) -> &'static str {
 /// Reads the rules in force.
 fn in_force(dir: &Dir, version: Version) -> Result<Rules, CgroupError> {
     let mut rules = Rules::new();
-    let read = |file| dir.read(file).map_err(CgroupError::Read);
     match version {
         Version::V1 => {
             for kind in DiskRateKind::ALL {
-                parse_v1(&read(names(kind).0)?, kind, &mut rules);
+                rules.append(&mut in_file(dir, kind)?);
             }
         }
-        Version::V2 => parse_v2(&read("io.max")?, &mut rules),
+        Version::V2 => parse_v2(&dir.read("io.max").map_err(CgroupError::Read)?, &mut rules),
     }
+    Ok(rules)
+}
+
+/// Reads the rules of one kind in force on v1.
+pub(super) fn in_file(dir: &Dir, kind: DiskRateKind) -> Result<Rules, CgroupError> {
+    let mut rules = Rules::new();
+    parse_v1(&dir.read(names(kind).0).map_err(CgroupError::Read)?, kind, &mut rules);
     Ok(rules)
 }
 
@@ -212,7 +218,7 @@ fn parse_v2(text: &str, rules: &mut Rules) {
 }
 
 /// Writes one rule; `None` removes it.
-fn write(
+pub(super) fn write(
     dir: &Dir,
     version: Version,
     (disk, kind): (Disk, DiskRateKind),
@@ -266,7 +272,7 @@ impl Hierarchy {
         }
         let is_write = |rate: &&DiskRate| rate.kind.is_write() && rate.most > 0;
         if limits.disk_rates.iter().any(|rate| is_write(&rate))
-            && let Some(why) = self.ignores_page_cache(storage)
+            && let Some(why) = self.ignores_page_cache(limits, storage)
         {
             let what = "rates of disk writes are not enforced for writes through the page cache";
             all.push(format!("{what}: {why}"));
@@ -290,7 +296,7 @@ impl Hierarchy {
     }
 
     /// Returns why writes through the page cache are not counted for the container.
-    fn ignores_page_cache(&self, storage: &Path) -> Option<String> {
+    fn ignores_page_cache(&self, limits: &Limits, storage: &Path) -> Option<String> {
         let version = |controller| self.version(controller);
         match (version(Controllers::IO), version(Controllers::MEMORY)) {
             (None, _) => None, // refused
@@ -299,7 +305,7 @@ impl Hierarchy {
                 let why = "the file system of its storage counts them for the host";
                 (!COUNTS_WRITES.contains(&kind)).then(|| why.to_owned())
             }
-            _ => Some("cgroup v1 counts them for the host (cgroup v2 counts them)".into()),
+            _ => self.ignores_page_cache_v1(limits, storage),
         }
     }
 }

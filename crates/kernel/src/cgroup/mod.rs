@@ -60,6 +60,7 @@ mod supply;
 mod tree;
 mod usage;
 mod wait;
+mod writeback;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,7 @@ pub use self::stats::Stats;
 pub use self::supply::{Held, Supplies, Supply};
 pub use self::tree::{Forest, Tree};
 pub use self::usage::{Charged, CpuTime, InUse, MemoryCharged, MemoryInUse};
+pub use self::writeback::{RootRates, WriteRates};
 
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};

@@ -132,6 +132,18 @@ pub(super) fn disk_rates(scratch: &Scratch) -> Probed {
     Ok(seen)
 }
 
+pub(super) fn disk_write_rates(scratch: &Scratch) -> Probed {
+    let rate = DiskRate { kind: DiskRateKind::WriteBps, device: None, most: u64::from(u32::MAX) };
+    let limits = dormouse_model::Limits {
+        disk_rates: vec![rate],
+        disk_bytes: Some(16 << 20),
+        ..Default::default()
+    };
+    let seen = controller(scratch, Controllers::IO)?;
+    let texts = scratch.cgroup()?.0.not_enforced(&limits, &scratch.storage());
+    Ok([vec![seen], texts].concat().join("; "))
+}
+
 pub(super) fn cpuset(scratch: &Scratch) -> Probed {
     let (hierarchy, _) = scratch.cgroup()?;
     let limits = dormouse_model::Limits { cpuset_cpus: Some("0".into()), ..Default::default() };

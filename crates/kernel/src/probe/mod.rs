@@ -370,6 +370,14 @@ static FEATURES: &[Feature] = &[
         "which devices may be used (v1 controller, or BPF on v2)",
         ("none", "one lock less behind the missing device nodes"),
         host::devices,
+    feature(
+        "io rates of a disk",
+        "2.6.37",
+        "`--io-write-bps` and `--io-write-iops` of a container with `--disk`, through the page cache (cgroup v1: rates \
+         of its loop device in the root cgroup; the bound of its dirty pages since 6.2)",
+        ("direct and synchronous writes alone", "writes through the page cache have no rate"),
+        host::disk_write_rates,
+    ),
     ),
     feature("cgroup BPF: bind", "4.17", "any address is its own", NO_ADDRESS, host::bpf_bind),
     feature("cgroup BPF: connect", "4.17", "its own source address", NO_ADDRESS, host::bpf_connect),
