@@ -32,7 +32,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -206,13 +206,13 @@ pub(crate) fn make(ground: &Ground, config: &Config) -> Result<Vec<(OwnedFd, &'s
     let mut mounts = Vec::with_capacity(views.len());
     for view in views {
         let path = dir.join(view.name());
-        make_file(&path, config, &source.text(view)?)?;
+        make_file(&path, &source.text(view)?)?;
         mounts.push((clone(&path)?, view.target()));
     }
     Ok(mounts)
 }
 
-/// Makes the directory of a container's views.
+/// Makes the directory of a container's views. The group of its files names the container to the daemon.
 fn begin(ground: &Ground, config: &Config) -> Result<PathBuf> {
     let all = ground.places.views();
     ensure_mounted(&all)?;
@@ -224,17 +224,22 @@ fn begin(ground: &Ground, config: &Config) -> Result<PathBuf> {
     let dir = all.join(base);
     disk::remove_tree(&dir)?;
     disk::make_dir(&dir, 0o700)?;
+    let own = || -> std::io::Result<()> {
+        chown(&dir, None, Some(config.ids.base))?;
+        // ORDER: after its group, which new files inherit (inode(7), set-group-ID bit).
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o2700))
+    };
+    own().map_err(Error::file("cannot give a group to", &dir))?;
     Ok(dir)
 }
 
-/// Makes the file of a view.
-fn make_file(path: &Path, config: &Config, text: &str) -> Result<()> {
+/// Makes the file of a view. Its owner is no id inside, so nothing inside can write.
+fn make_file(path: &Path, text: &str) -> Result<()> {
     let make = || -> std::io::Result<()> {
         let mut options = File::options();
+        // The daemon takes no file for a view that others may not read.
         let mut file = options.write(true).create_new(true).mode(0o400).open(path)?;
         file.write_all(text.as_bytes())?;
-        // The group names the container to the daemon. Its owner is no id inside, so nothing inside can write.
-        fchown(&file, None, Some(config.ids.base))?;
         file.set_permissions(fs::Permissions::from_mode(0o444))
     };
     make().map_err(Error::file("cannot write", path))
@@ -363,7 +368,7 @@ pub(crate) fn update(
         let path = dir.join(view.name());
         match path.exists() {
             true => rewrite(&dir, view, &mut source)?,
-            false => make_file(&path, config, &source.text(view)?)?,
+            false => make_file(&path, &source.text(view)?)?,
         }
         if !is_mounted(view) {
             new.push((clone(&path)?, view.target()));
@@ -448,6 +453,8 @@ struct Source<'s> {
     cgroup: Option<&'s Cgroup>,
     load: Load,
     memory: Option<(HostMemory, MemoryParts)>,
+    /// Its CPUs.
+    cpus: Option<Vec<u32>>,
 }
 
 fn host_file(path: &str) -> Result<String> {
@@ -458,15 +465,11 @@ impl<'s> Source<'s> {
     /// Without a cgroup, of a container that has used nothing.
     fn new(described: &'s Described, cgroup: Option<&'s Cgroup>) -> Self {
         let load = Load::begin(described.began_ns.unsigned_abs());
-        Self { described, cgroup, load, memory: None }
+        Self { described, cgroup, load, memory: None, cpus: None }
     }
 
     fn text(&mut self, view: View) -> Result<String> {
         let limits = &self.described.limits;
-        let cpus = || -> Result<Vec<u32>> {
-            let online = proc::online_cpus().map_err(Error::call("cannot read"))?;
-            Ok(text::cpus(limits, &online))
-        };
         Ok(match view {
             View::Meminfo => {
                 let (host, used) = self.memory()?;
@@ -476,9 +479,12 @@ impl<'s> Source<'s> {
                 let (host, used) = self.memory()?;
                 text::swaps(limits, &host, &used)
             }
-            View::Cpuinfo => text::cpuinfo(&cpus()?, &host_file("/proc/cpuinfo")?),
-            View::Online | View::Possible => text::cpu_list(&cpus()?),
-            View::Stat => text::stat(&cpus()?, &self.cpu()?),
+            View::Cpuinfo => text::cpuinfo(self.cpus()?, &host_file("/proc/cpuinfo")?),
+            View::Online | View::Possible => text::cpu_list(self.cpus()?),
+            View::Stat => {
+                let read = self.cpu()?;
+                text::stat(self.cpus()?, &read)
+            }
             View::Loadavg => {
                 let read = self.cpu()?;
                 let waited = self.cgroup.map_or(Ok(0), Cgroup::cpu_wait_ns)?;
@@ -504,6 +510,14 @@ impl<'s> Source<'s> {
         let read = (HostMemory::parse(&host_file("/proc/meminfo")?), used);
         self.memory = Some(read);
         Ok(read)
+    }
+
+    fn cpus(&mut self) -> Result<&[u32]> {
+        if self.cpus.is_none() {
+            let online = proc::online_cpus().map_err(Error::call("cannot read"))?;
+            self.cpus = Some(text::cpus(&self.described.limits, &online));
+        }
+        Ok(self.cpus.as_deref().unwrap_or_default())
     }
 
     fn cpu(&self) -> Result<CpuReading> {

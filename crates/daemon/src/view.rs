@@ -359,9 +359,10 @@ impl Responder {
         let is_own = u32::try_from(opening.pid) == Ok(std::process::id());
         let status = rustix::fs::fstat(&file);
         let Some(status) = status.ok().filter(|status| {
-            // A view that is just being made has no group yet.
+            // A view that is just being made, and the description, are for root alone.
             let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
-            !is_own && is_file && status.st_gid != 0
+            let is_view = is_file && status.st_mode & 0o004 != 0;
+            !is_own && is_view && status.st_gid != 0
         }) else {
             return allow(&file);
         };
@@ -503,7 +504,7 @@ mod tests {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&tree, ".", flags, Mode::empty()).unwrap();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-        let view = rustix::fs::openat(&root, "view", flags, Mode::RUSR).unwrap();
+        let view = rustix::fs::openat(&root, "view", flags, Mode::from_raw_mode(0o444)).unwrap();
         std::os::unix::fs::fchown(&view, None, Some(7)).unwrap();
         drop(view);
         let (is_over, over) = pipe_with(PipeFlags::CLOEXEC).unwrap();

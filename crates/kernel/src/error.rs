@@ -228,7 +228,7 @@ fn since(call: &str) -> &'static str {
         "mount_setattr" => "5.12",
         "ioctl(PIDFD_GET_USER_NAMESPACE)" | "ioctl(PIDFD_GET_NAMESPACE)" => "6.11",
         "ioctl(PIDFD_GET_INFO)" => "6.13",
-        "ioctl(PIDFD_GET_INFO, EXIT)" => "6.15",
+        "open_tree_attr" | "ioctl(PIDFD_GET_INFO, EXIT)" => "6.15",
         _ => "",
     }
 }

@@ -72,6 +72,60 @@ struct Attributes {
     userns: u64,
 }
 
+impl Attributes {
+    fn new(
+        set: MountAttr,
+        clear: MountAttr,
+        propagation: Option<Propagation>,
+        userns: Option<BorrowedFd<'_>>,
+    ) -> Self {
+        // The kernel takes the three kinds of access times as one field, which is cleared as a whole.
+        let clear = match (set | clear).intersects(MountAttr::ATIME) {
+            true => clear | MountAttr::ATIME,
+            false => clear,
+        };
+        Self {
+            set: set.bits(),
+            clear: clear.bits(),
+            propagation: match propagation {
+                None => 0,
+                Some(Propagation::Private) => libc::MS_PRIVATE,
+                Some(Propagation::Slave) => libc::MS_SLAVE,
+                Some(Propagation::Shared) => libc::MS_SHARED,
+                Some(Propagation::Unbindable) => libc::MS_UNBINDABLE,
+            },
+            userns: userns.map_or(0, |fd| fd.as_raw_fd() as u64),
+        }
+    }
+}
+
+/// open_tree_attr(2): [`open_tree`] with attributes of the copy, as [`mount_setattr`] sets them. KERNEL(6.15).
+pub fn open_tree_attr(
+    dir: BorrowedFd<'_>,
+    path: &CStr,
+    flags: OpenTreeFlags,
+    set: MountAttr,
+    propagation: Propagation,
+) -> Result<OwnedFd, Errno> {
+    /// The number is the same on all machines.
+    const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
+    let flags = flags.bits() | libc::O_CLOEXEC as u32;
+    let attributes = Attributes::new(set, MountAttr::empty(), Some(propagation), None);
+    // SAFETY: the path is a C string that outlives the call, the structure has the size that is passed.
+    let fd = check(unsafe {
+        libc::syscall(
+            SYS_OPEN_TREE_ATTR,
+            dir.as_raw_fd(),
+            path.as_ptr(),
+            flags,
+            &attributes as *const Attributes,
+            size_of::<Attributes>(),
+        )
+    })?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// open_tree(2): a mount as a descriptor, or a detached copy of it. KERNEL(5.2).
 pub fn open_tree(dir: BorrowedFd<'_>, path: &CStr, flags: OpenTreeFlags) -> Result<OwnedFd, Errno> {
     let flags = flags.bits() | libc::O_CLOEXEC as u32;
@@ -166,23 +220,7 @@ pub fn mount_setattr(
     propagation: Option<Propagation>,
     userns: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
-    // The kernel takes the three kinds of access times as one field, which is cleared as a whole.
-    let clear = match (set | clear).intersects(MountAttr::ATIME) {
-        true => clear | MountAttr::ATIME,
-        false => clear,
-    };
-    let attributes = Attributes {
-        set: set.bits(),
-        clear: clear.bits(),
-        propagation: match propagation {
-            None => 0,
-            Some(Propagation::Private) => libc::MS_PRIVATE,
-            Some(Propagation::Slave) => libc::MS_SLAVE,
-            Some(Propagation::Shared) => libc::MS_SHARED,
-            Some(Propagation::Unbindable) => libc::MS_UNBINDABLE,
-        },
-        userns: userns.map_or(0, |fd| fd.as_raw_fd() as u64),
-    };
+    let attributes = Attributes::new(set, clear, propagation, userns);
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a C string, the structure has the size that is passed.
     check(unsafe {

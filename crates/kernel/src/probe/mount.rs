@@ -29,6 +29,13 @@ pub(super) fn new_interface(_: &Scratch) -> Probed {
     }
 }
 
+pub(super) fn open_tree_attr(_: &Scratch) -> Probed {
+    let flags = call::OpenTreeFlags::CLONE;
+    let private = call::Propagation::Private;
+    call::open_tree_attr(CWD, c"/", flags, MountAttr::RDONLY, private)?;
+    Ok(String::new())
+}
+
 /// `lower` with a file `f` of root's, and empty `upper` and `work`.
 fn layers(scratch: &Scratch) -> Result<[PathBuf; 3], Reason> {
     let dirs =
