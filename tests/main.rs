@@ -53,6 +53,7 @@ mod sleep;
 mod soak;
 mod software;
 mod spares;
+mod spectator;
 mod swap;
 mod terminal;
 mod unwoken;

@@ -52,6 +52,7 @@ mod registry;
 mod session;
 mod signal;
 mod sink;
+mod spectator;
 mod stream;
 mod target;
 mod template;

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The *place* of an instance is the directory LIB/ids itself: file system, inode and generation (its file handle).
-//! A moved directory keeps its place, a copy has another one. Paths in records are only printed; no path of another
-//! instance is ever opened.
+//! A moved directory keeps its place, a copy has another one. Paths in records are printed. No path of another
+//! instance is opened but for a spectator, which looks at its place first ([`libs`]).
 //!
 //! # Locks
 //!
@@ -296,7 +296,7 @@ impl Place {
 /// The record of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
-    /// LIB as text, for messages only.
+    /// LIB as text, for messages and for spectators.
     path: String,
     /// The boot in which the instance was seen last.
     boot: String,
@@ -906,6 +906,25 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 /// LIB as text, of the path of LIB/ids.
+/// The directories LIB of all instances in a registry that are in their places. Records that other programs write
+/// meanwhile, or damaged ones, are left out.
+pub(crate) fn libs(registry: &Path) -> Result<Vec<PathBuf>> {
+    let records = registry.join("instances");
+    let entries = match fs::read_dir(&records) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(Error::file("cannot list", &records))?,
+    };
+    let lib = |entry: fs::DirEntry| {
+        let path = entry.path();
+        path.extension().filter(|end| *end == "json")?;
+        let record = disk::read_json::<Record>(&path).ok()??;
+        let lib = PathBuf::from(record.path);
+        // Another directory may have come to this path.
+        (Place::of(&lib.join("ids")).ok()?.0 == record.place).then_some(lib)
+    };
+    Ok(entries.flatten().filter_map(lib).collect())
+}
+
 fn lib_of(dir: &Path) -> String {
     let lib = dir.parent().unwrap_or(dir);
     String::from_utf8_lossy(lib.as_os_str().as_bytes()).into_owned()

@@ -46,7 +46,7 @@
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
 //! start nursery drowsy unborn                            ways into a state
 //! sleep recover                                          ways out, and after a crash
-//! wake exec inspect verb idle list                       verbs
+//! wake exec inspect verb idle list spectator             verbs
 //! engine                                                 public face
 //! ```
 //!
@@ -198,6 +198,7 @@ mod slot;
 mod socket;
 mod spare;
 mod spec;
+mod spectator;
 mod stacked;
 mod start;
 mod state;
@@ -213,8 +214,8 @@ mod verb;
 mod view;
 mod volume;
 mod wake;
-
 mod writeback;
+
 pub use account::{
     AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
     RuleQuestion,
@@ -243,6 +244,7 @@ pub use proof::Trial;
 pub use save::{CheckpointOptions, NewCheckpoint};
 pub use saved::{Checkpoint, From};
 pub use spec::{Create, Exec, Stdio, Stream, Update};
+pub use spectator::{Spectated, instances, processes};
 pub use start::Running;
 pub use state::Exit;
 pub use sysinfo::SysinfoCalls;

@@ -54,6 +54,11 @@ impl Places {
         }
     }
 
+    /// The directory of `--root`, if the instance has one.
+    pub(crate) fn root(&self) -> Option<&Path> {
+        self.root.as_deref()
+    }
+
     pub(crate) fn containers(&self) -> PathBuf {
         self.lib.join("containers")
     }

@@ -14,6 +14,7 @@ use crate::format::{Format, Headings};
 use crate::option::key_value;
 use crate::option::time::{now_ms, span};
 use crate::output::{self, Table, cut};
+use crate::spectator::{Seen, Spectator};
 use crate::view::{self, is_alive};
 
 /// List containers
@@ -47,6 +48,20 @@ pub(crate) struct Args {
     /// Print without headings
     #[arg(long)]
     noheading: bool,
+    /// Containers of all trust domains and instances of the host, with the number of their processes
+    #[arg(long, conflicts_with = "format")]
+    all_domains: bool,
+}
+
+/// A container in `ps --all-domains --json`.
+#[derive(Debug, Serialize)]
+struct SpectatedRow<'c> {
+    /// The directory for `--root`; null for the instance of the system.
+    instance: Option<&'c str>,
+    /// The host's pids of its processes.
+    processes: &'c [u32],
+    #[serde(flatten)]
+    container: dormouse_api::Summary<'c>,
 }
 
 const HEADINGS: &Headings = &[
@@ -243,9 +258,14 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         || newest.is_some()
         || filters.iter().any(|f| matches!(f, Filter::State(_) | Filter::Exited(_)));
     let format = args.format.as_deref().map(Format::read).transpose()?;
+    let fits =
+        |c: &Listed| (all || is_alive(c.state)) && filters.iter().all(|filter| filter.fits(c));
+    if args.all_domains {
+        return run_all(global, &args, newest, fits);
+    }
     let engine = global.engine()?;
     let mut list = engine.list()?;
-    list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
+    list.retain(|c| fits(c));
     list.reverse();
     list.truncate(newest.unwrap_or(usize::MAX));
     // Freed by the end of the program: freeing a hundred thousand entries one by one gains nothing.
@@ -259,10 +279,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         format.print(rows, HEADINGS, || output::json_list(&list, |c| compatible::listed(c)))?;
         return Ok(0);
     }
-    let id = |c: &Listed| match args.no_trunc {
-        true => c.id.to_string(),
-        false => c.id.short().to_owned(),
-    };
+    let id = |c: &Listed| id_of(c, args.no_trunc);
     if args.quiet {
         output::print(list.iter().map(|c| id(c) + "\n").collect::<String>())?;
         return Ok(0);
@@ -295,6 +312,72 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         false => table.print()?,
     }
     Ok(0)
+}
+
+fn id_of(c: &Listed, no_trunc: bool) -> String {
+    if no_trunc { c.id.to_string() } else { c.id.short().to_owned() }
+}
+
+/// Lists the containers of the host.
+fn run_all(
+    global: &Global,
+    args: &Args,
+    newest: Option<usize>,
+    fits: impl Fn(&Listed) -> bool,
+) -> Result<u8> {
+    let mut seen = Spectator::look(global)?;
+    seen.containers.retain(|one| fits(&one.listed));
+    if let Some(count) = newest {
+        seen.containers.sort_by_key(|one| std::cmp::Reverse(one.listed.created_unix_s));
+        seen.containers.truncate(count);
+    }
+    let all = &seen.containers;
+    if args.json {
+        output::json_list(all, |one| SpectatedRow {
+            instance: one.root(),
+            processes: &one.pids,
+            container: one.listed.summary(),
+        })?;
+        return Ok(seen.code());
+    }
+    if args.quiet {
+        let ids = all.iter().map(|one| id_of(&one.listed, args.no_trunc) + "\n");
+        output::print(ids.collect::<String>())?;
+        return Ok(seen.code());
+    }
+    let short = |text: &str, max| if args.no_trunc { text.to_owned() } else { cut(text, max) };
+    let mut table = Table::new([
+        "INSTANCE",
+        "DOMAIN",
+        "CONTAINER ID",
+        "NAME",
+        "IMAGE",
+        "COMMAND",
+        "STATE",
+        "HOST PID",
+        "PROCESSES",
+        "ADDRESS",
+    ]);
+    table.rows(all, |one: &Seen| {
+        let c = &one.listed;
+        [
+            one.root().unwrap_or("-").to_owned(),
+            one.domain().unwrap_or("-").to_owned(),
+            id_of(c, args.no_trunc),
+            c.name.to_string(),
+            short(&view::image(&c.root), 40),
+            short(&c.args.join(" "), 24),
+            c.state.to_string(),
+            c.pid.map_or("-".to_owned(), |pid| pid.to_string()),
+            one.pids.len().to_string(),
+            short(&view::addresses(&c.addresses), 40),
+        ]
+    });
+    match args.noheading {
+        true => output::print(table.body())?,
+        false => table.print()?,
+    }
+    Ok(seen.code())
 }
 
 #[cfg(test)]

@@ -12,16 +12,20 @@ use serde::Serialize;
 
 use crate::command::Global;
 use crate::output::{self, Table};
-use crate::target::Target;
+use crate::spectator::Spectator;
 
-/// List the processes of a container
+/// List the processes of a container, or of all containers of the host
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    target: Target,
+    /// Of all containers, in all trust domains and instances of the host
+    #[arg(long, conflicts_with = "name")]
+    all_domains: bool,
+    /// Name or id
+    #[arg(value_name = "CONTAINER", required_unless_present = "all_domains")]
+    name: Option<String>,
 }
 
 /// A process in `top --json`.
@@ -51,18 +55,13 @@ struct Row {
 const TICKS: u64 = 100;
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let (engine, id) = args.target.find(global)?;
+    let Some(name) = args.name else { return run_all(global, args.json) };
+    let engine = global.engine()?;
+    let id = engine.find(&name)?;
     let pids = engine.pids(&id)?;
     let root = engine.root(&id)?;
     let users = users(root.fd.as_fd());
-    let inside = |host: u32| -> Option<u32> { proc::fields(host).ok()?.pids().last().copied() };
-    let names: BTreeMap<u32, u32> =
-        pids.iter().filter_map(|host| Some((*host, inside(*host)?))).collect();
-    let up_ms = uptime_ms();
-    // A process that exits meanwhile is left out.
-    let mut rows: Vec<Row> =
-        pids.iter().filter_map(|host| row(*host, &names, &users, &root.ids, up_ms)).collect();
-    rows.sort_by_key(|r| r.pid);
+    let rows = rows(&pids, &users, &root.ids, uptime_ms());
     if args.json {
         output::json(&rows)?;
         return Ok(0);
@@ -85,6 +84,85 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
     table.print()?;
     Ok(0)
+}
+
+/// A process in `top --all-domains --json`.
+#[derive(Debug, Serialize)]
+struct SpectatedRow<'c> {
+    /// The directory for `--root`; null for the instance of the system.
+    instance: Option<&'c str>,
+    /// The trust domain; null with `--net host` and `--net none`.
+    domain: Option<&'c str>,
+    container: &'c str,
+    container_id: &'c str,
+    #[serde(flatten)]
+    process: Row,
+}
+
+/// Lists the processes of all containers of the host.
+fn run_all(global: &Global, is_json: bool) -> Result<u8> {
+    let seen = Spectator::look(global)?;
+    let up_ms = uptime_ms();
+    let mut all = Vec::new();
+    for one in &seen.containers {
+        // Users by number: `/etc/passwd` of each container would have to be read.
+        let processes = match one.config() {
+            Ok(config) => rows(&one.pids, &BTreeMap::new(), &config.ids, up_ms),
+            Err(_) => continue, // it was removed meanwhile
+        };
+        all.extend(processes.into_iter().map(|process| SpectatedRow {
+            instance: one.root(),
+            domain: one.domain(),
+            container: one.listed.name.as_str(),
+            container_id: one.listed.id.as_str(),
+            process,
+        }));
+    }
+    if is_json {
+        output::json(&all)?;
+        return Ok(seen.code());
+    }
+    let mut table = Table::new([
+        "INSTANCE",
+        "DOMAIN",
+        "CONTAINER",
+        "HOST PID",
+        "PID",
+        "USER",
+        "STATE",
+        "ELAPSED",
+        "CPU TIME",
+        "MEMORY",
+        "COMMAND",
+    ]);
+    for r in &all {
+        table.row([
+            r.instance.unwrap_or("-").to_owned(),
+            r.domain.unwrap_or("-").to_owned(),
+            r.container.to_owned(),
+            r.process.host_pid.to_string(),
+            r.process.pid.to_string(),
+            r.process.user.clone(),
+            r.process.state.clone(),
+            clock(r.process.elapsed_ms),
+            clock(r.process.cpu_ms),
+            output::bytes(r.process.resident_bytes),
+            r.process.command.join(" "),
+        ]);
+    }
+    table.print()?;
+    Ok(seen.code())
+}
+
+/// The processes of one container, by their pids inside. A process that exits meanwhile is left out.
+fn rows(pids: &[u32], users: &BTreeMap<u32, String>, ids: &IdMap, up_ms: u64) -> Vec<Row> {
+    let inside = |host: u32| -> Option<u32> { proc::fields(host).ok()?.pids().last().copied() };
+    let names: BTreeMap<u32, u32> =
+        pids.iter().filter_map(|host| Some((*host, inside(*host)?))).collect();
+    let mut rows: Vec<Row> =
+        pids.iter().filter_map(|host| row(*host, &names, users, ids, up_ms)).collect();
+    rows.sort_by_key(|r| r.pid);
+    rows
 }
 
 fn row(
