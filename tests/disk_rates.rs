@@ -229,7 +229,7 @@ fn written(device: &str) -> u64 {
 /// Pages are written by a thread of the kernel, which cgroup v1 counts for the host. The rate is not above its limit,
 /// however busy the machine is.
 #[test]
-fn vm_disk_rates_bound_writes_through_the_page_cache_of_a_disk() {
+fn disk_rates_bound_writes_through_the_page_cache_of_a_disk() {
     let host = Host::with_busybox();
     let script = "while :; do dd if=/dev/zero of=/f bs=1M count=64 conv=notrunc 2>/dev/null; done";
     let options = ["--disk", "128m", "--io-write-bps", "4m"];
