@@ -25,11 +25,11 @@ fn after() -> String {
 }
 
 /// A daemon that ends with its test.
-struct Daemon(Child);
+pub(crate) struct Daemon(Child);
 
 impl Daemon {
     #[track_caller]
-    fn start(host: &Host) -> Self {
+    pub(crate) fn start(host: &Host) -> Self {
         Self::of(host.dormouse(&["daemon"]))
     }
 
@@ -42,7 +42,7 @@ impl Daemon {
         Self(child)
     }
 
-    fn signal(&mut self, signal: Signal) -> std::process::ExitStatus {
+    pub(crate) fn signal(&mut self, signal: Signal) -> std::process::ExitStatus {
         kill_process(Pid::from_child(&self.0), signal).expect("the process runs");
         self.0.wait().expect("our child")
     }

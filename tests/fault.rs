@@ -139,8 +139,15 @@ impl Counts {
         // Files that come and go with the keeper, which outlives its last child for a moment, and
         // locks, which are created at first use and stay. After some hundred lives their charges become balances, of
         // which those of removed containers move to root when accounts are shown.
-        let not_counted =
-            ["/keeper.sock", "/vault.sock", "/spares.sock", "/lib/custody", "/lib/spares", ".lock"];
+        let not_counted = [
+            "/keeper.sock",
+            "/vault.sock",
+            "/spares.sock",
+            "/lib/custody",
+            "/lib/spares",
+            "/run/warm",
+            ".lock",
+        ];
         files.retain(|path| not_counted.iter().all(|end| !path.ends_with(end)));
         files.retain(|path| {
             !path.contains("/lib/accounts/balances/") && !path.ends_with("/lib/accounts/lock")
@@ -273,6 +280,13 @@ const SERVE_LARGE: Words =
 /// Waits until the server listens: an active container is woken at once.
 const ASK: Words = &["exec", "x", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
 const SLEEP: Words = &["sleep", "x"];
+/// Answers each connection, as [`ASK`] waits for.
+const COUNT: Words = &["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80"];
+const COUNT_OTHER: Words =
+    &["run", "-d", "--name", "y", "busybox", "probe", "count", "0.0.0.0", "80"];
+const ASK_OTHER: Words = &["exec", "y", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
+const REMOVE_OTHER: Words = &["rm", "--force", "--ignore", "y"];
+const SLEEP_WARM: Words = &["sleep", "--warm", "x"];
 const DROWSE: Words = &["sleep", "--drowsy", "x"];
 const WAKE: Words = &["wake", "x"];
 const PAUSE: Words = &["pause", "x"];
@@ -286,12 +300,15 @@ const PRUNE: Words = &["prune", "--all"];
 impl Verb {
     /// Kills the command at each of its steps.
     fn survives(&self) {
-        let scene = Scene::new();
+        self.survives_in(&Scene::new());
+    }
+
+    fn survives_in(&self, scene: &Scene) {
         let (host, what) = (&scene.host, self.command[0]);
         // The first time makes new objects.
         scene.all(self.before);
         host.dm(self.command);
-        self.assert_usable(&scene, &format!("{what} without a kill"));
+        self.assert_usable(scene, &format!("{what} without a kill"));
         let keeper = host.keeper().expect("a keeper");
         let (mut number, mut killed, mut ended) = (0, 0, 0);
         // How often a wait looks again depends on the load: some runs end before the last step of
@@ -308,7 +325,7 @@ impl Verb {
                     }
                     None => ended += 1,
                 }
-                self.assert_usable(&scene, &what);
+                self.assert_usable(scene, &what);
             }
             number += 1;
         }
@@ -317,8 +334,11 @@ impl Verb {
 
     /// Kills the keeper at each step that it makes while the command runs.
     fn survives_its_keeper(&self) {
+        self.survives_its_keeper_in(&Scene::new());
+    }
+
+    fn survives_its_keeper_in(&self, scene: &Scene) {
         let mut number = 0;
-        let scene = Scene::new();
         let host = &scene.host;
         loop {
             scene.all(self.before);
@@ -342,7 +362,7 @@ impl Verb {
             led.detach();
             let out = waiter.join().expect("the command ends");
             assert!(out.status != 101 && out.status < 128, "{what}: {out}");
-            self.assert_usable(&scene, &what);
+            self.assert_usable(scene, &what);
             if call.is_none() {
                 break;
             }
@@ -373,6 +393,11 @@ impl Scene {
     /// Without spares, so that each start has the same steps.
     fn new() -> Self {
         Self::with("[spares]\nkeep = 0\n")
+    }
+
+    /// With warm sleepers.
+    fn with_warm() -> Self {
+        Self::with("[spares]\nkeep = 0\n[sleep]\nwarm = 1\n")
     }
 
     fn with_spares() -> Self {
@@ -476,7 +501,8 @@ impl Random {
             16 => &["exec", name, "true"],
             17 => &["update", "--memory", "64m", name],
             18 => &["rename", name, other],
-            19 | 20 => &["sleep", name],
+            19 => &["sleep", name],
+            20 => &["sleep", "--warm", name],
             21 => &["wake", name],
             22 => &["commit", name, "new"],
             _ => &["prune"],
@@ -514,7 +540,7 @@ fn host_survives_random_kills_of_all_processes() {
     let (kills, seed) = (number("DORMOUSE_FAULT_KILLS", 500), number("DORMOUSE_FAULT_SEED", 1));
     println!("seed {seed}, {kills} kills");
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let scene = Scene::with_spares();
+    let scene = Scene::with("[spares]\nkeep = 8\n[sleep]\nwarm = 2\n");
     let host = &scene.host;
     let mut history: Vec<String> = Vec::new();
     for kill in 1..=kills {
@@ -948,6 +974,77 @@ fn sleep_and_wake_survive_kill_at_any_step() {
     let states = &["asleep", "stopped"];
     let command = &["stop", "--time", "0", "x"];
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
+}
+
+/// The command puts the container to sleep, and keeps it warm behind that.
+#[test]
+fn sleep_that_keeps_warm_survives_kill_at_any_step() {
+    let (before, states) = (&[COUNT, ASK], &["running", "asleep"]);
+    let after: &[Words] = &[EXEC, WAKE, REMOVE];
+    let verb = Verb { before, command: SLEEP_WARM, states, after };
+    verb.survives_in(&Scene::with_warm());
+    verb.survives_its_keeper_in(&Scene::with_warm());
+    // What the killed command has made is released without a wake, or complete.
+    let after: &[Words] = &[&["stop", "--time", "0", "x"], REMOVE];
+    Verb { before, command: SLEEP_WARM, states, after }.survives_in(&Scene::with_warm());
+}
+
+#[test]
+fn wake_of_warm_sleeper_survives_kill_at_any_step() {
+    let (before, states) = (&[COUNT, ASK, SLEEP_WARM], &["running", "asleep"]);
+    let verb = Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] };
+    verb.survives_in(&Scene::with_warm());
+    verb.survives_its_keeper_in(&Scene::with_warm());
+}
+
+/// By a command that needs its files, one that changes its configuration, and one that ends it.
+#[test]
+fn end_of_warmth_survives_kill_at_any_step() {
+    let (before, states) = (&[COUNT, ASK, SLEEP_WARM], &["asleep"]);
+    let after: &[Words] = &[WAKE, EXEC, REMOVE];
+    let scene = Scene::with_warm();
+    Verb { before, command: &["diff", "x"], states, after }.survives_in(&scene);
+    let command = &["update", "--pids", "60", "x"];
+    Verb { before, command, states, after }.survives_in(&scene);
+    let (command, states) = (&["stop", "--time", "0", "x"], &["asleep", "stopped"]);
+    Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives_in(&scene);
+    // At the bound, which is one.
+    let before = &[COUNT, ASK, SLEEP_WARM, COUNT_OTHER, ASK_OTHER];
+    let command = &["sleep", "--warm", "y"];
+    let after = &[WAKE, EXEC, REMOVE, REMOVE_OTHER];
+    Verb { before, command, states: &["asleep"], after }.survives_in(&scene);
+}
+
+/// The maker of a warm sleeper is killed: what it has made is complete, or goes without a wake.
+#[test]
+fn killed_maker_of_a_warm_sleeper_leaves_all_or_nothing() {
+    let scene = Scene::with_warm();
+    let host = &scene.host;
+    scene.all(&[COUNT, ASK]);
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let (record, dir) =
+        (host.root().join("run/warm").join(&id), host.root().join("run/c").join(&id));
+    let (mut number, mut kept, mut released) = (0, 0, 0);
+    while let Some((mut led, call)) = lead_to(host, SLEEP_WARM, number) {
+        led.kill();
+        let what = format!("killed at step {number}, {call}");
+        // Any command finishes what was interrupted.
+        let is_settled = || match (state_of_x(host).as_str(), dir.exists()) {
+            ("running", is_there) => is_there,
+            ("asleep", is_there) => is_there == (host.inspect("x")["warm"] == true),
+            _ => false,
+        };
+        assert!(wait_until(soon(), is_settled), "{what}: {}", state_of_x(host));
+        if state_of_x(host) == "asleep" {
+            kept += usize::from(record.exists());
+            released += usize::from(!record.exists());
+        }
+        scene.all(&[WAKE, ASK]);
+        number += 1;
+    }
+    assert!(kept > 0 && released > 0, "{kept} and {released} of {number} steps");
+    scene.all(&[REMOVE]);
+    scene.is_clean("at the end");
 }
 
 /// A twin lives in a thread of its own, whose steps [`Led`] does not see. The command is killed at moments that are

@@ -59,3 +59,4 @@ mod terminal;
 mod unwoken;
 mod views;
 mod volume;
+mod warm;

@@ -25,7 +25,7 @@ fn call(host: &Host) -> String {
 }
 
 #[track_caller]
-fn call_one(host: &Host, name: &str) -> String {
+pub(crate) fn call_one(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
     let mut output = None;
     // Only the first attempt may precede the listener.

@@ -92,6 +92,9 @@ impl Drop for Soak {
 impl Soak {
     fn new(seed: u64) -> Self {
         let host = Host::with_busybox();
+        // Fewer than those that sleep.
+        let settings = "[keeper]\nlinger = \"0s\"\n[sleep]\nwarm = 2\n";
+        std::fs::write(host.root().join("etc/config.toml"), settings).expect("written");
         let mut all = Vec::new();
         for n in 0..8 {
             let name = format!("c{n}");
@@ -255,7 +258,10 @@ impl Soak {
             }
             35..=54 => {
                 self.begin(format!("sleep {name}"));
-                self.dm(&["sleep", &name]);
+                match n % 2 {
+                    0 => self.dm(&["sleep", &name]),
+                    _ => self.dm(&["sleep", "--warm", &name]),
+                };
             }
             55..=69 => {
                 self.begin(format!("drowse {name}"));

@@ -47,6 +47,9 @@ pub struct Summary<'a> {
     pub exit_code: Option<i32>,
     /// The kernel's OOM killer ended a process of its last run.
     pub oom_killed: bool,
+    /// The next wake of an asleep container has less to make; absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub warm: bool,
     /// Failed wakes of an asleep container; absent if its last wake did not fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake_failed: Option<WakeFailed<'a>>,
@@ -121,6 +124,9 @@ pub struct Inspect<'a> {
     /// Resources that programs inside do not see as its limits are.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_shown_inside: Vec<&'a str>,
+    /// Memory that is charged to a warm sleeper, in bytes; absent for other containers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_memory_bytes: Option<u64>,
     /// Limits that this host takes and does not enforce, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_enforced: Vec<String>,
@@ -155,6 +161,7 @@ mod tests {
             started: None,
             finished: None,
             asleep: None,
+            warm: false,
             exit_code: None,
             oom_killed: false,
             wake_failed: None,

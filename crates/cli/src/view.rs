@@ -56,7 +56,8 @@ pub(crate) fn status(c: &Listed) -> String {
             }
             (false, None) => String::new(),
         };
-        return format!("Asleep {}{short}{}", ago(since), failed.unwrap_or_default());
+        let warm = if c.is_warm { " (warm)" } else { "" };
+        return format!("Asleep {}{warm}{short}{}", ago(since), failed.unwrap_or_default());
     }
     if let (State::Drowsy, Some(since)) = (c.state, c.asleep_unix_ms) {
         return format!("Drowsy {}", ago(since));

@@ -3,7 +3,7 @@
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `sysinfo`, `net`, `pending`,
-//! `rate`, `drive`, `shared`, `socket`, `view`, `later` and `unwoken`.
+//! `rate`, `drive`, `shared`, `socket`, `view`, `later`, `warmth` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -26,7 +26,7 @@ use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
     account, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate, shared,
-    socket, sysinfo, unwoken, view,
+    socket, sysinfo, unwoken, view, warmth,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -52,6 +52,7 @@ fn tear_down_with(
             first.get_or_insert(e);
         }
     };
+    keep(disk::remove(&ground.warm_record(id)));
     keep(cgroup.map_or(Ok(()), |cgroup| end_life(ground, id, config, &cgroup, init)));
     keep(rate::end(ground, id, config));
     if config.is_none_or(|c| c.spec.net.domain().is_some()) {
@@ -126,6 +127,8 @@ fn settle_with(
         if observed.init.is_none() && ground.run_dir(&config.id).exists() {
             // A start or an end was interrupted.
             match observed.state {
+                // The process that is settled is an earlier one.
+                State::Asleep if warmth::is_held(ground, &config.id) => {}
                 State::Asleep => release_objects(ground, config)?,
                 _ => tear_down(ground, &config.id, Some(config))?,
             }
@@ -261,6 +264,8 @@ fn fell_asleep(ground: &Ground, config: &Config, init: &InitRecord, exit: &Exit)
 /// ORDER: `RUN/c/ID` last, as in every teardown.
 pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     let id = &config.id;
+    // ORDER: first: a container with the record is warm.
+    disk::remove(&ground.warm_record(id))?;
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
         end_life(ground, id, Some(config), &cgroup, None)?;
     }
@@ -279,6 +284,20 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     disk::remove_tree(&ground.woken_dir(id))?;
     drive::settle(ground, Some(config));
     remove_run_dir(ground, id)
+}
+
+/// Gives up what a warm sleeper has ([`crate::warm`]): it is an ordinary asleep container then. Does nothing for
+/// others. The caller holds its lock.
+pub(crate) fn cool_locked(ground: &Ground, config: &Config) -> Result<()> {
+    if !ground.warm_record(&config.id).exists() {
+        return Ok(()); // nearly all
+    }
+    let observed = state::observe(ground, config)?;
+    match (observed.state, &observed.init) {
+        (State::Asleep, None) => release_objects(ground, config),
+        // It is on its way to another state.
+        _ => Ok(()),
+    }
 }
 
 /// Releases the reservation of the container, and removes `RUN/c/ID`.

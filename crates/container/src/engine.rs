@@ -28,7 +28,7 @@ use crate::account::{
 };
 use crate::create::Created;
 use crate::debt::Debtor;
-use crate::drive::{Purpose, Writable};
+use crate::drive::Writable;
 use crate::drowsy::PushOut;
 use crate::error::{Error, Result};
 use crate::event::Follow;
@@ -52,11 +52,12 @@ use crate::template::Template;
 use crate::unborn::Unborn;
 use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
+use crate::warmth::Warm;
 use crate::{
     account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
-    later, layer, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
-    settings, sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb,
-    view, volume, wake,
+    later, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved, settings,
+    sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb, view, volume,
+    wake, warm, warmth,
 };
 
 /// The engine on one set of directories.
@@ -213,6 +214,7 @@ impl Engine {
 
     /// Renames a container.
     pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
+        warm::give_up(&self.ground, id)?;
         gating::change(&self.ground, || create::rename(&self.ground, id, name))
     }
 
@@ -362,6 +364,45 @@ impl Engine {
     /// Prepares what each wake uses up again, between two wakes of one process.
     pub fn prepare_next(&self) {
         wake::prepare_next();
+    }
+
+    /// Refuses a container that cannot be kept warm ([`Engine::keep_warm`]), before it is put to sleep for that.
+    pub fn check_warm(&self, id: &ContainerId) -> Result<()> {
+        warm::check(&self.ground, id)
+    }
+
+    /// Keeps what the next wake of an asleep container makes: cgroups, mounts, and a newborn without a program. Does
+    /// nothing for one that is warm. At the bound, the one that has slept longest is given up.
+    ///
+    /// Errors: Invalid for a container that cannot be kept warm, on a host without memory for it, and where the
+    /// settings permit none; [`Error::State`] for one that is not asleep.
+    pub fn keep_warm(&self, id: &ContainerId) -> Result<()> {
+        warm::keep(&self.ground, id)
+    }
+
+    /// The same for one that the daemon has just put to sleep, if it is called often enough for that and the settings
+    /// permit it.
+    pub fn keep_if_called_often(&self, id: &ContainerId, idle: &Idle) {
+        warm::keep_if_called_often(&self.ground, id, idle);
+    }
+
+    /// Returns all warm sleepers, the one that has slept longest first.
+    pub fn warm(&self) -> Vec<Warm> {
+        warmth::all(&self.ground)
+    }
+
+    /// Returns how many may be kept warm now: 0 where memory is short, or reserved. None are where the settings cannot
+    /// be read.
+    pub fn warm_most(&self) -> usize {
+        match warm::may_keep_any(&self.ground) {
+            true => settings::warm(&self.ground.settings()).unwrap_or(0),
+            false => 0,
+        }
+    }
+
+    /// Returns the memory that is charged to a warm sleeper, in bytes.
+    pub fn warm_bytes(&self, id: &ContainerId) -> Result<Option<u64>> {
+        warm::bytes(&self.ground, id)
     }
 
     /// Returns the idle times of a container that falls asleep or becomes drowsy by itself; `None`
@@ -591,14 +632,14 @@ impl Engine {
     }
 
     /// Returns the root directory of a container: its processes' root while it runs, or a detached
-    /// mount of the same layers when it is stopped.
+    /// mount of the same layers when it is stopped. A warm sleeper is an ordinary one then.
     pub fn root(&self, id: &ContainerId) -> Result<Root> {
-        layer::root(&self.ground, id)
+        warm::root(&self.ground, id)
     }
 
-    /// Opens the writable layer of a container, for `diff` and `commit`.
+    /// Opens the writable layer of a container, for `diff` and `commit`. A warm sleeper is an ordinary one then.
     pub fn writable(&self, config: &Config) -> Result<Writable> {
-        drive::open(&self.ground, config, Purpose::Look)
+        warm::writable(&self.ground, config)
     }
 
     /// The directory of the writable layer of a container without a disk of its own.

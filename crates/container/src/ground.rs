@@ -195,6 +195,11 @@ impl Ground {
         self.dir(id).join(WOKEN)
     }
 
+    /// The record of a warm sleeper ([`crate::warm`]).
+    pub(crate) fn warm_record(&self, id: &ContainerId) -> PathBuf {
+        self.places.warm().join(id.as_str())
+    }
+
     /// Waits for the lock of a container, which every verb that changes it holds.
     pub(crate) fn lock(&self, id: &ContainerId) -> Result<Lock> {
         match Lock::take(&self.dir(id)) {

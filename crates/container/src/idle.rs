@@ -1,7 +1,7 @@
 //! Suspension of idle containers, as the daemon requests it; and restart, end and wake of those that give memory while
 //! the host is short of it.
 //!
-//! Uses `ground`, `state`, `policy`, `save`, `proof`, `drowsy`, `shortage`, `end`, `wake`, `sleep` and `verb`.
+//! Uses `ground`, `state`, `policy`, `save`, `proof`, `drowsy`, `shortage`, `end`, `warm`, `wake`, `sleep` and `verb`.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::proof::Trial;
 use crate::spec::{Stdio, Stream};
 use crate::state::{self, Observed};
 use crate::verb::{start, stop};
-use crate::{drowsy, end, exit, policy, save, shortage, sleep, wake};
+use crate::{drowsy, end, exit, policy, save, shortage, sleep, wake, warm};
 
 /// LIMIT: how long a container that is to give memory by a restart has for its stop signal.
 const STOPS_WITHIN: Duration = Duration::from_secs(10);
@@ -153,6 +153,7 @@ pub(crate) fn fall_asleep(
         Request::Restart => restart(ground, id).map(|()| Some(Outcome::Began)),
         Request::Kill => kill(ground, id).map(|()| None),
         Request::Wake => wake::wake(ground, id, reason).map(|()| Some(Outcome::Began)),
+        Request::Cool => warm::give_up(ground, id).map(|()| None),
     };
     match fell {
         Ok(Some(fell)) => fell,

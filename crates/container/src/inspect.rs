@@ -1,6 +1,6 @@
 //! Facts about one container, for lists and `inspect`.
 //!
-//! Uses `ground`, `state`, `exit` and `unwoken`.
+//! Uses `ground`, `state`, `exit`, `unwoken` and `warmth`.
 
 use dormouse_kernel::cgroup::Stats;
 use dormouse_model::{Config, ContainerId, State};
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ground::Ground;
 use crate::state::{self, Exit};
 use crate::unwoken::FailedWake;
-use crate::{exit, unwoken};
+use crate::{exit, unwoken, warmth};
 
 /// Everything about a container that lists and `inspect` show.
 #[derive(Debug, Clone)]
@@ -32,6 +32,8 @@ pub struct Details {
     pub is_short_of_memory: bool,
     /// Its memory above its guarantee, in bytes, if it is asleep because the host was short.
     pub evicted_above_bytes: Option<u64>,
+    /// It is asleep and warm: its next wake has less to make.
+    pub is_warm: bool,
     /// Starts after a failure, without a success in between.
     pub restarts: u32,
 }
@@ -59,6 +61,8 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         State::Asleep => unwoken::of(ground, id),
         _ => None,
     };
+    let may_be_warm = observed.state == State::Asleep && init.is_none();
+    let is_warm = may_be_warm && warmth::of(ground, id).is_some_and(|warm| warm.is_fit);
     let shortages = slept.map(|slept| slept.shortages);
     let evicted_above_bytes = shortages.as_ref().and_then(|all| all.evicted_above_bytes());
     let is_short_of_memory = shortages.is_some_and(|all| all.is_of_its_own());
@@ -72,6 +76,7 @@ pub(crate) fn inspect(ground: &Ground, id: &ContainerId) -> Result<Details> {
         failed_wake,
         is_short_of_memory,
         evicted_above_bytes,
+        is_warm,
         restarts,
     })
 }

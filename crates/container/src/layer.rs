@@ -7,7 +7,7 @@ use std::path::Path;
 
 use dormouse_image::{Assembled, Lower, Volume};
 use dormouse_kernel::{namespace, pidfd};
-use dormouse_model::{Config, ContainerId, IdMap, RootSource, State};
+use dormouse_model::{Config, IdMap, RootSource, State};
 use rustix::fs::{Mode, OFlags};
 
 use crate::drive::{self, Purpose, Writable};
@@ -79,18 +79,16 @@ fn assemble_stopped(ground: &Ground, config: &Config) -> Result<OwnedFd> {
 }
 
 /// Returns the root directory of a container: its processes' root while it runs, or a detached
-/// mount of the same layers when it is stopped.
-pub(crate) fn root(ground: &Ground, id: &ContainerId) -> Result<Root> {
-    let _lock = ground.lock(id)?;
-    let config = ground.config(id)?;
-    let observed = state::observe(ground, &config)?;
+/// mount of the same layers when it is stopped. The caller holds its lock, and it is not warm.
+pub(crate) fn root_locked(ground: &Ground, config: &Config) -> Result<Root> {
+    let observed = state::observe(ground, config)?;
     let fd = match observed.init.as_ref().filter(|_| observed.is_alive()) {
         Some(init) => {
             let handle = state::handle(init);
-            let ended = || Error::state(&config, State::Stopped, "it ended just now; try again");
-            root_of(&config, init, handle.ok_or_else(ended)?.as_fd())?
+            let ended = || Error::state(config, State::Stopped, "it ended just now; try again");
+            root_of(config, init, handle.ok_or_else(ended)?.as_fd())?
         }
-        None => assemble_stopped(ground, &config)?,
+        None => assemble_stopped(ground, config)?,
     };
     Ok(Root { fd, ids: config.ids })
 }

@@ -42,9 +42,9 @@
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
-//! layer root spare create listen template end            file system, creation, sockets, teardown
+//! layer root spare warmth create listen template end     file system, creation, sockets, teardown
 //! restore twin proof save remove tidy archive            parts of verbs that others need as well
-//! start nursery drowsy unborn                            ways into a state
+//! start nursery warm drowsy unborn                       ways into a state
 //! sleep recover                                          ways out, and after a crash
 //! wake exec inspect verb idle list spectator             verbs
 //! engine                                                 public face
@@ -96,13 +96,15 @@
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
 //! RUN/spares.sock                   where the nursery gives spares away
+//! RUN/warm/ID                       what the next wake of an asleep container finds made (`warm`)
 //! RUN/views/BASE/                   its views: files over those of procfs and sysfs (`view`)
 //! ```
 //!
 //! # Locks, outermost first
 //!
 //! 1. `RUN/custody.lock`: recovery after the keeper died (`recover`), which takes container locks
-//!    below it;
+//!    below it; `RUN/warm.lock`: held while an asleep container is made warm, container locks are only tried below it
+//!    (`warm`);
 //! 2. the container's directory (flock on `LIB/containers/ID`), held by every verb that changes the
 //!    container;
 //! 3. `RUN/c/ID/exec.lock`: shared by an exec from before it releases the container's lock until
@@ -214,6 +216,8 @@ mod verb;
 mod view;
 mod volume;
 mod wake;
+mod warm;
+mod warmth;
 mod writeback;
 
 pub use account::{
@@ -253,5 +257,7 @@ pub use unborn::Unborn;
 pub use unwoken::FailedWake;
 pub use view::Viewed;
 pub use volume::Volume;
+pub use warm::KEPT as WARM_KEPT;
+pub use warmth::Warm;
 
 pub use dormouse_kernel::ErrorKind;

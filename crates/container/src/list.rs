@@ -95,6 +95,9 @@ pub struct Listed {
     /// Its memory above its guarantee, in bytes, if it is asleep because the host was short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evicted_above_bytes: Option<u64>,
+    /// It is asleep and warm. One that is has a directory in RUN and is always read.
+    #[serde(skip)]
+    pub is_warm: bool,
 }
 
 impl From<Details> for Listed {
@@ -109,6 +112,7 @@ impl From<Details> for Listed {
             failed_wake,
             is_short_of_memory,
             evicted_above_bytes,
+            is_warm,
             ..
         } = details;
         let Config { id, name, created_unix_s, addresses, spec, .. } = config;
@@ -132,6 +136,7 @@ impl From<Details> for Listed {
             failed_wake,
             is_short_of_memory,
             evicted_above_bytes,
+            is_warm,
         }
     }
 }
@@ -165,6 +170,7 @@ impl Listed {
             finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
             exit_code: ended.and_then(|e| e.code),
             oom_killed: self.exit.as_ref().is_some_and(|e| e.oom_killed),
+            warm: self.is_warm,
             wake_failed: self.failed_wake.as_ref().map(|failed| WakeFailed {
                 cause: &failed.cause,
                 since: rfc3339(failed.since_unix_ms),
@@ -396,6 +402,7 @@ mod tests {
             failed_wake: None,
             is_short_of_memory: false,
             evicted_above_bytes: None,
+            is_warm: false,
         };
         let json = |listed: &Listed| serde_json::to_string(&listed.summary()).unwrap();
         assert_eq!(

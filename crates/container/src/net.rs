@@ -176,6 +176,16 @@ fn add_names(ground: &Ground, config: &Config, domain: &Domain) -> Result<()> {
     Ok(ground.network()?.hosts_add(domain, &config.id, &names, &config.addresses)?)
 }
 
+/// Brings the domain's resolv.conf up to date with the host's. A failure leaves it as it was.
+pub(crate) fn refresh(ground: &Ground, config: &Config) {
+    if let NetMode::Address { domain } = &config.spec.net
+        && let Ok(domain) = make_domain(ground, domain)
+        && let Ok(network) = ground.network()
+    {
+        network.resolv_conf(&domain);
+    }
+}
+
 /// Announces a container without processes to its domain, if it is in one: routes its addresses
 /// there and adds its names.
 pub(crate) fn announce(ground: &Ground, config: &Config) -> Result<()> {

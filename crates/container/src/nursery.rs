@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use dormouse_image::{Assembled, Store};
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_kernel::scale;
 use dormouse_launch::{Keeper, LaunchError, wire};
 use dormouse_model::{Config, ContainerId, IdMap};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,9 +48,6 @@ const BUSY: Duration = Duration::from_millis(20);
 
 /// LIMIT: kinds of spares. Each has an image mounted.
 const KINDS_MAX: usize = 2;
-
-/// LIMIT: part of the host's memory that is available while spares are kept: a sixteenth.
-const AVAILABLE_PART: u64 = 16;
 
 /// How often the memory of the host is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -315,7 +311,7 @@ fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
     let began = Instant::now();
     loop {
         let now = Instant::now();
-        let is_short = is_short_of_memory();
+        let is_short = spare::is_short_of_memory();
         let keep = if is_short || contract::has_ledger(ground) { 0 } else { keep };
         let (surplus, missing) = {
             let mut nursery = shared.lock();
@@ -350,12 +346,6 @@ fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
             }
         }
     }
-}
-
-fn is_short_of_memory() -> bool {
-    let info = rustix::system::sysinfo();
-    let all = info.totalram.saturating_mul(u64::from(info.mem_unit));
-    scale::available_bytes().is_some_and(|bytes| bytes < all / AVAILABLE_PART)
 }
 
 /// Makes a spare.

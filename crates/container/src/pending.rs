@@ -60,6 +60,8 @@ pub(crate) enum Intent {
     /// The container falls asleep or wakes, and is marked so; if it runs after an interruption it
     /// is awake.
     Sleep,
+    /// The asleep container is being made warm; after an interruption it is not.
+    Warm,
 }
 
 impl Intent {
@@ -67,7 +69,7 @@ impl Intent {
     fn outlives_boot(&self) -> bool {
         match self {
             Self::Rename { .. } | Self::Twin => true,
-            Self::Pause | Self::Freezer | Self::Limits | Self::Sleep => false,
+            Self::Pause | Self::Freezer | Self::Limits | Self::Sleep | Self::Warm => false,
         }
     }
 }

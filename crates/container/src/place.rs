@@ -72,6 +72,11 @@ impl Places {
         self.lib.join("spares")
     }
 
+    /// Records of warm sleepers; see `warm.rs`. Made when it is first needed.
+    pub(crate) fn warm(&self) -> PathBuf {
+        self.run.join("warm")
+    }
+
     /// Changes in progress that mean nothing after a boot. Made when it is first needed.
     pub(crate) fn changes(&self) -> PathBuf {
         self.run.join("pending")

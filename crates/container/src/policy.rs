@@ -100,6 +100,8 @@ pub enum Request {
     Kill,
     /// Wake it: there is memory again.
     Wake,
+    /// Give up what a warm sleeper has beside its checkpoint.
+    Cool,
 }
 
 impl Request {
@@ -112,6 +114,7 @@ impl Request {
             Self::Restart => "restart",
             Self::Kill => "kill",
             Self::Wake => "wake",
+            Self::Cool => "cool",
         }
     }
 }
@@ -121,8 +124,8 @@ impl std::str::FromStr for Request {
 
     fn from_str(word: &str) -> Result<Self> {
         let tiers = [Tier::Drowsy, Tier::Asleep].map(Self::Suspend);
-        let others = [Self::PagesOut, Self::Restart, Self::Kill, Self::Wake];
-        let words = "pages-out, drowsy, asleep, restart, kill, wake";
+        let others = [Self::PagesOut, Self::Restart, Self::Kill, Self::Wake, Self::Cool];
+        let words = "pages-out, drowsy, asleep, restart, kill, wake, cool";
         let found = others.into_iter().chain(tiers).find(|request| request.as_str() == word);
         found.ok_or_else(|| Error::Invalid(format!("'{word}' is none of {words}")))
     }

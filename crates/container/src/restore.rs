@@ -67,6 +67,8 @@ pub(crate) struct RestorePlan {
     pub(crate) keeps_quiet: bool,
     /// The limit of its time, while a newborn follows it.
     pub(crate) watch: Cell<Option<Watch>>,
+    /// The newborn was made before, and has set the limits of its namespaces.
+    pub(crate) has_newborn: bool,
 }
 
 /// Kills the newborn of a restore that takes too long. A file system of a volume
@@ -216,6 +218,7 @@ impl RestorePlan {
             common: None,
             keeps_quiet: false,
             watch: Cell::default(),
+            has_newborn: false,
         }
     }
 
@@ -384,7 +387,9 @@ pub(crate) fn plan(
     }
     process::plan_rlimits(plan, security)?;
     plan.sync_early();
-    process::plan_namespace_limits(plan, config)?;
+    if !from.has_newborn {
+        process::plan_namespace_limits(plan, config)?;
+    }
     process::plan_confinement(plan, config, security, granted);
     if let Some(program) = from.reader.records().of_init() {
         let (ids, masks) = process::identity(user, granted);

@@ -8,6 +8,9 @@
 //! [spares]
 //! keep = 0   # parts of containers made ahead while containers come and go, at most 8; 0 is none
 //!
+//! [sleep]
+//! warm = 0   # asleep containers for whose wake parts are kept, at most 1024; 0 is none
+//!
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
 //! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
@@ -55,6 +58,8 @@ struct File {
     #[serde(default)]
     spares: SparesSection,
     #[serde(default)]
+    sleep: SleepSection,
+    #[serde(default)]
     wake: Section,
     #[serde(default)]
     run: RunSection,
@@ -88,6 +93,37 @@ impl TryFrom<i64> for Keep {
             _ => Err(Invalid::new("keep", keep.to_string(), "a number from 0 to 8")),
         }
     }
+}
+
+#[derive(Clone, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct SleepSection {
+    #[serde(default)]
+    warm: WarmMost,
+}
+
+/// LIMIT: warm sleepers. Each has a process, cgroups and mounts, 0.3 MB in all.
+const WARM_MAX: i64 = 1024;
+
+/// A number of warm sleepers; none by default.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(try_from = "i64")]
+struct WarmMost(usize);
+
+impl TryFrom<i64> for WarmMost {
+    type Error = Invalid;
+
+    fn try_from(warm: i64) -> std::result::Result<Self, Invalid> {
+        match warm {
+            0..=WARM_MAX => Ok(Self(warm as usize)),
+            _ => Err(Invalid::new("warm", warm.to_string(), "a number from 0 to 1024")),
+        }
+    }
+}
+
+/// Returns how many asleep containers are kept warm at most.
+pub(crate) fn warm(path: &Path) -> Result<usize> {
+    Ok(read(path)?.sleep.warm.0)
 }
 
 /// Returns how many spares are kept at most while containers come and go.
@@ -563,6 +599,21 @@ mod tests {
             assert!(read(&format!("[spares]\nkeep = {bad}\n")).is_err(), "{bad}");
         }
         assert!(read("[spares]\ncount = 1\n").is_err());
+    }
+
+    #[test]
+    fn number_of_warm_sleepers_is_at_most_1024() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            warm(file.path())
+        };
+        assert_eq!(read("").unwrap(), 0);
+        assert_eq!(read("[sleep]\nwarm = 64\n").unwrap(), 64);
+        for bad in ["1025", "-1", "\"3\"", "1.5"] {
+            assert!(read(&format!("[sleep]\nwarm = {bad}\n")).is_err(), "{bad}");
+        }
+        assert!(read("[sleep]\nwarmth = 1\n").is_err());
     }
 
     #[test]

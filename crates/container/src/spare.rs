@@ -37,7 +37,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::pidfd;
+use dormouse_kernel::{pidfd, scale};
 use dormouse_launch::{Keeper, Newborn, Passed, wire};
 use dormouse_model::{
     Config, ContainerId, Evict, IdMap, Limits, Name, NetMode, OutOfMemory, Process, Restart,
@@ -238,7 +238,23 @@ impl Kind {
 }
 
 /// A file as it was: device, number, size, time of its last change.
-type Seen = Option<(u64, u64, u64, i64, i64)>;
+pub(crate) type Seen = Option<(u64, u64, u64, i64, i64)>;
+
+/// Looks at a file.
+pub(crate) fn seen(path: &Path) -> Seen {
+    let meta = fs::metadata(path).ok()?;
+    Some((meta.dev(), meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+}
+
+/// LIMIT: part of the host's memory that is available while anything is made or kept ahead: a sixteenth.
+const AVAILABLE_PART: u64 = 16;
+
+/// Returns whether the host has less memory than is to be available beside what is made ahead.
+pub(crate) fn is_short_of_memory() -> bool {
+    let info = rustix::system::sysinfo();
+    let all = info.totalram.saturating_mul(u64::from(info.mem_unit));
+    scale::available_bytes().is_some_and(|bytes| bytes < all / AVAILABLE_PART)
+}
 
 /// What a spare has copied from its surroundings: the program, the operator's settings, and the host's NIS domain name
 /// (uname(2)), which a new UTS namespace copies. The files of names are those of the domain, whose inodes stay.
@@ -252,10 +268,6 @@ pub(crate) struct Stamp {
 impl Stamp {
     /// The stamp of this moment.
     pub(crate) fn now(ground: &Ground) -> Self {
-        let seen = |path: &Path| -> Seen {
-            let meta = fs::metadata(path).ok()?;
-            Some((meta.dev(), meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
-        };
         Self {
             program: seen(Path::new("/proc/self/exe")),
             settings: seen(&ground.settings()),

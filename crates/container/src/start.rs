@@ -16,7 +16,8 @@
 //! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
 //! leaves no process, only objects named after the container, which the next verb removes.
 //!
-//! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]).
+//! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]), and
+//! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
 //! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `sysinfo`,
 //! `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked` and
@@ -121,7 +122,7 @@ impl Running {
 
 /// Starts a new container. If the start fails, the container is removed.
 pub(crate) fn start_new(ground: &Ground, mut created: Created, io: Stdio) -> Result<Running> {
-    let spare = created.spare.take();
+    let spare = created.spare.take().map(Ahead::Spare);
     begin(ground, &created.config, io, Past::default(), None, spare)
         .inspect_err(|_| remove::discard(ground, created))
 }
@@ -142,8 +143,32 @@ pub(crate) fn start_restored(
     config: &Config,
     from: &RestorePlan,
 ) -> Result<Running> {
+    start_woken(ground, config, from, None)
+}
+
+/// The same for a container that was asleep. `kept` is its newborn, if it has one.
+pub(crate) fn start_woken(
+    ground: &Ground,
+    config: &Config,
+    from: &RestorePlan,
+    kept: Option<Kept>,
+) -> Result<Running> {
     usage::check_tasks(config, from.reader.records())?;
-    begin(ground, config, Stdio::detached(), Past::default(), Some(from), None)
+    let ahead = kept.map(Ahead::Kept);
+    begin(ground, config, Stdio::detached(), Past::default(), Some(from), ahead)
+}
+
+/// A newborn that has its root and all mounts before the start.
+enum Ahead {
+    Spare(Spare),
+    Kept(Kept),
+}
+
+/// The newborn of a warm sleeper, and the number of its root (st_dev).
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) newborn: Newborn,
+    pub(crate) device: u64,
 }
 
 fn begin(
@@ -152,7 +177,7 @@ fn begin(
     io: Stdio,
     past: Past,
     from: Option<&RestorePlan>,
-    spare: Option<Spare>,
+    ahead: Option<Ahead>,
 ) -> Result<Running> {
     // Shared objects are not removed meanwhile.
     let _in_use = ground.in_use()?;
@@ -160,8 +185,9 @@ fn begin(
         Some(from) if from.wakes => end::release_objects(ground, config),
         _ => end::tear_down(ground, &config.id, Some(config)),
     };
-    // ORDER: made first and removed last: an existing one means an interrupted start or end. A spare has one.
-    if spare.is_none() {
+    // ORDER: made first and removed last: an existing one means an interrupted start or end. What was made ahead has
+    // one.
+    if ahead.is_none() {
         let run_dir = ground.run_dir(&config.id);
         let mut make = fs::DirBuilder::new();
         if let Err(e) = make.mode(0o700).create(&run_dir) {
@@ -172,7 +198,7 @@ fn begin(
             make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
         }
     }
-    let started = start_clean(ground, config, io, past, from, spare);
+    let started = start_clean(ground, config, io, past, from, ahead);
     let watch = from.and_then(|from| from.watch.take());
     let started = started.map_err(|e| watch.and_then(|watch| watch.error()).unwrap_or(e));
     let verb = if from.is_some() { "restore" } else { "start" };
@@ -191,12 +217,12 @@ fn start_clean(
     io: Stdio,
     past: Past,
     from: Option<&RestorePlan>,
-    spare: Option<Spare>,
+    ahead: Option<Ahead>,
 ) -> Result<Running> {
     // Uses two processors, if there are two: the keeper is scheduled while the first cgroup is
     // made, and clones while the others are made.
     let at_hand = from.and_then(|from| from.keeper.take());
-    let calling = match at_hand.is_some() || spare.is_some() {
+    let calling = match at_hand.is_some() || ahead.is_some() {
         true => None,
         false => Keeper::call(&ground.places.run)?,
     };
@@ -204,8 +230,21 @@ fn start_clean(
     if from.is_none() {
         drive::admit_start(ground, config)?;
     }
-    let (born, (user, checked)) = match spare {
-        Some(spare) => {
+    let recorded = from.and_then(|from| from.user.clone());
+    let (born, (user, checked)) = match ahead {
+        Some(Ahead::Kept(kept)) => {
+            let from = from.ok_or(LaunchError::Newborn { what: "of a sleeper is not woken" })?;
+            let user = recorded.ok_or(LaunchError::Newborn { what: "has no recorded user" })?;
+            let keeper = at_hand.map_or_else(|| hold::keeper(ground), Ok)?;
+            from.begin_watch(ground, kept.newborn.pidfd.as_fd())?;
+            contract::balance(ground, config)?;
+            forget_ended_at(ground, config, from)?;
+            let checked = restore::check(config, &user, from)?;
+            let Kept { newborn, device } = kept;
+            let born = Born { keeper, newborn, plan: Plan::new(), device, sources: None };
+            (born, (user, Some(checked)))
+        }
+        Some(Ahead::Spare(spare)) => {
             // ORDER: under the lock of objects in use. Its image may have been removed before the container was known.
             layer::lower(ground, &config.spec.root)?;
             introduce_spare(ground, config)?;
@@ -214,7 +253,6 @@ fn start_clean(
             (Born::ahead(spare), (user, None))
         }
         None => {
-            let recorded = from.and_then(|from| from.user.clone());
             let starter =
                 Starter { ground, config, from, at_hand, calling, recorded, checked: None };
             bear(ground, config, from, starter)?
@@ -274,7 +312,7 @@ pub(crate) struct Born {
     pub(crate) keeper: Keeper,
     pub(crate) newborn: Newborn,
     /// The last part.
-    plan: Plan,
+    pub(crate) plan: Plan,
     /// The number of its root (st_dev).
     pub(crate) device: u64,
     /// Mounts that are closed when no client waits.
@@ -289,7 +327,7 @@ impl Born {
     }
 }
 
-/// The process for which a newborn is made: a start, or the nursery.
+/// The process for which a newborn is made: a start, the nursery, or the process that keeps a sleeper warm.
 pub(crate) trait Bearer {
     /// What is seen in the new root.
     type Seen;
@@ -302,6 +340,11 @@ pub(crate) trait Bearer {
 
     /// Works while the keeper clones.
     fn meanwhile(&mut self) -> Result<()>;
+
+    /// Begins the limit of time for the newborn, if it has one.
+    fn watch(&mut self, _newborn: BorrowedFd<'_>) -> Result<()> {
+        Ok(())
+    }
 
     /// Stacks the layers of the root.
     fn assemble(&mut self, userns: BorrowedFd<'_>) -> Result<Assembled>;
@@ -345,22 +388,13 @@ impl Bearer for Starter<'_> {
             Some(from) if from.wakes => socket::Begin::Wake,
             Some(_) => socket::Begin::Restore,
         };
-        rate::set_new(ground, config, cgroup)?;
-        socket::enter(ground, config, cgroup, begin)?;
         contract::balance(ground, config)?;
-        if config.spec.systemd {
-            cgroup.delegate(config.ids.base, config.ids.base)?;
-        }
-        if let Net::Domain(domain) = net {
-            net::enter(ground, config, cgroup, domain)?;
-        }
-        if matches!(net, Net::Domain(_) | Net::Private { .. }) {
-            let ports = from.map(RestorePlan::ports);
-            net::forget_ended(ground, config, net, ports.as_deref())?;
-        }
-        // Without it the container sees the host there, which fails no start.
-        let _ = sysinfo::enter(ground, config, cgroup);
-        gating::enter(ground, config, cgroup, net.netns_cookie())
+        introduce(ground, config, cgroup, net, begin)?;
+        forget_ended(ground, config, from, net)
+    }
+
+    fn watch(&mut self, newborn: BorrowedFd<'_>) -> Result<()> {
+        self.from.map_or(Ok(()), |from| from.begin_watch(self.ground, newborn))
     }
 
     fn meanwhile(&mut self) -> Result<()> {
@@ -384,6 +418,51 @@ impl Bearer for Starter<'_> {
                 Ok((user, checked))
             }
         }
+    }
+}
+
+/// Registers the new cgroups of a container.
+pub(crate) fn introduce(
+    ground: &Ground,
+    config: &Config,
+    cgroup: &Cgroup,
+    net: &Net,
+    begin: socket::Begin,
+) -> Result<()> {
+    rate::set_new(ground, config, cgroup)?;
+    socket::enter(ground, config, cgroup, begin)?;
+    if config.spec.systemd {
+        cgroup.delegate(config.ids.base, config.ids.base)?;
+    }
+    if let Net::Domain(domain) = net {
+        net::enter(ground, config, cgroup, domain)?;
+    }
+    // Without it the container sees the host there, which fails no start.
+    let _ = sysinfo::enter(ground, config, cgroup);
+    gating::enter(ground, config, cgroup, net.netns_cookie())
+}
+
+/// Removes ended connections of the container, which would keep its sockets from their addresses.
+fn forget_ended(
+    ground: &Ground,
+    config: &Config,
+    from: Option<&RestorePlan>,
+    net: &Net,
+) -> Result<()> {
+    match net {
+        Net::Domain(_) | Net::Private { .. } => {
+            let ports = from.map(RestorePlan::ports);
+            net::forget_ended(ground, config, net, ports.as_deref())
+        }
+        Net::Host { .. } | Net::None { .. } => Ok(()),
+    }
+}
+
+/// Removes them for a container that was registered when it fell asleep. Most have no sockets to be made.
+fn forget_ended_at(ground: &Ground, config: &Config, from: &RestorePlan) -> Result<()> {
+    match from.ports().is_empty() {
+        true => Ok(()),
+        false => forget_ended(ground, config, Some(from), &net::open(ground, config)?),
     }
 }
 
@@ -450,7 +529,7 @@ pub(crate) fn bear<B: Bearer>(
     let mut mounts = root::host_mounts(ground, config, &net, &shared)?;
     bearer.meanwhile()?;
     let mut newborn = keeper.born(expected)?;
-    from.map_or(Ok(()), |from| from.begin_watch(ground, newborn.pidfd.as_fd()))?;
+    bearer.watch(newborn.pidfd.as_fd())?;
     let userns = if weakened("user-namespace") {
         layer::user_namespace(config.ids)? // file ids are not mapped
     } else {

@@ -34,6 +34,7 @@ pub(crate) fn dismantle(ground: &Ground) -> Result<()> {
         if state::observe(ground, &config)?.is_alive() {
             return Err(Error::state(&config, State::Running, "stop it first"));
         }
+        end::cool_locked(ground, &config)?;
         end::settle_locked(ground, &config, true)?;
         drop(lock);
     }

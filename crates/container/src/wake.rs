@@ -6,8 +6,10 @@
 //! **A failed wake** loses nothing: the container is asleep as before, with the same checkpoint, its
 //! sockets are held, and its clients wait ([`crate::unwoken`]).
 //!
-//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `pending`, `later`, `policy`, `shortage`, `unwoken`,
-//! `admission`, `caller`, `root`, `end`, `listen`, `restore`, `start` and `drowsy`.
+//! Uses `ground`, `settings`, `state`, `hold`, `usage`, `net`, `pending`, `later`, `policy`, `shortage`, `unwoken`,
+//! `admission`, `caller`, `root`, `end`, `listen`, `restore`, `start`, `warm` and `drowsy`.
+//!
+//! A warm sleeper has its newborn already ([`crate::warm`]).
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -29,7 +31,8 @@ use crate::restore::{Check, RestorePlan};
 use crate::start::{self, Running};
 use crate::state::{self, Observed};
 use crate::{
-    caller, drowsy, end, hold, later, process, restore, root, settings, shortage, unwoken, usage,
+    caller, drowsy, end, hold, later, net, process, restore, root, settings, shortage, unwoken,
+    usage, warm,
 };
 
 /// A smaller checkpoint is not kept, and is written anew.
@@ -81,7 +84,10 @@ fn wake_found(
 ) -> Result<Running> {
     // A container with an unsettled exit may turn out to be stopped, or asleep.
     let (state, ended) = (observed.state, observed.needs_settling());
-    end::settle_found(ground, config, observed, false)?;
+    // The wake uses what a warm sleeper has, or releases it.
+    if state != State::Asleep || observed.init.is_some() {
+        end::settle_found(ground, config, observed, false)?;
+    }
     let state = if ended { state::observe(ground, config)?.state } else { state };
     if state != State::Asleep {
         return Err(Error::state(config, state, "only a sleeping container is woken"));
@@ -129,6 +135,7 @@ fn wake_with(
     let called: Vec<u32> = called.map(|(number, _)| number).collect();
     let ahead = called.len().min(AHEAD_MAX);
     called[..ahead].iter().try_for_each(|number| keeper.ask_for(id, *number))?;
+    let mut asked = warm::ask(ground, config, &mut keeper)?;
     // The keeper looks the sockets up meanwhile.
     let since = state::slept(ground, &config.id)?;
     let origin = Origin::of(&ground.asleep_dir(&config.id))?;
@@ -136,7 +143,14 @@ fn wake_with(
     let (addresses, user) =
         origin.map(|origin| (origin.addresses, origin.user)).unwrap_or_default();
     let _doing = pending::intend(ground, &config.id, &Intent::Sleep)?;
+    let mut kept = None;
     for (place, number) in called.into_iter().enumerate() {
+        // ORDER: the keeper answers in the order of the requests.
+        if place == ahead
+            && let Some(asked) = asked.take()
+        {
+            kept = warm::take(ground, config, &mut keeper, asked)?;
+        }
         let taken = if place < ahead { keeper.taken() } else { keeper.take(id, number) };
         match taken {
             Ok(socket) => held.push((number, socket)),
@@ -144,6 +158,9 @@ fn wake_with(
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e.into()),
         }
+    }
+    if let Some(asked) = asked {
+        kept = warm::take(ground, config, &mut keeper, asked)?;
     }
     let (keeper, sockets) = (Cell::new(Some(keeper)), std::mem::take(held));
     let comeback = RestorePlan {
@@ -161,8 +178,10 @@ fn wake_with(
         common: None,
         keeps_quiet: false,
         watch: Cell::default(),
+        has_newborn: kept.is_some(),
     };
-    let mut running = match start::start_restored(ground, config, &comeback) {
+    let was_warm = kept.is_some();
+    let mut running = match start::start_woken(ground, config, &comeback, kept) {
         // ORDER: now: no other process may have the container's files open when it closes them.
         Ok(running) => {
             drop(comeback);
@@ -183,6 +202,10 @@ fn wake_with(
     }
     ended?;
     ground.record("wake", config.id.as_str(), config.name.as_str(), &policy::reason(reason));
+    if was_warm {
+        // As at each start. A container that runs sees a change of the host's file as late.
+        net::refresh(ground, config);
+    }
     Ok(running)
 }
 

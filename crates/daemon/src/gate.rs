@@ -181,7 +181,10 @@ impl Gate {
     /// Reads the CPU time and the memory of all containers that are awake.
     fn look(&mut self, now: Instant) {
         let (engine, cpu) = (&*self.engine, &*self.cpu);
-        let Ok(ids) = engine.started() else { return };
+        let Ok(mut ids) = engine.started() else { return };
+        // They have cgroups, and no memory of their programs.
+        let warm = engine.warm();
+        ids.retain(|id| !warm.iter().any(|warm| warm.id == *id));
         for id in &ids {
             let used_ns = cpu.of(id.as_str()).ok().flatten();
             let in_use = self.memory.of(id.as_str()).ok().flatten();

@@ -17,6 +17,7 @@
 //! memory of those with --oom sleep, ten times a second ----> a worker puts them to sleep ([`shortage`])
 //! space of disks without a guarantee, once a second ----> what they may accept ([`space`])
 //! free memory of the host and of all containers ----> a worker has one above its guarantee give memory ([`evict`])
+//! warm sleepers, once a second while there are some ----> a worker gives up those beyond bound and time ([`warm`])
 //! the open of a view inside a container ----> its contents ([`view`])
 //! connections to shared services, while gates are loaded ----> one account after the other ([`order`])
 //! counters of all that run, every quarter of an hour ----> their accounts ([`account`])
@@ -60,6 +61,7 @@ mod shrink;
 mod space;
 mod swap;
 mod view;
+mod warm;
 mod watch;
 mod work;
 
@@ -91,6 +93,7 @@ use shortage::Shortages;
 use space::Space;
 pub use swap::SwapFile;
 use view::Views;
+use warm::WarmRoom;
 use work::Work;
 
 /// Time for which another process may keep the lock of a daemon that was killed.
@@ -139,6 +142,7 @@ fn rooms(engine: Rc<Engine>, settings: &Settings) -> Result<Vec<Box<dyn Room>>> 
         rooms.push(Box::new(evictions));
     }
     rooms.push(Box::new(Views::begin(&engine)));
+    rooms.push(Box::new(WarmRoom::begin(Rc::clone(&engine))?));
     rooms.push(Box::new(IdleRoom::begin(engine, cpu)?));
     Ok(rooms)
 }

@@ -37,6 +37,7 @@ mod exit;
 mod fill;
 mod heritage;
 mod init;
+pub mod listener;
 mod lot;
 pub mod newborn;
 mod output;

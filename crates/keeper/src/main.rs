@@ -18,8 +18,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use dormouse_keeper::listener::listen;
 use dormouse_keeper::newborn::Heritage;
-use dormouse_keeper::server::{Parts, Server, listen};
+use dormouse_keeper::server::{Parts, Server};
 use dormouse_keeper::tiny;
 use dormouse_keeper::vault::Vault;
 use dormouse_kernel::call::{self as kernel, CloneArgs, Cloned};

@@ -9,6 +9,7 @@
 //!               not reported yet                      custody   descriptors of sleeping containers
 //!                                                     alarms    wake-up times without a client
 //! adopted       first processes of containers whose keeper was killed
+//! newborns      of asleep containers that are kept warm, by container
 //! fills         memory of containers that is being filled while they run
 //! templates     processes whose memory newborns share, by serial number, with pending requests
 //! queue         errands: containers to be settled or woken by a process, 4 of each kind at once,
@@ -47,7 +48,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CString, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Bound;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -247,6 +248,8 @@ pub struct Server {
     unsettled: Vec<Unsettled>,
     consoles: HashMap<u64, Console>,
     stdins: HashMap<Id, OwnedFd>,
+    /// Sockets to newborns of asleep containers. The vault does not have them: the newborns exit with this keeper.
+    newborns: HashMap<Id, OwnedFd>,
     logs: BTreeMap<Id, Logs>,
     outputs: Outputs,
     custody: Custody,
@@ -322,6 +325,7 @@ impl Server {
             unsettled: Vec::new(),
             consoles: HashMap::new(),
             stdins: HashMap::new(),
+            newborns: HashMap::new(),
             logs: BTreeMap::new(),
             outputs,
             custody,
@@ -737,6 +741,19 @@ impl Server {
                 Some(Err(_)) => refused(Errno::MFILE, "hand out a descriptor"),
                 None => refused(Errno::NOENT, "find its standard input"),
             },
+            Request::KeepNewborn { id } => {
+                let fd = fds.into_iter().next().filter(|_| self.firsts.contains_key(&id));
+                self.newborns.extend(fd.map(|fd| (id, fd)));
+                done()
+            }
+            Request::TakeNewborn { id } => match self.newborns.remove(&id) {
+                Some(fd) => {
+                    let first = self.firsts.get(&id).and_then(|pid| self.children.get_mut(pid));
+                    first.into_iter().for_each(|it| it.connection = serial); // its starter now
+                    (Reply::Attached, vec![fd])
+                }
+                None => refused(Errno::NOENT, "find a newborn"),
+            },
             Request::Forget { id } => {
                 self.forget(id);
                 done()
@@ -836,6 +853,7 @@ impl Server {
         self.children.insert(born.pid, Child { id, connection, kind, settle });
         if kind == Kind::Init {
             self.firsts.insert(id, born.pid);
+            self.newborns.remove(&id); // of an earlier one, which is ending
             self.note_start(connection, request.template.is_some());
         }
         let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
@@ -1143,9 +1161,13 @@ impl Server {
         if child.kind == Kind::Init {
             if self.firsts.get(&child.id) == Some(&pid) {
                 self.firsts.remove(&child.id);
+                self.newborns.remove(&child.id);
             }
-            self.lost.retain(|fill| fill.id != child.id);
-            self.forget(child.id);
+            // A wake that found a newborn dead may have made another one, whose streams these are.
+            if !self.firsts.contains_key(&child.id) {
+                self.lost.retain(|fill| fill.id != child.id);
+                self.forget(child.id);
+            }
             // Without its directory the container is being removed, and no command will read the
             // file.
             let _ = write_exit_file(&self.parts.run, child.id, pid, ended);
@@ -1475,25 +1497,4 @@ fn start_reader(
     let sock = outputs.start_reader(*serial, &parts.run, &parts.outside)?;
     let data = epoll::EventData::new_u64(*serial);
     epoll::add(epoll, sock, data, epoll::EventFlags::IN).map(|()| *serial)
-}
-
-/// Creates the listening socket of a runtime directory. The caller holds the lock.
-pub fn listen(run: &OwnedFd) -> Result<OwnedFd, Failed> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket_with};
-    match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(source) => return Err(Failed { step: "remove an old socket", source }),
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let sock = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .step("make a socket")?;
-    // A name of 108 bytes at most fits into an address; this one is always short.
-    let path = format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd());
-    let address = SocketAddrUnix::new(path).step("name the socket")?;
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let bound = bind(&sock, &address);
-    rustix::process::umask(before);
-    bound.step("bind the socket")?;
-    listen(&sock, 1024).step("listen")?;
-    Ok(sock)
 }

@@ -353,6 +353,57 @@ fn root_plan_in_parts_is_executed_as_one() {
     assert!(pidfd::wait(&process, Some(std::time::Duration::from_secs(60))).unwrap());
 }
 
+#[test]
+fn root_kept_newborn_goes_on_with_another_client_once() {
+    let scratch = Scratch::new();
+    let keep = || {
+        let mut maker = scratch.keeper();
+        let mut newborn = maker.spawn(scratch.spawn("c1")).unwrap();
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        newborn.send_part(plan).unwrap();
+        let process = newborn.pidfd.try_clone().unwrap();
+        let passed = maker.passed(&newborn);
+        maker.keep_newborn("c1", newborn).unwrap();
+        (passed, process)
+    };
+    let ends = |process: &OwnedFd| {
+        assert!(pidfd::wait(process, Some(std::time::Duration::from_secs(60))).unwrap());
+    };
+    let take = |keeper: &mut Keeper, passed: &dormouse_launch::Passed| {
+        let asked = keeper.ask_for_newborn("c1", passed.clone()).unwrap().expect("of this keeper");
+        keeper.taken_newborn(asked).unwrap()
+    };
+    let (passed, process) = keep();
+    let mut keeper = scratch.keeper();
+    assert!(pidfd::is_alive(&process) && passed.is_alive(), "its maker has ended");
+    let mut newborn = take(&mut keeper, &passed).expect("it waits");
+    assert!(take(&mut keeper, &passed).is_none(), "it is given away once");
+    let mut plan = Plan::new();
+    plan.sync();
+    plan.exec(&program(&["sh", "-c", "exit 7"]));
+    newborn.send(plan).unwrap();
+    newborn.ready().unwrap();
+    let pid = newborn.pid;
+    newborn.go().unwrap();
+    assert_eq!(keeper.wait(pid).unwrap().code, 7, "the client is its starter");
+
+    // Taken and left, and ended while it waits.
+    let (passed, process) = keep();
+    drop(take(&mut keeper, &passed).expect("it waits"));
+    ends(&process);
+    let (passed, process) = keep();
+    pidfd::send_signal(process.as_fd(), 9).unwrap();
+    ends(&process);
+    assert!(take(&mut keeper, &passed).is_none());
+
+    // It exits with the keeper.
+    let (_, process) = keep();
+    let own = pidfd::open(keeper.status().unwrap().pid).unwrap();
+    pidfd::send_signal(own.as_fd(), 9).unwrap();
+    ends(&process);
+}
+
 /// Nothing would remove the entry.
 #[test]
 fn root_keeper_keeps_no_stream_of_a_container_that_has_ended() {

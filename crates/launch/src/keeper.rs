@@ -160,6 +160,22 @@ pub struct Passed {
     steps: Vec<(u16, String)>,
 }
 
+impl Passed {
+    /// Returns whether the newborn lives.
+    pub fn is_alive(&self) -> bool {
+        dormouse_kernel::pidfd::open_exactly(self.pid, self.start_time)
+            .is_ok_and(dormouse_kernel::pidfd::is_alive)
+    }
+
+    fn newborn(self, pidfd: OwnedFd, sock: OwnedFd) -> Newborn {
+        let Self { pid, start_time, waits, sent, steps, .. } = self;
+        let mut newborn = Newborn::new(pid, start_time, pidfd, sock);
+        newborn.recall(&steps);
+        (newborn.waits, newborn.takes_parts, newborn.sent) = (waits, true, sent);
+        newborn
+    }
+}
+
 /// A connection to the keeper.
 #[derive(Debug)]
 pub struct Keeper {
@@ -379,7 +395,13 @@ impl Keeper {
     /// The keeper notices nothing: the connection stays that of the newborn's starter. The newborn has executed its
     /// plan up to here, and waits for the next part.
     pub fn pass<'k>(&'k self, newborn: &'k Newborn) -> (Passed, [BorrowedFd<'k>; 3]) {
-        let passed = Passed {
+        (self.passed(newborn), [self.sock.as_fd(), newborn.pidfd.as_fd(), newborn.sock.as_fd()])
+    }
+
+    /// Describes a newborn of this connection for another process, which goes on with it
+    /// ([`Keeper::taken_newborn`]).
+    pub fn passed(&self, newborn: &Newborn) -> Passed {
+        Passed {
             pid: newborn.pid,
             start_time: newborn.start_time,
             keeper: self.pid,
@@ -387,8 +409,7 @@ impl Keeper {
             waits: newborn.waits,
             sent: newborn.sent,
             steps: newborn.memory(),
-        };
-        (passed, [self.sock.as_fd(), newborn.pidfd.as_fd(), newborn.sock.as_fd()])
+        }
     }
 
     /// Goes on with what another process has [passed](Self::pass).
@@ -397,15 +418,50 @@ impl Keeper {
         passed: Passed,
         [sock, pidfd, newborn]: [OwnedFd; 3],
     ) -> (Self, Newborn) {
-        let Passed { pid, start_time, keeper, features, waits, sent, steps } = passed;
+        let (keeper, features) = (passed.keeper, passed.features);
         let path = run_dir.join(SOCKET);
-        let mine = HashSet::from([pid]);
+        let mine = HashSet::from([passed.pid]);
         let ended = HashMap::new();
         let own = Self { sock, path, pid: keeper, features, mine, ended, is_shared: true };
-        let mut newborn = Newborn::new(pid, start_time, pidfd, newborn);
-        newborn.recall(&steps);
-        (newborn.waits, newborn.takes_parts, newborn.sent) = (waits, true, sent);
-        (own, newborn)
+        (own, passed.newborn(pidfd, newborn))
+    }
+
+    /// Gives the socket of a newborn to the keeper, whose child it is: the newborn waits for the rest of its plan until
+    /// a later process [takes](Self::ask_for_newborn) it, and exits with the keeper.
+    ///
+    /// Errors: the keeper is of an older program.
+    pub fn keep_newborn(&mut self, container: &str, newborn: Newborn) -> Result<(), LaunchError> {
+        self.done(&Request::KeepNewborn { id: id(container)? }, &[newborn.sock.as_fd()])
+    }
+
+    /// Requests a newborn that [`Keeper::keep_newborn`] has given to the keeper, without waiting for the reply, which
+    /// [`Keeper::taken_newborn`] reads. `None` if it is not of this keeper: then nothing is requested.
+    pub fn ask_for_newborn(
+        &mut self,
+        container: &str,
+        passed: Passed,
+    ) -> Result<Option<Passed>, LaunchError> {
+        if passed.keeper != self.pid {
+            return Ok(None);
+        }
+        self.say(&Request::TakeNewborn { id: id(container)? }, &[])?;
+        Ok(Some(passed))
+    }
+
+    /// Returns the newborn that was requested, which is one of this connection then; `None` if it has exited, or the
+    /// keeper has it no more.
+    pub fn taken_newborn(&mut self, passed: Passed) -> Result<Option<Newborn>, LaunchError> {
+        let sock = match self.taken() {
+            Err(LaunchError::Refused { source: Errno::NOENT | Errno::BADMSG, .. }) => {
+                return Ok(None);
+            }
+            sock => sock?,
+        };
+        self.mine.insert(passed.pid);
+        let Ok(pidfd) = dormouse_kernel::pidfd::open_exactly(passed.pid, passed.start_time) else {
+            return Ok(None);
+        };
+        Ok(Some(passed.newborn(pidfd, sock)).filter(Newborn::is_waiting))
     }
 
     /// Returns whether the keeper lives and has reported nothing: none of the children of this connection has exited.

@@ -465,7 +465,9 @@ impl Plan {
         self.root_read_only = read_only;
     }
 
-    fn seal_root(&mut self) {
+    /// Makes the root read-only if that was requested. No mount point is made in it from then on. Each sync does so, if
+    /// it was not done before.
+    pub fn seal_root(&mut self) {
         if std::mem::take(&mut self.root_read_only) {
             self.simple(Code::RootReadOnly, 0, "");
         }

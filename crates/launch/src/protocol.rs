@@ -301,6 +301,18 @@ pub enum Request {
         /// The container.
         id: Id,
     },
+    /// Descriptor: the socket to a newborn of the container, which waits for the rest of its plan and exits with this
+    /// keeper.
+    KeepNewborn {
+        /// The container.
+        id: Id,
+    },
+    /// Answered by `Attached`: the descriptor sent by `KeepNewborn`, which the keeper has no more then. The client is
+    /// the newborn's starter, as after `Spawn`. `Refused(ENOENT)` if there is none.
+    TakeNewborn {
+        /// The container.
+        id: Id,
+    },
     /// Drops console, standard input and logs of a container.
     Forget {
         /// The container.
@@ -491,6 +503,8 @@ impl Request {
             Self::Settle { id } => with_id(25, id),
             Self::HasAdopted { id } => with_id(26, id),
             Self::Adopt { id, pid } => with_key(27, id, *pid),
+            Self::KeepNewborn { id } => with_id(29, id),
+            Self::TakeNewborn { id } => with_id(30, id),
         }
     }
 
@@ -584,6 +598,8 @@ impl Request {
             25 => Self::Settle { id: fields.id()? },
             26 => Self::HasAdopted { id: fields.id()? },
             27 => Self::Adopt { id: fields.id()?, pid: fields.u32()? },
+            29 => Self::KeepNewborn { id: fields.id()? },
+            30 => Self::TakeNewborn { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -595,7 +611,10 @@ impl Request {
         match self {
             Self::Spawn(spawn) => spawn.descriptors(),
             Self::KeepConsole { .. } => 2,
-            Self::KeepStdin { .. } | Self::Hold { .. } | Self::Adopt { .. } => 1,
+            Self::KeepStdin { .. }
+            | Self::KeepNewborn { .. }
+            | Self::Hold { .. }
+            | Self::Adopt { .. } => 1,
             Self::Fill { parts, sources, .. } => {
                 FILL_DESCRIPTORS + usize::from(*parts) + usize::from(*sources)
             }

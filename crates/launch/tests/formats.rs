@@ -40,6 +40,8 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u32>().prop_map(|pid| Request::Settled { pid }),
         id().prop_map(|id| Request::KeepConsole { id }),
         id().prop_map(|id| Request::KeepStdin { id }),
+        id().prop_map(|id| Request::KeepNewborn { id }),
+        id().prop_map(|id| Request::TakeNewborn { id }),
         id().prop_map(|id| Request::AttachConsole { id }),
         id().prop_map(|id| Request::AttachStdin { id }),
         id().prop_map(|id| Request::Forget { id }),

@@ -164,6 +164,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         shared: c.spec.shared,
         unproven: engine.unproven(&c.id),
         not_shown_inside: engine.view_gaps(c),
+        warm_memory_bytes: engine.warm_bytes(&c.id)?,
         not_enforced: engine.not_enforced(c)?,
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,

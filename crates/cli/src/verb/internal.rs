@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use dormouse_container::{Idle, Reason, Request};
+use dormouse_container::{Idle, Outcome, Reason, Request};
 use rustix::net::SendFlags;
 
 use crate::command::{Global, whole};
@@ -34,7 +34,7 @@ enum What {
     Listen,
     /// Put containers to sleep, make them drowsy or push their memory out, if they have not run;
     /// reads a line for each from standard input and prints the outcome. A line has the id, the
-    /// tier (drowsy, asleep, pages-out) and the reason (idle, memory). Unless the container is to
+    /// request (drowsy, asleep, pages-out, cool) and the reason (idle, memory). Unless the container is to
     /// sleep in any case, three numbers follow: for how many ms it has not run, its CPU time in ns
     /// by then, and the shortest sleep in ms that is worth it
     Sleep,
@@ -106,8 +106,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                     _ => None,
                 };
                 let (asked, why): (Request, _) = (asked.parse()?, Reason::of_daemon(why));
-                let fell = engine.fall_asleep(&id.parse()?, idle.as_ref(), asked, why);
+                let id = id.parse()?;
+                let fell = engine.fall_asleep(&id, idle.as_ref(), asked, why);
                 output::json_line(&fell)?;
+                // ORDER: the daemon has the outcome, and waits for nothing more.
+                if let (Outcome::Asleep { .. }, Some(idle), Reason::Idle) = (fell, idle, why) {
+                    engine.keep_if_called_often(&id, &idle);
+                }
             }
             Ok(0)
         }

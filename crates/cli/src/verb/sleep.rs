@@ -27,6 +27,10 @@ pub(crate) struct Args {
     /// Do not restore the checkpoint for a trial before the processes end
     #[arg(long, conflicts_with = "drowsy")]
     unproven: bool,
+    /// Keep parts of the next wake: cgroups, mounts and an empty process. Their number is 'warm' under [sleep] in
+    /// config.toml, 0 by default
+    #[arg(long, conflicts_with = "drowsy")]
+    warm: bool,
     #[command(flatten)]
     targets: Targets,
 }
@@ -38,6 +42,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let trial = if args.unproven { Trial::Skipped } else { Trial::Made };
     let runs = |state| matches!(state, State::Running | State::Drowsy);
     args.targets.each(global, runs, |engine, id| {
+        if args.warm {
+            engine.check_warm(id)?;
+        }
         let waits = engine.short_waits(id, SHORT).unwrap_or_default(); // only for a hint
         if engine.sleep(id, trial)?.is_some()
             && let Some(wait) = waits.iter().min_by_key(|wait| wait.at_most)
@@ -48,8 +55,18 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                 wait.at_most, wait.pid, wait.process, wait.call
             ));
         }
+        if args.warm {
+            keep_warm(engine, id);
+        }
         Ok(())
     })
+}
+
+/// Keeps parts of the next wake of a container that is asleep now. One that was active is awake again.
+fn keep_warm(engine: &Engine, id: &ContainerId) {
+    if let Err(e) = engine.keep_warm(id) {
+        fail::note(&format!("it is not kept warm: {}", e.with_causes()));
+    }
 }
 
 /// A sleep that a timer ends earlier gains little.

@@ -109,6 +109,8 @@ fn forget_last_boot(ground: &Ground) -> Result<()> {
             }
             state::write_exit(ground, &id, &exit::from_status(&init, None))?;
             end::tear_down(ground, &id, Some(&config))?;
+        } else if ground.asleep_dir(&id).exists() && ground.run_dir(&id).exists() {
+            end::release_objects(ground, &config)?; // it was warm, or its wake was interrupted
         }
         if config.spec.auto_remove {
             remove::remove_locked(ground, &id, Some(&config), true)?;

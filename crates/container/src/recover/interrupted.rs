@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use dormouse_model::{Config, ContainerId};
+use dormouse_model::{Config, ContainerId, State};
 
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
@@ -157,6 +157,12 @@ fn finish_intent(ground: &Ground, id: &ContainerId, path: &Path) -> Result<bool>
                 end::end_unready(ground, config, &observed)?;
             } else if observed.is_alive() {
                 end::stay_awake(ground, config, observed.init)?;
+            }
+        }
+        (Some(Intent::Warm), Some(config)) => {
+            let observed = state::observe_locked(ground, config)?;
+            if observed.state == State::Asleep && observed.init.is_none() {
+                end::release_objects(ground, config)?;
             }
         }
         _ => {}

@@ -1,7 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
 //! Uses `ground`, `state`, `usage`, `contract`, `view`, `sysinfo`, `net`, `rate`, `bandwidth`, `drive`, `freeze`,
-//! `pending`, `spare`, `socket` and `shortage`.
+//! `pending`, `spare`, `socket`, `end` and `shortage`.
 
 use std::os::fd::AsFd;
 
@@ -13,8 +13,8 @@ use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
 use crate::{
-    bandwidth, contract, drive, freeze, net, rate, shortage, socket, spare, state, sysinfo, usage,
-    view,
+    bandwidth, contract, drive, end, freeze, net, rate, shortage, socket, spare, state, sysinfo,
+    usage, view,
 };
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
@@ -25,6 +25,8 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
     let mut before = config.clone();
     let observed = state::observe_locked(ground, &config)?;
     let alive = observed.is_alive();
+    // What it has was made for the present configuration.
+    end::cool_locked(ground, &config)?;
     drive::check_change(ground, &before, &update.limits)?;
     config.spec.limits.replace(&update.limits);
     contract::check(ground, &config.spec.limits)?;
