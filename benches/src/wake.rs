@@ -1,5 +1,5 @@
-//! The time until the first byte, of an awake server and of an asleep one, in turn: as usual,
-//! without the standby process for the next wake, and with a daemon that does admission control.
+//! The time until the first byte, of an awake server and of an asleep one, in turn: as usual, kept warm
+//! (`sleep --warm`), without the standby process for the next wake, and with a daemon that does admission control.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin wake -- --rounds 100
@@ -34,7 +34,7 @@ struct Options {
     /// Only servers with this text in the name
     #[arg(long, default_value = "")]
     only: String,
-    /// Only awake and asleep, which is quick
+    /// Only awake, asleep and warm, which is quick
     #[arg(long)]
     brief: bool,
     /// Directory with the programs of another build, such as an earlier one, in turn with these
@@ -54,6 +54,9 @@ const GETS_READY: Duration = Duration::from_millis(50);
 
 /// The time after which a killed standby process is replaced, with the next sleep.
 const REPLACED: Duration = Duration::from_millis(1100);
+
+/// The settings of these programs.
+const WARM: &str = "[sleep]\nwarm = 8\n";
 
 /// A server, and its request.
 struct Server {
@@ -142,6 +145,8 @@ impl Server {
 enum Arm {
     Awake,
     Asleep,
+    /// Asleep, with parts of the wake made before.
+    Warm,
     /// A daemon admits the wake, for which there is memory.
     Gate,
     /// No standby process: one is made for this client.
@@ -149,12 +154,13 @@ enum Arm {
 }
 
 impl Arm {
-    const ALL: [Self; 4] = [Self::Awake, Self::Asleep, Self::Gate, Self::Alone];
+    const ALL: [Self; 5] = [Self::Awake, Self::Asleep, Self::Warm, Self::Gate, Self::Alone];
 
     fn name(self) -> &'static str {
         match self {
             Self::Awake => "awake",
             Self::Asleep => "asleep",
+            Self::Warm => "asleep and warm",
             Self::Alone => "asleep, nobody stands by",
             Self::Gate => "asleep, with leave of the daemon",
         }
@@ -168,7 +174,8 @@ fn main() -> Result<()> {
         let bench = builds[0].bench.before(bin)?;
         builds.push(Build { bench, name: "before: ", options: &[] });
     }
-    let arms = if options.brief { &Arm::ALL[..2] } else { &Arm::ALL };
+    builds[0].bench.configure(WARM)?;
+    let all_arms = if options.brief { &Arm::ALL[..3] } else { &Arm::ALL[..] };
     for (n, server) in SERVERS.iter().enumerate() {
         if !server.name.contains(&options.only) {
             continue;
@@ -177,6 +184,11 @@ fn main() -> Result<()> {
             eprintln!("  SKIPPED: {}: {} is not installed", server.name, server.needs);
             continue;
         }
+        // An earlier program may know none, and a container on the host's files is never warm.
+        let may_be_warm = builds.len() == 1 && server.needs.is_empty();
+        let arms = all_arms.iter().copied().filter(|arm| may_be_warm || *arm != Arm::Warm);
+        let arms: Vec<Arm> = arms.collect();
+        let arms = &arms[..];
         let all = measure(&builds, server, arms, options.rounds)
             .with_context(|| format!("{} does not answer", server.name))?;
         for (build, all) in builds.iter().zip(&all) {
@@ -208,6 +220,9 @@ fn main() -> Result<()> {
             let asleep = &all[Arm::Asleep as usize];
             promise("p50 of the first byte of one that sleeps, in ms", asleep.median_ms(), 5.0);
             promise("p99 of the first byte of one that sleeps, in ms", asleep.at(0.99), 25.0);
+            if let Some(at) = arms.iter().position(|arm| *arm == Arm::Warm) {
+                promise("p50 of the first byte of a warm one, in ms", all[at].median_ms(), 2.0);
+            }
         }
     }
     Ok(())
@@ -308,7 +323,10 @@ fn round(
         return server.query(address);
     }
     let daemon = (arm == Arm::Gate).then(|| bench.daemon(&[])).transpose()?;
-    ok(bench.dormouse().args(["sleep", name]))?;
+    let options: &[&str] = if arm == Arm::Warm { &["--warm"] } else { &[] };
+    ok(bench.dormouse().arg("sleep").args(options).arg(name))?;
+    let warm = || Ok::<_, anyhow::Error>(std::fs::read_dir(bench.path("root/run/warm"))?.count());
+    ensure!(arm != Arm::Warm || warm()? == 1, "it is not warm");
     let standby = || standby(bench);
     ensure!(wait_until(PATIENCE, || standby().is_some()), "no standby process");
     std::thread::sleep(GETS_READY);
