@@ -67,6 +67,7 @@ fn vm_keeper_lingers_after_last_container_as_configured() {
     assert_eq!(mounts(), shared);
     assert_eq!((counts(&host).1, counts(&host).2), (cgroups, processes));
     assert_eq!((stack(), host.keeper()), (first, Some(keeper)));
+    host.await_settlers();
     host.dm(&["internal", "reset"]).ok();
     assert_eq!(host.keeper(), None);
 
