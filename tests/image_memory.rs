@@ -113,9 +113,9 @@ fn vm_import_of_a_killed_command_leaves_no_process_in_the_cgroup_of_images() {
     )
     .expect("a fifo");
     let path = fifo.to_str().expect("a path").to_owned();
+    // It waits in open(2) for a writer.
     let mut import =
         host.dormouse(&["import", "--name", "slow", &path]).spawn().expect("a program");
-    let writer = fs::File::options().write(true).open(&fifo).expect("a reader");
     let procs = || read(&host, "images", "cgroup.procs", "cgroup.procs").unwrap_or_default();
     let is_inside = || procs().lines().any(|pid| pid == import.id().to_string());
     assert!(wait_until(soon(), is_inside), "{:?}", procs());
@@ -124,7 +124,6 @@ fn vm_import_of_a_killed_command_leaves_no_process_in_the_cgroup_of_images() {
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     import.kill().expect("a process");
     import.wait().expect("a status");
-    drop(writer);
     assert_eq!(procs(), "");
     host.import(&image::busybox(), "again");
     host.dm(&["run", "--rm", "again", "true"]).ok();

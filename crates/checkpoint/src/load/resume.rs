@@ -181,22 +181,29 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
             dormouse_kernel::pidfd::send_signal(&pidfd, signal).map_err(raw)
         };
         // A parent can wait for the stop once every thread has stopped.
-        let is_stopped = || {
+        let await_stop = |tids: &[u32]| {
             let state = |f: proc::Fields| f.field("State").is_some_and(|s| s.starts_with('T'));
-            tids.iter().all(|tid| proc::fields(*tid).is_ok_and(state))
+            let began = Instant::now();
+            while !tids.iter().all(|tid| proc::fields(*tid).is_ok_and(state)) {
+                // The kernel ignores stop signals of a terminal in an orphaned process group.
+                if began.elapsed() > STOP_WITHIN / 10 {
+                    send(libc::SIGSTOP)?;
+                }
+                if began.elapsed() > STOP_WITHIN {
+                    return Err(Errno::TIMEDOUT);
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            Ok(())
         };
         send(if stops { signal } else { libc::SIGSTOP })?;
-        let_go(&tids).map_err(|_| Errno::SRCH)?;
-        let began = Instant::now();
-        while !is_stopped() {
-            // The kernel ignores stop signals of a terminal in an orphaned process group.
-            if began.elapsed() > STOP_WITHIN / 10 {
-                send(libc::SIGSTOP)?;
-            }
-            if began.elapsed() > STOP_WITHIN {
-                return Err(Errno::TIMEDOUT);
-            }
-            std::thread::sleep(Duration::from_micros(100));
+        // ORDER: one thread takes the signal before others run. KERNEL: between a stop signal of a terminal and the
+        // stop of the group get_signal() releases the lock of signals. Another thread that looks in between has none,
+        // and begins its interrupted call again.
+        let (first, others) = tids.split_at(1);
+        for part in [first, others] {
+            let_go(part).map_err(|_| Errno::SRCH)?;
+            await_stop(part)?;
         }
         // ORDER: from here on a pending signal, also SIGSTOP, stays pending.
         for (tid, thread) in tids.iter().zip(&process.threads) {
