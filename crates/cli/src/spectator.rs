@@ -34,6 +34,7 @@ impl Spectator {
         for instance in instances {
             match instance.list() {
                 Ok(list) => listed.push((Arc::new(instance), list)),
+                Err(_) if instance.is_gone() => {}
                 Err(e) => this.code = fail::tell(&e.into()),
             }
         }

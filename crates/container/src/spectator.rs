@@ -45,6 +45,11 @@ impl Spectated {
         list::list(&self.ground)
     }
 
+    /// Whether its directory is gone, as when it is removed while it is looked at.
+    pub fn is_gone(&self) -> bool {
+        !self.ground.places.containers().exists()
+    }
+
     /// The configuration of one of its containers.
     pub fn config(&self, id: &ContainerId) -> Result<Config> {
         self.ground.config(id)
