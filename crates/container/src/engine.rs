@@ -391,6 +391,11 @@ impl Engine {
         warmth::all(&self.ground)
     }
 
+    /// Returns the containers with a record of a warm sleeper.
+    pub fn warm_ids(&self) -> Vec<ContainerId> {
+        warmth::ids(&self.ground)
+    }
+
     /// Returns how many may be kept warm now: 0 where memory is short, or reserved. None are where the settings cannot
     /// be read.
     pub fn warm_most(&self) -> usize {

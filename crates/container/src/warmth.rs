@@ -59,11 +59,15 @@ pub(crate) fn of(ground: &Ground, id: &ContainerId) -> Option<Warm> {
     Some(Warm { id: id.clone(), since, is_fit })
 }
 
+/// Returns the containers with a record.
+pub(crate) fn ids(ground: &Ground) -> Vec<ContainerId> {
+    // The first one makes the directory.
+    ground::ids_in(&ground.places.warm()).unwrap_or_default()
+}
+
 /// Returns all warm sleepers, the one that has slept longest first.
 pub(crate) fn all(ground: &Ground) -> Vec<Warm> {
-    // The first one makes the directory.
-    let ids = ground::ids_in(&ground.places.warm()).unwrap_or_default();
-    let mut all: Vec<Warm> = ids.iter().filter_map(|id| of(ground, id)).collect();
+    let mut all: Vec<Warm> = ids(ground).iter().filter_map(|id| of(ground, id)).collect();
     all.sort_by_key(|warm| warm.since);
     all
 }

@@ -183,8 +183,8 @@ impl Gate {
         let (engine, cpu) = (&*self.engine, &*self.cpu);
         let Ok(mut ids) = engine.started() else { return };
         // They have cgroups, and no memory of their programs.
-        let warm = engine.warm();
-        ids.retain(|id| !warm.iter().any(|warm| warm.id == *id));
+        let warm = engine.warm_ids();
+        ids.retain(|id| !warm.contains(id));
         for id in &ids {
             let used_ns = cpu.of(id.as_str()).ok().flatten();
             let in_use = self.memory.of(id.as_str()).ok().flatten();
