@@ -905,7 +905,6 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// LIB as text, of the path of LIB/ids.
 /// The directories LIB of all instances in a registry that are in their places. Records that other programs write
 /// meanwhile, or damaged ones, are left out.
 pub(crate) fn libs(registry: &Path) -> Result<Vec<PathBuf>> {
@@ -925,6 +924,7 @@ pub(crate) fn libs(registry: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.flatten().filter_map(lib).collect())
 }
 
+/// LIB as text, of the path of LIB/ids.
 fn lib_of(dir: &Path) -> String {
     let lib = dir.parent().unwrap_or(dir);
     String::from_utf8_lossy(lib.as_os_str().as_bytes()).into_owned()
