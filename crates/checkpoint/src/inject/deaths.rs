@@ -574,12 +574,19 @@ fn trace(pid: u32, signal: Option<i32>) -> Result<(), Errno> {
     call::seize(pid, TraceOptions::SYSGOOD)?;
     point();
     call::interrupt(pid)?;
-    while !matches!(call::wait_stop(Some(pid))?.1, Stop::Event(EVENT_STOP, _)) {}
+    loop {
+        match call::wait_stop(Some(pid))?.1 {
+            Stop::Event(EVENT_STOP, _) => break,
+            Stop::Signal(signal) => call::resume(pid, signal)?,
+            _ => call::resume(pid, 0)?,
+        }
+    }
     point();
-    if let Some(signal) = signal {
+    if let Some(signal) = signal
+        && shared().is_sent.swap(1, SeqCst) == 0
+    {
         // SAFETY: it sends a signal to a child of the test.
         unsafe { libc::kill(pid as i32, signal) };
-        shared().is_sent.store(1, SeqCst);
     }
     for _ in 0..2 {
         let ground = Ground::in_object(pid).ok_or(Errno::NOEXEC)?;
@@ -868,6 +875,77 @@ fn many_tracers_end_in_one_program() {
     }
     assert_eq!(traced(state, &run, -1, false), 0);
     finish(state, &run, before, "after twenty tracers");
+}
+
+/// Tracers of a program that does not run between them end before each of their requests.
+fn end_while_stopped(state: State) {
+    let run = start(state);
+    let before = belongings(run.program);
+    // SAFETY: it sends a signal to a child.
+    let send = |signal| assert_eq!(unsafe { libc::kill(run.program, signal) }, 0);
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", run.program)).unwrap();
+        stat.contains(") T ")
+    };
+    send(libc::SIGSTOP);
+    until("the program stops", is_stopped);
+    let (mut number, mut gone_on) = (0, 0);
+    loop {
+        match traced(state, &run, number, false) {
+            ENDED => number += 1,
+            // This machine is busy: the program was stopped anywhere on its way through the landing code.
+            HAS_GONE_ON => gone_on += 1,
+            0 => break,
+            other => panic!("the tracer of request {number}: {other}"),
+        }
+        until("the program is stopped again", is_stopped);
+        let slots = Ground::in_object(run.program as u32).unwrap().slots_in_use();
+        assert!(slots <= 2 + gone_on, "request {number}: {slots} slots");
+    }
+    assert!(number > 40, "{number}");
+    send(libc::SIGCONT);
+    finish(state, &run, before, "after tracers of a stopped program");
+}
+
+/// A tracer ends that has seen a signal, and has not resumed the program yet.
+#[test]
+fn signal_outlives_its_tracer() {
+    let state = State { signal: Some(libc::SIGUSR1), ..state(pauses, libc::SYS_pause) };
+    let run = start(state);
+    let before = belongings(run.program);
+    let tracer = child(|| {
+        let pid = run.program as u32;
+        call::seize(pid, TraceOptions::SYSGOOD).unwrap();
+        // SAFETY: it sends a signal to a child of the test.
+        unsafe { libc::kill(run.program, libc::SIGUSR1) };
+        run.memory.is_sent.store(1, SeqCst);
+        for stop in [call::wait_stop(Some(pid)), call::wait_stop(Some(pid))] {
+            assert_eq!(stop, Ok((pid, Stop::Signal(libc::SIGUSR1))));
+        }
+        ENDED
+    });
+    assert_eq!(waited("the tracer ends", tracer), ENDED);
+    finish(state, &run, before, "after a tracer at a signal");
+}
+
+#[test]
+fn tracers_end_in_stopped_computation() {
+    end_while_stopped(busy(computes));
+}
+
+#[test]
+fn tracers_end_in_stopped_wait() {
+    end_while_stopped(State { by_pipe: true, ..state(reads, libc::SYS_read) });
+    end_while_stopped(state(waits_by_futex, libc::SYS_futex));
+    end_while_stopped(state(sleeps, libc::SYS_clock_nanosleep));
+}
+
+#[test]
+fn handler_after_tracers_of_stopped_program() {
+    let pauses = state(pauses, libc::SYS_pause);
+    end_while_stopped(State { signal: Some(libc::SIGUSR1), ..pauses });
+    let waits = State { by_pipe: true, ..state(reads_and_handles, libc::SYS_read) };
+    end_while_stopped(State { signal: Some(libc::SIGUSR1), ..waits });
 }
 
 /// Calls are made the same way where there is no place for a slot.

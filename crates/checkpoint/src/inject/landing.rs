@@ -30,7 +30,12 @@
 //! A slot of zeros is free, and the tracer that used one writes zeros. The slot of a tracer that was killed stays: a
 //! signal handler may have interrupted this code, and will return to it. Another tracer uses such a slot only for the
 //! same contents, and leaves it, until there is no free one. Then it takes one that no thread of the process has an
-//! address of in its registers, or in the part of its stack where the frames of handlers are.
+//! address of in its registers, in the part of its stack where the frames of handlers are, or in another slot that it
+//! will come to.
+//!
+//! **Threads that did not run.** A thread that was stopped all the time (by SIGSTOP, by the freezer) when its tracer
+//! ended is at the entry of this code, or at an injected call. The next tracer reads its registers from the slot and
+//! makes the call that undoes ([`Ground::parked`]), so that such tracers use one slot, however many they are.
 //!
 //! **Interrupted calls.** As long as no call is injected, the registers say which call was interrupted and how
 //! (-ERESTARTSYS and its like), with the address of this code. So the kernel itself decides whether the call begins
@@ -77,6 +82,12 @@ const SELECTOR_AT: u64 = 129;
 /// The trap flag.
 const STEPS: u64 = 1 << 8;
 
+/// The length of a `syscall` instruction.
+const SYSCALL_BYTES: u64 = 2;
+
+/// The calls that undo others.
+pub(super) const UNDO: [u64; 2] = [libc::SYS_munmap as u64, libc::SYS_close as u64];
+
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
@@ -101,6 +112,16 @@ struct Room {
     start: u64,
     /// The slots as they were found.
     slots: Vec<Slot>,
+}
+
+/// A stopped thread whose tracer has ended, and which has not run since.
+#[derive(Debug)]
+pub(super) struct Parked {
+    /// Its own registers, and its own mask.
+    pub(super) registers: Registers,
+    pub(super) mask: u64,
+    /// The call that it would make before it continues: the number and two arguments.
+    pub(super) call: Option<[u64; 3]>,
 }
 
 /// A slot that contains the registers of a stopped thread.
@@ -186,6 +207,45 @@ impl Ground {
         Some(Berth { pivot, parked, still, frees: known.is_none().then_some(address) })
     }
 
+    /// What a stopped thread with these registers continues behind the landing code. `None` if it is elsewhere.
+    ///
+    /// The registers may be the program's invention, which then has only its own state to lose: `call` is munmap(2) or
+    /// close(2), which no filter of system calls is there to prevent.
+    pub(super) fn parked(&self, registers: &Registers) -> Option<Parked> {
+        let room = self.room.as_ref()?;
+        let (place, is_again) = match how(registers) {
+            How::Call { .. } => (registers.rip.wrapping_sub(SYSCALL_BYTES), true),
+            How::Code => (registers.rip, false),
+        };
+        let place = place.wrapping_sub(room.start);
+        let is_injected = place == 0 || place == SYSCALL_BYTES && !is_again;
+        let pivot = match place {
+            _ if is_injected => registers.r15,
+            _ if place == blob::parked() => registers.r11,
+            _ => return None,
+        };
+        let mut own = continued(room.slot(pivot)?, registers)?;
+        if !is_injected {
+            if is_again {
+                // The kernel has not decided yet whether the call begins again.
+                let Registers { rax, orig_rax, .. } = *registers;
+                own.registers = Registers { rax, orig_rax, ..own.registers };
+            }
+            return Some(own);
+        }
+        let Registers { rbp, r12, r14, rdi, rsi, .. } = *registers;
+        let number = if is_again { registers.orig_rax } else { registers.rax };
+        own.call = match (place, rbp, r12) {
+            (0, 0, _) => Some([number, rdi, rsi]),
+            // There is nothing to undo yet.
+            (0, _, 0) | (_, 0, _) => None,
+            (_, _, 0) => Some([rbp, registers.rax, r14]),
+            _ => Some([rbp, r12, r14]),
+        };
+        own.call = own.call.filter(|[number, ..]| UNDO.contains(number));
+        Some(own)
+    }
+
     /// Ends the use of a slot by a thread that has its own registers again.
     pub(super) fn leave(&self, berth: &Berth) {
         if let (Some(room), Some(address)) = (&self.room, berth.frees) {
@@ -209,7 +269,6 @@ impl Ground {
 
     /// Where a script continues if its tracer has ended: behind the injected call.
     pub(super) fn after_call(&self) -> Option<u64> {
-        const SYSCALL_BYTES: u64 = 2;
         self.room.as_ref().map(|room| room.start + SYSCALL_BYTES)
     }
 }
@@ -259,13 +318,28 @@ impl Room {
             let words = stack[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
             let selector = call::dispatch(tid).ok().flatten().map_or(0, |one| one.selector);
             for word in words.chain([r9, r11, r15, rip, selector]) {
-                let number = word.wrapping_sub(self.address(0)) / SLOT_BYTES as u64;
-                if let Some(is_forgotten) = forgotten.get_mut(number as usize) {
-                    *is_forgotten = false;
-                }
+                self.remember(word, &mut forgotten);
             }
         }
         forgotten.into_iter().position(|is_forgotten| is_forgotten)
+    }
+
+    /// Strikes off the slot that this may be an address in, and those that its registers may be addresses in.
+    fn remember(&self, word: u64, forgotten: &mut [bool]) {
+        let number = (word.wrapping_sub(self.address(0)) / SLOT_BYTES as u64) as usize;
+        if let Some(is_forgotten @ true) = forgotten.get_mut(number) {
+            *is_forgotten = false;
+            for word in words_of(&self.slots[number]) {
+                self.remember(word, forgotten);
+            }
+        }
+    }
+
+    /// The slot that a register points to.
+    fn slot(&self, pivot: u64) -> Option<&Slot> {
+        let at = pivot.wrapping_sub(PIVOT).wrapping_sub(self.address(0));
+        let slot = self.slots.get((at / SLOT_BYTES as u64) as usize);
+        slot.filter(|_| at.is_multiple_of(SLOT_BYTES as u64))
     }
 
     fn memory(&self) -> &File {
@@ -341,8 +415,14 @@ fn how(registers: &Registers) -> How {
     }
 }
 
+/// mov r9, [-24]; jmp [-56]; mov r9, [-24]; jmp [-48]
+const CODE: [u8; 32] = [
+    0x4c, 0x8b, 0x0d, 0xe1, 0xff, 0xff, 0xff, 0xff, 0x25, 0xbb, 0xff, 0xff, 0xff, //
+    0x4c, 0x8b, 0x0d, 0xd4, 0xff, 0xff, 0xff, 0xff, 0x25, 0xb6, 0xff, 0xff, 0xff, //
+    0, 0, 0, 0, 0, 0,
+];
+
 fn slot(registers: &Registers, mask: u64, selector: Option<&Selector>) -> Slot {
-    const SYSCALL_BYTES: u64 = 2;
     let Registers { rip, rax, r8, r9, rcx, rbx, rbp, r12, r13, r14, r15, .. } = *registers;
     let Registers { rdx, rsi, rdi, r10, r11, .. } = *registers;
     let detects = |ends| if ends { libc::SYS_ppoll } else { libc::SYS_rt_sigprocmask } as u64;
@@ -352,13 +432,6 @@ fn slot(registers: &Registers, mask: u64, selector: Option<&Selector>) -> Slot {
     };
     let before = [mask, again, rip, rax, call, r9, rcx, r8];
     let behind = [rbx, rbp, r12, r13, r14, r15, rdx, rsi, rdi, r10, r11];
-    // mov r9, [-24]; jmp [-56]
-    // mov r9, [-24]; jmp [-48]
-    const CODE: [u8; 32] = [
-        0x4c, 0x8b, 0x0d, 0xe1, 0xff, 0xff, 0xff, 0xff, 0x25, 0xbb, 0xff, 0xff, 0xff, //
-        0x4c, 0x8b, 0x0d, 0xd4, 0xff, 0xff, 0xff, 0xff, 0x25, 0xb6, 0xff, 0xff, 0xff, //
-        0, 0, 0, 0, 0, 0,
-    ];
     let words =
         |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let dispatch = selector.map_or([0; 3], Selector::words);
@@ -366,6 +439,40 @@ fn slot(registers: &Registers, mask: u64, selector: Option<&Selector>) -> Slot {
     let mut slot = [0; SLOT_BYTES];
     slot.copy_from_slice(&parts.concat());
     slot
+}
+
+/// The words of a slot.
+fn words_of(slot: &Slot) -> [u64; SLOT_BYTES / 8] {
+    let mut words = [0; SLOT_BYTES / 8];
+    for (word, bytes) in words.iter_mut().zip(slot.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// What a thread continues by a slot; its other registers are its own. `None` if that is not a slot, or that of a thread
+/// that has its system calls reported to itself.
+fn continued(slot: &Slot, registers: &Registers) -> Option<Parked> {
+    let words = words_of(slot);
+    let [mask, again, rip, rax, call, r9, rcx, r8] = *words.first_chunk()?;
+    let [rbx, rbp, r12, r13, r14, r15, rdx, rsi, rdi, r10, r11, 0, 0, 0] = *words.last_chunk()?
+    else {
+        return None;
+    };
+    if slot[PIVOT as usize..][..CODE.len()] != CODE {
+        return None;
+    }
+    let is_call = again != rip;
+    let orig_rax = if is_call { rax } else { u64::MAX };
+    let rax = match (rax.cast_signed(), call.cast_signed()) {
+        (_, _) if !is_call => rax,
+        (libc::SYS_restart_syscall, _) => ERESTART_RESTARTBLOCK.cast_unsigned(),
+        (_, libc::SYS_ppoll) => ERESTARTNOHAND.cast_unsigned(),
+        _ => ERESTARTNOINTR.cast_unsigned(),
+    };
+    let registers = Registers { rip, rax, orig_rax, rbx, rbp, r12, r13, r14, r15, ..*registers };
+    let registers = Registers { r8, r9, r10, r11, rcx, rdx, rsi, rdi, ..registers };
+    Some(Parked { registers, mask, call: None })
 }
 
 /// Puts the code of another process with its slots into a process, at its address in the vDSO.
@@ -382,4 +489,22 @@ pub(crate) fn put(pid: u32, address: u64, bytes: &[u8]) -> std::io::Result<()> {
 pub(crate) fn may_be_inside(registers: &Registers) -> bool {
     let is_near = |slot: u64| slot / PAGE_BYTES == registers.rip / PAGE_BYTES;
     [registers.r9, registers.r11, registers.r15].into_iter().any(is_near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_that_another_one_leads_to_is_not_forgotten() {
+        let memory = File::open("/dev/null").unwrap();
+        let mut room = Room { pid: 0, memory, start: 0x7000, slots: vec![[0; SLOT_BYTES]; 5] };
+        let [first, second, fourth] = [0, 1, 3].map(|number| room.address(number) + PIVOT);
+        // Threads in the landing code have such an address in one of these registers.
+        let to = |r15, r11| slot(&Registers { r15, r11, ..Registers::default() }, 0, None);
+        (room.slots[3], room.slots[1]) = (to(0, second), to(first, 0));
+        let mut forgotten = vec![true; 5];
+        room.remember(fourth, &mut forgotten);
+        assert_eq!(forgotten, [false, false, true, false, true]);
+    }
 }

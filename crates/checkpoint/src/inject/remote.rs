@@ -20,7 +20,8 @@ use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop};
 use dormouse_record::PAGE_BYTES;
 
-use super::landing::{Berth, Ground};
+use super::landing::{self, Berth, Ground, Parked};
+use super::script::skip_wait;
 use super::selector::Selector;
 
 /// As many polls take less time than a sleep.
@@ -66,12 +67,22 @@ impl<'g> Remote<'g> {
         let (registers, mask) = (call::registers(tid)?, call::signal_mask(tid)?);
         // ORDER: the kernel forgets the sequence at the first call from elsewhere.
         let registers = abort_sequence(tid, registers);
-        let resumed = resumed(registers);
         let selector = Selector::of(tid)?;
+        let at = skip_wait(tid, &registers).unwrap_or(registers);
+        let parked = ground.parked(&at).filter(|_| selector.is_none());
+        let (registers, mask, call) = match parked {
+            Some(Parked { registers, mask, call }) => (registers, mask, call),
+            None => (registers, mask, None),
+        };
+        let resumed = resumed(registers);
         let berth = ground.berth(&resumed, mask, selector.as_ref());
         let (undo, has_gone_on) = (Undo::default(), false);
-        let new =
+        let mut new =
             Self { tid, ground, registers, mask, resumed, selector, berth, undo, has_gone_on };
+        if let Some([number, first, second]) = call {
+            // ORDER: the registers that lead to this call are replaced by the call itself, which is made once.
+            new.call_raw(number as i64, [first, second])?;
+        }
         if let Some(selector) = &new.selector {
             selector.lend(new.tid(), new.spare())?;
             if let Some(berth) = &new.berth {
@@ -140,6 +151,7 @@ impl<'g> Remote<'g> {
         args: [u64; N],
         undo: (i64, u64),
     ) -> Result<u64, Errno> {
+        debug_assert!(landing::UNDO.contains(&(undo.0 as u64)), "the next tracer makes no others");
         self.undo = Undo([undo.0 as u64, 0, undo.1]);
         let made = self.call(number, args);
         self.undo.0[1] = *made.as_ref().unwrap_or(&0);

@@ -308,7 +308,8 @@ pub enum Stop {
 
 /// waitpid(2) for a tracee of the calling thread, or for all of them where `tid` is `None`.
 ///
-/// ECHILD if there is none.
+/// The stop of the one tracee `tid` before a signal is reported until the tracee is resumed. If this process ends
+/// before, the signal is delivered. ECHILD if there is no tracee.
 pub fn wait_stop(tid: Option<u32>) -> Result<(u32, Stop), Errno> {
     loop {
         if let Some(found) = wait(tid, 0)? {
@@ -326,6 +327,11 @@ fn wait(tid: Option<u32>, flags: i32) -> Result<Option<(u32, Stop)>, Errno> {
     const NO_OTHER_THREADS: i32 = 0x2000_0000;
     let which = tid.map_or(-1, |tid| tid as i32);
     let flags = flags | libc::__WALL | NO_OTHER_THREADS;
+    if let Some(tid) = tid
+        && let Some(signal) = next_signal(tid, flags)?
+    {
+        return Ok(Some((tid, Stop::Signal(signal))));
+    }
     let mut status = 0i32;
     // SAFETY: the status is written to an i32; null means no resource usage.
     let found = match check(unsafe {
@@ -344,6 +350,29 @@ fn wait(tid: Option<u32>, flags: i32) -> Result<Option<(u32, Stop)>, Errno> {
         Stop::Ended(status)
     };
     Ok(Some((found as u32, stop)))
+}
+
+/// The signal that the next stop of a tracee is before, if it is such a stop.
+///
+/// The kernel keeps the signal of a stop in the place that wait4(2) clears (`wait_task_stopped()`): a tracer that ends
+/// after that and before it resumes the tracee takes the signal with it. WNOWAIT leaves it.
+fn next_signal(tid: u32, flags: i32) -> Result<Option<i32>, Errno> {
+    let flags = flags | libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT;
+    // SAFETY: zeros are a siginfo_t, which the kernel writes; null means no resource usage.
+    let (waited, info) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let (place, usage) = (&raw mut info, std::ptr::null_mut::<u8>());
+        (check(libc::syscall(libc::SYS_waitid, libc::P_PID, tid, place, flags, usage)), info)
+    };
+    match waited {
+        // wait4(2) reports these.
+        Err(Errno::INTR | Errno::CHILD) => return Ok(None),
+        other => other?,
+    };
+    // SAFETY: the kernel has written the fields of SIGCHLD.
+    let (is_stop, status) = unsafe { (info.si_code == libc::CLD_TRAPPED, info.si_status()) };
+    let is_signal = is_stop && status >> 8 == 0 && status != libc::SIGTRAP | 0x80;
+    Ok(is_signal.then_some(status))
 }
 
 fn kcmp(kind: i32, one: (u32, u64), other: (u32, u64)) -> Result<Ordering, Errno> {
