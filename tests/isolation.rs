@@ -112,6 +112,20 @@ fn vm_seccomp_refuses_io_uring() {
 }
 
 #[test]
+fn vm_seccomp_holds_while_a_checkpoint_is_taken() {
+    only_stopped_by("seccomp", |host| {
+        victim(host, &["attack", "filter-gap"]);
+        first_line(host, "victim");
+        for _ in 0..20 {
+            // It fails where the attack has succeeded and ended.
+            host.dm(&["checkpoint", "--leave-running", "victim"]);
+        }
+        host.dm(&["kill", "--signal", "TERM", "victim"]);
+        outcome(host, "victim")
+    });
+}
+
+#[test]
 fn vm_capabilities_are_reduced() {
     only_stopped_by("capabilities", |host| attack(host, &["--net", "none"], &["set-hostname"]));
     let host = Host::with_attacks(dormouse());

@@ -143,6 +143,33 @@ static int io_uring(char **args)
 	return fd < 0 ? stopped("io_uring_setup") : broken("io_uring_setup");
 }
 
+static volatile sig_atomic_t is_over;
+
+static void end(int signal)
+{
+	(void)signal;
+	is_over = 1;
+}
+
+/* A call that the filter refuses, again and again until SIGTERM, and much time in the vDSO. */
+static int filter_gap(char **args)
+{
+	char params[120] = { 0 };
+	struct timespec now;
+	(void)args;
+	signal(SIGTERM, end);
+	puts("ready");
+	fflush(stdout);
+	while (!is_over) {
+		for (int i = 0; i < 200; i++)
+			clock_gettime(CLOCK_MONOTONIC, &now);
+		if (syscall(SYS_io_uring_setup, 4, params) >= 0)
+			return broken("io_uring_setup");
+	}
+	errno = EPERM;
+	return stopped("io_uring_setup");
+}
+
 /* A set-user-id program of the image: this one, under its other name. */
 static int gain_root(char **args)
 {
@@ -637,6 +664,7 @@ static const struct {
 	{ "cgroup-path", 0, cgroup_path },
 	{ "device-events", 1, device_events },
 	{ "failed-writes", 0, failed_writes },
+	{ "filter-gap", 0, filter_gap },
 	{ "find-key", 1, find_key },
 	{ "find-listener", 1, find_listener },
 	{ "find-process", 1, find_process },

@@ -12,7 +12,7 @@
 //!
 //! Here are only registers: [`super::limit`] and [`super::wait`] determine times.
 
-use dormouse_kernel::call::Registers;
+use dormouse_kernel::call::{self, Registers};
 use dormouse_record::{Restart, Thread};
 
 pub(super) const ERESTARTSYS: i64 = 512;
@@ -44,6 +44,18 @@ pub(super) fn begin_again(registers: Registers) -> Registers {
         return Registers { rax: -ERESTARTNOHAND as u64, ..registers };
     }
     registers
+}
+
+/// Whether a stopped thread is about to call restart_syscall(2): the kernel has decided that it continues its wait.
+/// What it waits for is known to the kernel alone as soon as it is back in the call.
+///
+/// LIMIT: a thread that a job control signal has stopped here is saved as it is, and its wait fails with EINTR.
+pub(super) fn is_to_come(tid: u32, registers: &Registers) -> bool {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let mut code = [0; 2];
+    registers.rax == libc::SYS_restart_syscall as u64
+        && call::read_memory(tid, &mut code, &[(registers.rip, 2)]) == Ok(2)
+        && code == SYSCALL
 }
 
 /// Whether a stopped thread was blocked in the kernel, and will be again. Registers are as
@@ -115,6 +127,20 @@ pub(super) fn restart(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wait_that_continues_is_seen_before_its_call() {
+        let code = [0x90u8, 0x0f, 0x05, 0xc3];
+        let at = |offset: u64, number: i64| {
+            let rip = (&raw const code) as u64 + offset;
+            let registers = Registers { rip, rax: number as u64, ..Registers::default() };
+            is_to_come(std::process::id(), &registers)
+        };
+        assert!(at(1, libc::SYS_restart_syscall));
+        assert!(!at(0, libc::SYS_restart_syscall), "another instruction");
+        assert!(!at(1, libc::SYS_nanosleep), "another call");
+        assert!(!at(3, libc::SYS_restart_syscall), "behind the call");
+    }
 
     #[test]
     fn interrupted_calls_restart_or_continue() {

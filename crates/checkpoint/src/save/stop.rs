@@ -12,6 +12,7 @@ use dormouse_kernel::proc::{self, Fields};
 use dormouse_kernel::{Errno, pidfd};
 use dormouse_record::{Error, Result};
 
+use super::restart;
 use super::seen::Seen;
 use super::subject::Subject;
 use super::tree::{look, look_at_all};
@@ -25,7 +26,7 @@ use crate::look::in_call::InCall;
 /// done.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
-/// How often a thread inside the vDSO is resumed for a moment, so that it leaves.
+/// How often a thread inside the vDSO, or in front of restart_syscall(2), is resumed for a moment, so that it leaves.
 const LET_OUT_TIMES: u32 = 64;
 
 /// A task that was seized.
@@ -236,8 +237,8 @@ fn seize(
     deadline: Instant,
 ) -> Result<()> {
     seized.began.get_or_insert_with(Instant::now);
-    let options = TraceOptions::SUSPEND_SECCOMP | TraceOptions::SYSGOOD;
-    match call::seize(tid, options) {
+    // ORDER: a program that runs has its system call filters. They are suspended while it is stopped.
+    match call::seize(tid, TraceOptions::SYSGOOD) {
         Ok(()) => {}
         Err(Errno::SRCH) => return Ok(()), // ended meanwhile
         // The kernel also returns this for a task that has exited, whether or not it was reaped
@@ -268,7 +269,11 @@ fn seize(
                 let skipped = skip_wait(tid, &registers);
                 let may_leave = let_out < LET_OUT_TIMES
                     || (is_left || skipped.is_some()) && Instant::now() < deadline;
-                let is_outside = || skipped.is_none() && !seen.is_inside_object(&registers);
+                let is_outside = || {
+                    skipped.is_none()
+                        && !seen.is_inside_object(&registers)
+                        && !restart::is_to_come(tid, &registers)
+                };
                 if !is_job_control && may_leave && !is_outside() {
                     let_out += 1;
                     if let Some(landing) = skipped {
@@ -286,6 +291,9 @@ fn seize(
                         Err(e) => return Err(Error::of("interrupt a task", tid)(e)),
                     }
                 }
+                let options = TraceOptions::SUSPEND_SECCOMP | TraceOptions::SYSGOOD;
+                call::set_trace_options(tid, options)
+                    .map_err(Error::of("suspend the system call filters of", tid))?;
                 if let Some(task) = seized.tasks.get_mut(&tid) {
                     task.stopped = is_job_control.then_some(signal);
                     let is_same = |it: InCall| it.is_of(&registers);
