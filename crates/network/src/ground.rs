@@ -116,6 +116,7 @@ impl Network {
             pool_count: plan.pool.count(),
             chunk: CHUNK,
             prefix6: plan.prefix6,
+            has_cookies: address::has_cookies(),
         }
     }
 

@@ -598,6 +598,7 @@ pub fn supported() -> (Result<(), BpfError>, Result<(), BpfError>) {
         pool_count: 1 << 18,
         chunk: CHUNK,
         prefix6: [0xfd, 0, 0, 0, 0, 0],
+        has_cookies: address::has_cookies(),
     };
     (address::supported(constants), abstract_unix::supported())
 }

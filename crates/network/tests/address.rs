@@ -6,15 +6,19 @@ mod agent;
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use agent::Agent;
-use dormouse_kernel::call::{CloneFlags, unshare};
+use dormouse_kernel::call::{CloneFlags, Namespace, bind_packet, unshare};
 use dormouse_model::{ContainerId, Name};
 use dormouse_network::{Domain, Network, Settings};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
 use tempfile::TempDir;
 
 /// Not a test by itself: the other end of [`Agent`].
@@ -496,6 +500,123 @@ fn root_any_means_every_address_of_the_container() {
         assert_ne!(a.agent.ask(&format!("accept {precise}")), "timeout");
         assert_eq!(a.agent.ask(&format!("accept {any}")), "timeout");
     }
+}
+
+/// Runs a function in the stack of a domain.
+fn there<T: Send>(domain: &Domain, act: impl FnOnce() -> T + Send) -> T {
+    dormouse_kernel::namespace::visit(domain.netns.as_fd(), Namespace::Net, act).unwrap()
+}
+
+/// Has the stack of a domain answer with SYN cookies, whatever is pending.
+fn answer_with_cookies(domain: &Domain) {
+    // The file is that of the stack of the writing thread.
+    there(domain, || fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2")).unwrap();
+}
+
+/// How many connections of the stack of a domain were made by cookies.
+fn made_by_cookies(domain: &Domain) -> u64 {
+    let text = there(domain, || fs::read_to_string("/proc/thread-self/net/netstat")).unwrap();
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let at = names.split(' ').position(|name| name == "SyncookiesRecv").unwrap();
+    values.split(' ').nth(at).unwrap().parse().unwrap()
+}
+
+/// A flood of SYNs at a service makes its stack answer with cookies.
+#[test]
+fn root_handshake_by_a_cookie_ends_at_every_address_of_the_container() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    answer_with_cookies(&domain);
+    let extra: IpAddr = "10.136.0.77".parse().unwrap();
+    let mut a = host.container_at(&domain, &["10.136.0.70".parse().unwrap(), extra]);
+    let mut b = host.container(&domain);
+    let mut outside = Agent::start(None, None);
+    let (own, own6, extra6) = (a.v4(), a.v6(), format!("[{}]", a.addresses[3]));
+    let any4 = listener(&mut a.agent, 4, "0.0.0.0:80");
+    let both = listener(&mut a.agent, 6, "[::]:81");
+    let any6 = a.agent.make("socket 6 stream");
+    for step in ["v6only N", "bind N [::]:82", "listen N"] {
+        assert_eq!(a.agent.ask(&step.replace('N', &any6.to_string())), "ok");
+    }
+    let named = listener(&mut a.agent, 6, "[::1]:82");
+    let mut made = 0;
+    for (at, from, family, address) in [
+        (any4, 'b', 4, format!("{own}:80")),
+        (any4, 'a', 4, "127.0.0.1:80".into()),
+        (any4, 'a', 4, "127.0.0.7:80".into()),
+        (any4, 'b', 4, format!("{extra}:80")),
+        (any4, 'o', 4, format!("{extra}:80")),
+        (both, 'b', 4, format!("{own}:81")),
+        (both, 'a', 4, "127.0.0.1:81".into()),
+        (both, 'a', 6, "[::1]:81".into()),
+        (both, 'b', 4, format!("{extra}:81")),
+        (both, 'b', 6, format!("{own6}:81")),
+        (both, 'b', 6, format!("{extra6}:81")),
+        (both, 'o', 6, format!("{own6}:81")),
+        (any6, 'b', 6, format!("{own6}:82")),
+        (any6, 'b', 6, format!("{extra6}:82")),
+        (any6, 'o', 6, format!("{extra6}:82")),
+        // A socket bound precisely comes first.
+        (named, 'a', 6, "[::1]:82".into()),
+    ] {
+        let client = match from {
+            'a' => None,
+            'b' => Some(&mut b.agent),
+            _ => Some(&mut outside),
+        };
+        let client = client.unwrap_or(&mut a.agent);
+        let socket = client.make(&format!("socket {family} stream"));
+        assert_eq!(client.ask(&format!("connect {socket} {address}")), "ok", "{address}");
+        assert_eq!(client.ask(&format!("send {socket} - question")), "ok", "{address}");
+        let accepted = a.agent.ask(&format!("accept {at}"));
+        made += 1;
+        assert_eq!(made_by_cookies(&domain), made, "{address}: {accepted}");
+        let number = accepted.split(' ').next().unwrap();
+        assert_eq!(a.agent.ask(&format!("receive {number}")), "unnamed question", "{address}");
+    }
+}
+
+/// Sent once more, the segment makes no other connection: not beside the first one, and not while the end of that waits
+/// for late segments.
+#[test]
+fn root_segment_that_ends_a_handshake_by_a_cookie_does_so_once() {
+    const ETH_ALL: u16 = 3;
+    const LOOPBACK: u32 = 1;
+    const TCP: usize = 14 + 40;
+    const ACK: u8 = 0x10;
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    answer_with_cookies(&domain);
+    let mut a = host.container(&domain);
+    let at = listener(&mut a.agent, 6, "[::]:81");
+    let wire = there(&domain, || {
+        let wire = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None);
+        let wire = wire.unwrap();
+        bind_packet(wire.as_fd(), ETH_ALL, LOOPBACK).unwrap();
+        wire
+    });
+    let socket = a.agent.make("socket 6 stream");
+    assert_eq!(a.agent.ask(&format!("connect {socket} [::1]:81")), "ok");
+    let accepted = a.agent.ask(&format!("accept {at}"));
+    let number = accepted.split(' ').next().unwrap();
+    assert_eq!(made_by_cookies(&domain), 1);
+    // SYN, SYN with ACK, and ACK.
+    let mut last = vec![0; 2048];
+    let mut length = 0;
+    while length < TCP + 20 || last[TCP + 13] != ACK {
+        length = recv(&wire, &mut last[..], RecvFlags::empty()).unwrap().1;
+    }
+    let again = |agent: &mut Agent| {
+        assert_eq!(send(&wire, &last[..length], SendFlags::empty()), Ok(length));
+        agent.ask(&format!("accept {at}"))
+    };
+    assert_eq!(again(&mut a.agent), "timeout");
+    for end in [number, &socket.to_string()] {
+        assert_eq!(a.agent.ask(&format!("close {end}")), "ok");
+    }
+    assert_eq!(again(&mut a.agent), "timeout");
+    assert_eq!(made_by_cookies(&domain), 1);
 }
 
 #[test]

@@ -23,7 +23,8 @@
  * - steer, on the domain's devices: a socket bound to "any" has one address; a connection to
  *   another of the container's addresses (::1, 127.0.0.1, IPv6, an added one) is assigned to it,
  *   unless a socket is bound to exactly that address. Packets keep their addresses, nothing is
- *   translated.
+ *   translated. Two packets of a connection need this: the first one (SYN), and that which ends a
+ *   handshake by a SYN cookie, for which the kernel has kept nothing.
  * - on the pair of a container with a stack of its own (--net private): a packet enters the domain's
  *   stack only from the addresses of that container, network and hardware. The number of the device
  *   says which container it is (record.h).
@@ -44,7 +45,7 @@
  * more. Multicast and broadcast do not reach containers.
  *
  * KERNEL(6.12): written for; needs netns cookies (5.7), bpf_set_retval (5.18), sk storage in all of
- * these hooks, getsockname hooks (5.8), TCX (6.6). */
+ * these hooks, getsockname hooks (5.8), bpf_tcp_raw_check_syncookie_ipv4 (6.0), TCX (6.6). */
 #include <linux/types.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -876,6 +877,21 @@ static __always_inline int lead(struct __sk_buff *skb, struct bpf_sock_tuple *to
 	return done;
 }
 
+/* Whether a TCP segment ends a handshake by a SYN cookie: the kernel has answered the SYN and kept nothing of it, so a
+ * normal lookup finds a listener or nothing, and the listener makes the connection from the numbers of this segment.
+ * `ip` and `tcp` are headers in the linear data. The number is a keyed hash of the addresses, the ports, the minute and
+ * the client's first number, so no other segment pays for a lookup. A segment that comes twice finds its connection.
+ *
+ * KERNEL(5.11): later, the listener refuses it while the end of that connection waits for late segments. */
+static __always_inline int ends_by_cookie(void *ip, void *tcp, int is6)
+{
+	if (!config.has_cookies)
+		return 0;
+	if (is6)
+		return bpf_tcp_raw_check_syncookie_ipv6(ip, tcp) == 0;
+	return bpf_tcp_raw_check_syncookie_ipv4(ip, tcp) == 0;
+}
+
 /* Whether a normal lookup finds a socket of the container. */
 static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6,
 				     int udp, __u32 index)
@@ -904,7 +920,7 @@ static __always_inline int steer(struct __sk_buff *skb)
 	void *data = (void *)(long)skb->data + 14, *end = (void *)(long)skb->data_end;
 	struct bpf_sock_tuple to = {}, at = {};
 	__u32 index, number, *owner;
-	__u8 protocol;
+	__u8 protocol, flags = DM_TCP_SYN;
 	void *transport;
 	int is6, udp;
 
@@ -967,10 +983,11 @@ static __always_inline int steer(struct __sk_buff *skb)
 	if (protocol == IP_UDP) {
 		udp = 1;
 	} else if (protocol == IP_TCP) {
-		if (transport + 14 > end)
+		if (transport + DM_TCP_HEADER > end)
 			return PASS;
-		/* SYN without ACK: other segments find their connection by a normal lookup */
-		if ((*(__u8 *)(transport + 13) & 0x12) != 0x02)
+		flags = *(__u8 *)(transport + DM_TCP_FLAGS) & (DM_TCP_SYN | DM_TCP_RST | DM_TCP_ACK);
+		/* Other segments find their connection by a normal lookup. */
+		if ((flags & (DM_TCP_SYN | DM_TCP_ACK)) != DM_TCP_SYN && flags != DM_TCP_ACK)
 			return PASS;
 		udp = 0;
 	} else {
@@ -981,6 +998,8 @@ static __always_inline int steer(struct __sk_buff *skb)
 	if (is6) {
 		to.ipv6.sport = *(__be16 *)transport;
 		to.ipv6.dport = *(__be16 *)(transport + 2);
+		if (flags == DM_TCP_ACK && !ends_by_cookie(data, transport, 1))
+			return PASS;
 		if (is_served(skb, &to, 1, udp, index))
 			return PASS;
 		at = to;
@@ -996,6 +1015,8 @@ static __always_inline int steer(struct __sk_buff *skb)
 	} else {
 		to.ipv4.sport = *(__be16 *)transport;
 		to.ipv4.dport = *(__be16 *)(transport + 2);
+		if (flags == DM_TCP_ACK && !ends_by_cookie(data, transport, 0))
+			return PASS;
 		if (is_served(skb, &to, 0, udp, index))
 			return PASS;
 		at = to;

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use libbpf_rs::libbpf_sys as sys;
 
@@ -76,6 +77,13 @@ pub struct Constants {
     pub chunk: u32,
     /// The host's random IPv6 /48.
     pub prefix6: [u8; 6],
+    /// Whether the kernel was built with SYN cookies ([`has_cookies`]).
+    pub has_cookies: bool,
+}
+
+/// Returns whether the kernel was built with SYN cookies (`CONFIG_SYN_COOKIES`), whatever a stack has them for.
+pub fn has_cookies() -> bool {
+    Path::new("/proc/sys/net/ipv4/tcp_syncookies").exists()
 }
 
 record! {
@@ -87,6 +95,7 @@ record! {
         chunk: u32,
         public6: [u32; 3],
         loop6: [u32; 3],
+        has_cookies: u32,
     }
 }
 
@@ -104,6 +113,7 @@ impl Constants {
             chunk: self.chunk,
             public6: words(0, 0),
             loop6: words(0xff, 0xff),
+            has_cookies: self.has_cookies.into(),
         };
         config.to_bytes()
     }
@@ -259,6 +269,7 @@ mod tests {
             pool_count: 1 << 18,
             chunk: 1024,
             prefix6: [0xfd, 1, 2, 3, 4, 5],
+            has_cookies: true,
         }
     }
 
@@ -272,15 +283,18 @@ mod tests {
     #[test]
     fn constants_have_the_layout_of_the_record() {
         let bytes = constants().to_bytes();
-        assert_eq!(bytes.len(), 40);
+        assert_eq!(bytes.len(), 44);
         assert_eq!(bytes[4..8], 0x0a88_0000u32.to_ne_bytes());
         assert_eq!(bytes[16..28], [0xfd, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[28..40], [0xfd, 1, 2, 3, 4, 5, 0xff, 0xff, 0, 0, 0, 0]);
+        assert_eq!(bytes[40..44], 1u32.to_ne_bytes());
     }
 
     #[test]
     fn root_kernel_takes_the_programs() {
         supported(constants()).unwrap();
+        // One without SYN cookies has no helpers for them.
+        supported(Constants { has_cookies: false, ..constants() }).unwrap();
     }
 
     #[test]

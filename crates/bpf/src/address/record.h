@@ -38,6 +38,7 @@ struct dm_config {
 	__u32 chunk; /* addresses per chunk, a power of two; number 2 of a chunk is a domain's own */
 	__u32 public6[3]; /* first 96 bits of the IPv6 addresses, network byte order */
 	__u32 loop6[3]; /* the same of the private loopback addresses */
+	__u32 has_cookies; /* the kernel was built with SYN cookies, so it has the helpers that check them */
 };
 
 /* dm_sockets: kept with a socket, and inherited by the connections it accepts. */

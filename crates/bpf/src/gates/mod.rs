@@ -364,7 +364,7 @@ pub fn supported() -> Result<()> {
 
 fn some_constants() -> Constants {
     let pool = Ipv4Addr::new(10, 136, 0, 0);
-    Constants { level: 2, pool, pool_count: 1, chunk: 1, prefix6: [0; 6] }
+    Constants { level: 2, pool, pool_count: 1, chunk: 1, prefix6: [0; 6], has_cookies: false }
 }
 
 /// The hook of a program of a cgroup; the others are of tracepoints.

@@ -21,6 +21,7 @@
 #define DM_TCP_HEADER 20
 #define DM_TCP_FLAGS 13 /* offset of the flags */
 #define DM_TCP_SYN 0x02
+#define DM_TCP_RST 0x04
 #define DM_TCP_ACK 0x10
 
 struct dm_wire {
