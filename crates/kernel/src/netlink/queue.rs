@@ -43,8 +43,6 @@ const RECEIVE_BYTES: usize = 8 << 20;
 pub enum Verdict {
     /// It is lost.
     Drop,
-    /// It goes on.
-    Accept,
     /// The chain that gave it to the queue sees it once more, with this mark (`NF_REPEAT`).
     Repeat {
         /// The mark of the packet (`meta mark` of nft(8)).
@@ -113,7 +111,6 @@ impl Queue {
     pub fn decide(&self, id: u32, verdict: Verdict) -> Result<()> {
         let (number, mark) = match verdict {
             Verdict::Drop => (0u32, None),
-            Verdict::Accept => (1, None),
             Verdict::Repeat { mark } => (4, Some(mark)),
         };
         let value = [number.to_be_bytes(), id.to_be_bytes()].concat();
