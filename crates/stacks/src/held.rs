@@ -296,7 +296,8 @@ mod tests {
         hold(netns.as_fd(), &[to.ip()]).unwrap();
         let answers = || {
             for _ in 0..CONNECTIONS {
-                let (mut one, _) = listener.accept().unwrap();
+                // The listener is shut down when the client has failed.
+                let Ok((mut one, _)) = listener.accept() else { return };
                 one.set_read_timeout(PATIENCE).unwrap();
                 one.read_exact(&mut [0]).unwrap();
                 one.write_all(b"x").unwrap();
@@ -329,6 +330,9 @@ mod tests {
             scope.spawn(answers);
             let asked = scope.spawn(|| there(&netns, asks)).join();
             has_ended.store(true, Ordering::Relaxed);
+            if asked.is_err() {
+                net::shutdown(&listener, net::Shutdown::Both).unwrap();
+            }
             asked.expect("no connection was reset");
         });
     }
