@@ -331,26 +331,32 @@ fn rates_of_an_earlier_file_are_cleared_before_a_device_is_used() {
     let file = blkio_root().expect("v1").join("blkio.throttle.write_bps_device");
     let earlier = host.dir().join("earlier");
     fs::write(&earlier, vec![0; 1 << 20]).expect("a file");
-    // Other tests may get the device first.
+    // A rate that no other test has.
+    let rate = "123456789";
+    // Other tests may get some of the devices first, or free others, which a container gets before these.
     for round in 0..10 {
-        let node = host.sh(&format!("losetup --find --show {}", earlier.display())).ok();
-        let device = node.trim().trim_start_matches("/dev/").to_owned();
-        let number = fs::read_to_string(Path::new("/sys/block").join(&device).join("dev"));
-        let number = number.expect("the device").trim().to_owned();
-        // A rate that no other test has.
-        fs::write(&file, format!("{number} 123456789")).expect("a rate");
-        host.sh(&format!("losetup --detach {}", node.trim())).ok();
+        let losetup = format!("losetup --find --show {}", earlier.display());
+        let nodes: Vec<String> = (0..8).map(|_| host.sh(&losetup).ok().trim().to_owned()).collect();
+        let name_of = |node: &String| node.trim_start_matches("/dev/").to_owned();
+        let devices: Vec<String> = nodes.iter().map(name_of).collect();
+        let give = |device: &str, rate: &str| {
+            let number = fs::read_to_string(Path::new("/sys/block").join(device).join("dev"));
+            let number = number.expect("the device");
+            fs::write(&file, format!("{} {rate}", number.trim())).expect("a rate");
+        };
+        devices.iter().for_each(|device| give(device, rate));
+        host.sh(&format!("losetup --detach {}", nodes.join(" "))).ok();
         let name = format!("x{round}");
         start(&host, &name, &["--disk", "16m"]);
-        if loop_of(&host, &name) == device {
-            assert_eq!(in_root(&device), ("max".to_owned(), "max".to_owned()));
+        let own = loop_of(&host, &name);
+        let found = in_root(&own);
+        devices.iter().filter(|device| in_root(device).0 == rate).for_each(|it| give(it, "0"));
+        if devices.contains(&own) {
+            assert_eq!(found, ("max".to_owned(), "max".to_owned()));
             return;
         }
-        if in_root(&device).0 == "123456789" {
-            fs::write(&file, format!("{number} 0")).expect("no rate");
-        }
     }
-    eprintln!("SKIPPED: no container got the device of an earlier file");
+    panic!("no container got the device of an earlier file");
 }
 
 /// A request of several MB takes a minute at this rate, and the process that waits for it cannot be killed.
