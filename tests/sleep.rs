@@ -657,6 +657,17 @@ fn cached_list_of_asleep_containers_matches_their_state() {
     thread::sleep(Duration::from_millis(1100)); // recent changes are not cached
     let kept = host.root().join("lib/list");
     assert!(!kept.exists());
+    // The operator of another instance looks, and nothing is written here.
+    let files = || {
+        let places = ["lib", "run/list.lock"].map(|name| host.root().join(name));
+        let places = places.map(|place| place.display().to_string()).join(" ");
+        host.sh(&format!("find {places} -printf '%p %i %T@ %s\\n' | sort")).stdout
+    };
+    let before = files();
+    let seen = Host::new().dm(&["ps", "--all", "--all-domains", "--json"]).ok();
+    assert!(seen.contains("\"c-120\""), "{seen}");
+    assert_eq!(files(), before);
+    assert!(!kept.exists());
     let names = ["x", "c-1", "c-2", "c-3", "c-4", "c-120", "new", "old"];
     is_listed_as_it_is(&host, &names);
     let text = std::fs::read_to_string(&kept).expect("a cached list");

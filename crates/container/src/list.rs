@@ -261,6 +261,17 @@ fn changed_ns(stat: &Stat) -> i128 {
 /// is left out; a damaged record is an error that names the file.
 #[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
 pub(crate) fn list(ground: &Ground) -> Result<Vec<Box<Listed>>> {
+    list_with(ground, true)
+}
+
+/// Does the same, and writes nothing.
+#[allow(clippy::vec_box, reason = "as of `list`")]
+pub(crate) fn list_only(ground: &Ground) -> Result<Vec<Box<Listed>>> {
+    list_with(ground, false)
+}
+
+#[allow(clippy::vec_box, reason = "as of `list`")]
+fn list_with(ground: &Ground, keeps: bool) -> Result<Vec<Box<Listed>>> {
     // ORDER: the containers with processes, then the directories: a container that starts or
     // wakes meanwhile is shown in its old or its new state. The time of its directory does not show a
     // failed wake either.
@@ -297,7 +308,7 @@ pub(crate) fn list(ground: &Ground) -> Result<Vec<Box<Listed>>> {
     })?;
     // ORDER: the file is written while the list is sorted by id.
     let anew = all.iter().filter(|found| found.is_new).count();
-    if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
+    if keeps && anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
         let _ = keep(ground, &all); // on failure the next list reads all again
     }
     // Stable: containers of the same second stay sorted by id.

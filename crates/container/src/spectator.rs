@@ -1,8 +1,8 @@
 //! Containers and processes of all instances of the host, of every trust domain: for the operator alone.
 //!
 //! An *instance* is known by the host's table of ids ([`crate::host_ids`]), in which each instance with containers has
-//! its place. It is opened for reading: no interrupted work is completed in it, and nothing of its last boot is
-//! removed. Commands with its own `--root` do that.
+//! its place. It is opened for reading: no interrupted work is completed in it, nothing of its last boot is removed,
+//! and no cache is written. Commands with its own `--root` do that.
 //!
 //! A process belongs to the container whose cgroup it is in. The name of that cgroup is the second component of its
 //! path: containers make cgroups of any name below, and none beside it.
@@ -42,7 +42,7 @@ impl Spectated {
 
     /// All its containers.
     pub fn list(&self) -> Result<Vec<Box<Listed>>> {
-        list::list(&self.ground)
+        list::list_only(&self.ground)
     }
 
     /// Whether its directory is gone, as when it is removed while it is looked at.
