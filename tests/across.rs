@@ -8,7 +8,12 @@ use std::path::PathBuf;
 use dormouse_bpf::call::{self, Map};
 use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 
+use crate::contracts::Daemon;
 use crate::gates::{accounts, assert_taken, clients, figure, load, stolen_ns, sum};
+use crate::order::{
+    Burst, FIRST, MEAN_ORDERED, SECOND, await_connections, await_order, connections, drop_all, go,
+    mean, places_of, served,
+};
 use crate::private::{checksum, frame};
 
 /// Numbers that both hosts know.
@@ -29,6 +34,12 @@ impl Hosts {
     /// and `a` a client of each account. No host has agreed to anything.
     #[track_caller]
     fn join() -> Self {
+        Self::serving(&["burn", "::", "80"])
+    }
+
+    /// `probe` is what the service runs.
+    #[track_caller]
+    fn serving(probe: &[&str]) -> Self {
         let this = Self { a: Host::with_busybox(), b: Host::with_busybox() };
         let b = this.b.pid();
         sh(&this.a, &format!("ip link add wire0 type veth peer name wire0 netns {b}"));
@@ -40,7 +51,7 @@ impl Hosts {
             }
         }
         let run = ["run", "-d", "--name", "db", "--shared", "-p", "8080:80", "busybox"];
-        this.b.dm(&[&run[..], &["probe", "burn", "::", "80"]].concat()).ok();
+        this.b.dm(&[&run[..], &["probe"], probe].concat()).ok();
         for name in ["smith", "jones"] {
             let run = ["run", "-d", "--name", name, "--account", name, "busybox"];
             this.a.dm(&[&run[..], &["sleep", "100000"]].concat()).ok();
@@ -254,6 +265,77 @@ fn option_that_is_removed_on_the_way_charges_no_account() {
     assert_taken(&all, "jones", 40);
 }
 
+/// They wait at one service, and come from two addresses of the other host.
+#[test]
+fn connections_of_accounts_of_another_host_are_in_turn() {
+    for [first, second] in [[0, 0], [0, 1]] {
+        let hosts = Hosts::serving(&["queue", "block", "::", "80", "3000"]);
+        hosts.agree();
+        let _daemon = Daemon::start(&hosts.b);
+        await_order(&hosts.b, "db");
+        let begin = |client: &str, address: usize, count: usize, sign: &str| {
+            let probe = ["burst", Hosts::B[address], "8080", &count.to_string(), sign];
+            Burst::begin_as(&hosts.a, client, &probe)
+        };
+        let bursts = [begin("jones", first, FIRST, "j"), begin("smith", second, SECOND, "s")];
+        go(&hosts.b);
+        assert_eq!(bursts.map(Burst::answered), [FIRST, SECOND], "all are answered");
+        let all = || served(&hosts.b).len() == FIRST + SECOND;
+        assert!(wait_until(soon(), all), "{:?}", served(&hosts.b));
+        let lines = served(&hosts.b);
+        let places = places_of(lines.iter().map(String::as_str), |line| line.ends_with('s'));
+        assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
+    }
+}
+
+/// Those that are there count in the kernel: a later daemon finds them.
+#[test]
+fn limit_of_an_account_holds_for_its_connections_from_another_host() {
+    let hosts = Hosts::join();
+    hosts.agree();
+    let set = |options: &[&str]| {
+        hosts.b.dm(&[&["account", "set"][..], options, &["smith"]].concat()).ok();
+    };
+    let asks = |client| hosts.a.dm(&ask(client, Hosts::B[0], "3", "100"));
+    set(&["--connections", "4"]);
+    let mut daemon = Daemon::start(&hosts.b);
+    await_order(&hosts.b, "db");
+    let keep = |address| Burst::begin_as(&hosts.a, "smith", &["linger", address, "8080", "3"]);
+    let bursts = Hosts::B.map(keep);
+    await_connections(&hosts.b, "smith", 4);
+    // Others do not wait.
+    asks("jones").ok();
+    assert_eq!(connections(&hosts.b, "smith"), 4);
+    set(&["--connections", "100"]);
+    await_connections(&hosts.b, "smith", 6);
+    set(&["--connections", "6", "--on-limit", "refuse"]);
+    let refused = || asks("smith").stderr.contains("refused");
+    assert!(wait_until(soon(), refused), "{}", asks("smith"));
+    daemon.kill();
+    let daemon = Daemon::start(&hosts.b);
+    await_order(&hosts.b, "db");
+    assert!(wait_until(soon(), refused), "{}", asks("smith"));
+    asks("jones").ok();
+    drop_all(&hosts.a, "smith");
+    drop(bursts);
+    await_connections(&hosts.b, "smith", 0);
+    asks("smith").ok();
+    // What a host says that is not on the list does not count.
+    set(&["--connections", "0"]);
+    assert!(wait_until(soon(), refused), "{}", asks("smith"));
+    hosts.b.dm(&[&["account", "host", "rm"], &Hosts::A[..]].concat()).ok();
+    assert!(wait_until(soon(), || asks("smith").status == 0), "{}", asks("smith"));
+    hosts.agree();
+    assert!(wait_until(soon(), refused), "{}", asks("smith"));
+    // Nor does an account that is gone here.
+    hosts.b.dm(&["account", "rm", "--merge", "smith"]).ok();
+    assert!(wait_until(soon(), || asks("smith").status == 0), "{}", asks("smith"));
+    hosts.b.dm(&["account", "create", "--number", SMITH, "smith"]).ok();
+    set(&["--connections", "0", "--on-limit", "refuse"]);
+    assert!(wait_until(soon(), refused), "{}", asks("smith"));
+    drop(daemon);
+}
+
 /// The first packet of a connection to the service of the other host, with these options.
 fn syn(from: IpAddr, to: IpAddr, options: &[u8]) -> Vec<u8> {
     let head = |sum: [u8; 2]| {
@@ -400,9 +482,15 @@ fn hosts_in_the_kernel_follow_the_list_after_a_kill_at_any_step() {
         }
         keys.len()
     };
+    let events = host.root().join("lib/events");
+    let told = || {
+        let text = fs::read_to_string(&events).unwrap_or_default();
+        text.matches("accounts_shared").count()
+    };
     for change in ["add", "rm"] {
         let mut number = 0;
         loop {
+            let before = told();
             let mut led =
                 Led::start(&host.dormouse(&["account", "host", change, "192.0.2.7"]), &dormouse());
             let call = (0..=number).try_fold("", |_, _| led.next_step());
@@ -413,6 +501,9 @@ fn hosts_in_the_kernel_follow_the_list_after_a_kill_at_any_step() {
             let what = format!("{change} killed at step {number}, {call:?}");
             let listed = host.dm(&["account", "host", "ls"]).ok().lines().count();
             assert_eq!(known(), listed, "{what}");
+            // The daemon learns of it by an event.
+            let is_changed = (listed > 0) == (change == "add");
+            assert!(!is_changed || told() > before, "{what}");
             for program in ["dm_gate_wire", "dm_gate_syn"] {
                 assert_eq!(gates.join(program).exists(), listed > 0, "{program}, {what}");
             }

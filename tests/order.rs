@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::contracts::Daemon;
 
 /// Requests of the first client, and of the second, which come when all of these wait.
-const FIRST: usize = 40;
-const SECOND: usize = 10;
+pub(crate) const FIRST: usize = 40;
+pub(crate) const SECOND: usize = 10;
 
 /// A service that accepts nothing before [`go`], and works 3 ms for each connection.
 #[track_caller]
@@ -24,7 +24,7 @@ fn serve(host: &Host, style: &str, address: &str, options: &[&str]) {
 }
 
 #[track_caller]
-fn go(host: &Host) {
+pub(crate) fn go(host: &Host) {
     host.dm(&["exec", "db", "touch", "/go"]).ok();
 }
 
@@ -37,7 +37,7 @@ fn clients(host: &Host, names: &[&str]) {
 }
 
 /// Connections that are on their way.
-struct Burst {
+pub(crate) struct Burst {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
@@ -50,8 +50,13 @@ impl Burst {
 
     #[track_caller]
     fn begin_with(host: &Host, client: &str, verb: &str, service: &str, count: usize) -> Self {
-        let count = count.to_string();
-        let mut command = host.dormouse(&["exec", client, "probe", verb, service, "80", &count]);
+        Self::begin_as(host, client, &[verb, service, "80", &count.to_string()])
+    }
+
+    /// `probe` is what a client of the service runs.
+    #[track_caller]
+    pub(crate) fn begin_as(host: &Host, client: &str, probe: &[&str]) -> Self {
+        let mut command = host.dormouse(&[&["exec", client, "probe"][..], probe].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         assert_eq!(lines.next().expect("a line").expect("in UTF-8"), "asked");
@@ -60,7 +65,7 @@ impl Burst {
 
     /// Waits for the answers, and returns how many came.
     #[track_caller]
-    fn answered(mut self) -> usize {
+    pub(crate) fn answered(mut self) -> usize {
         let line = self.lines.next().expect("a line").expect("in UTF-8");
         assert!(self.child.wait().expect("a child").success());
         line.parse().expect("a number")
@@ -82,13 +87,13 @@ fn is_ordered(host: &Host, address: &str) -> bool {
 }
 
 #[track_caller]
-fn await_order(host: &Host, service: &str) {
+pub(crate) fn await_order(host: &Host, service: &str) {
     let address = host.address_of(service);
     assert!(wait_until(soon(), || is_ordered(host, &address)), "{service} is not ordered");
 }
 
 /// The clients in the order in which the service had them.
-fn served(host: &Host) -> Vec<String> {
+pub(crate) fn served(host: &Host) -> Vec<String> {
     let logs = host.dm(&["logs", "db"]);
     logs.stdout.lines().chain(logs.stderr.lines()).map(str::to_owned).collect()
 }
@@ -113,9 +118,9 @@ fn places(host: &Host, service: &str) -> Vec<usize> {
 
 /// Connections in turn have the places up to 20, and 10 in the mean. Readings shift some, several workers begin at
 /// once, and a socket of a group may have more of them than another. In the kernel's order the mean is 44.5.
-const MEAN_ORDERED: usize = 24;
+pub(crate) const MEAN_ORDERED: usize = 24;
 
-fn mean(places: &[usize]) -> usize {
+pub(crate) fn mean(places: &[usize]) -> usize {
     places.iter().sum::<usize>() / places.len()
 }
 
@@ -333,14 +338,14 @@ fn vm_shared_service_that_sleeps_is_woken_and_ordered_again() {
 
 /// Connections of an account to shared services now, with those of the accounts below it.
 #[track_caller]
-fn connections(host: &Host, account: &str) -> u64 {
+pub(crate) fn connections(host: &Host, account: &str) -> u64 {
     let text = host.dm(&["account", "inspect", account]).ok();
     let all: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     all[0]["Connections"].as_u64().unwrap_or_else(|| panic!("{all}"))
 }
 
 #[track_caller]
-fn await_connections(host: &Host, account: &str, count: u64) {
+pub(crate) fn await_connections(host: &Host, account: &str, count: u64) {
     let is_so = || connections(host, account) == count;
     assert!(wait_until(soon(), is_so), "{} connections, not {count}", connections(host, account));
 }
@@ -375,7 +380,7 @@ fn keep(host: &Host, client: &str, count: usize) -> Burst {
 
 /// Ends the clients, which lose their connections.
 #[track_caller]
-fn drop_all(host: &Host, client: &str) {
+pub(crate) fn drop_all(host: &Host, client: &str) {
     host.dm(&["exec", client, "sh", "-c", "kill -9 $(pidof probe)"]).ok();
 }
 
@@ -523,7 +528,7 @@ fn many(host: &Host, client: &str, count: usize, program: &str, command: &str) -
 
 /// The places of lines that belong to the second client.
 #[track_caller]
-fn places_of<'a>(
+pub(crate) fn places_of<'a>(
     lines: impl Iterator<Item = &'a str>,
     is_of_a: impl Fn(&str) -> bool,
 ) -> Vec<usize> {

@@ -1068,12 +1068,13 @@ static void queue_serve(int fd)
 {
 	struct sockaddr_storage peer;
 	socklen_t length = sizeof(peer);
-	char name[64], text[128];
+	char name[64], text[128], sign;
 
 	if (read(fd, text, 1) == 1 && !getpeername(fd, (void *)&peer, &length)) {
 		burn_for(queue_us);
 		getnameinfo((void *)&peer, length, name, sizeof(name), 0, 0, NI_NUMERICHOST);
-		length = snprintf(text, sizeof(text), "%s\n", name);
+		sign = text[0];
+		length = snprintf(text, sizeof(text), sign == 'x' ? "%s\n" : "%s %c\n", name, sign);
 		if (write(1, text, length) != (ssize_t)length || write(fd, "done\n", 5) != 5)
 			fail("answer");
 	}
@@ -1197,8 +1198,10 @@ static int linger(char **args)
 		pause();
 }
 
+/* A fourth argument is the sign by which the service tells these connections apart. */
 static int burst(char **args)
 {
+	const char *sign = args[3] ? args[3] : "x";
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
 	int count = atoi(args[2]), all = epoll_create1(0), left = count, answered = 0;
 
@@ -1222,7 +1225,7 @@ static int burst(char **args)
 		if (epoll_wait(all, &event, 1, 60000) != 1)
 			break;
 		fd = event.data.fd;
-		if (event.events & EPOLLOUT && write(fd, "x", 1) == 1) {
+		if (event.events & EPOLLOUT && write(fd, sign, 1) == 1) {
 			event.events = EPOLLIN;
 			epoll_ctl(all, EPOLL_CTL_MOD, fd, &event);
 			continue;

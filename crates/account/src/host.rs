@@ -25,10 +25,16 @@ const FORM: &str = "an address such as 192.0.2.7, or a network such as 192.0.2.0
 impl AgreedHost {
     /// Returns its address and how many of the first bits count, with IPv4 mapped into IPv6.
     pub fn mapped(&self) -> (Ipv6Addr, u32) {
-        match self.address {
-            IpAddr::V4(v4) => (v4.to_ipv6_mapped(), 96 + u32::from(self.bits)),
-            IpAddr::V6(v6) => (v6, self.bits.into()),
-        }
+        let before = if self.address.is_ipv4() { 96 } else { 0 };
+        (mapped(self.address), before + u32::from(self.bits))
+    }
+
+    /// Returns whether this is its address, or one of its network.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let ((own, bits), ip) = (self.mapped(), mapped(ip));
+        // The last bits, which do not count.
+        let rest = u128::MAX.checked_shr(bits).unwrap_or(0);
+        (own.to_bits() ^ ip.to_bits()) & !rest == 0
     }
 
     fn new(address: IpAddr, bits: u8) -> Option<Self> {
@@ -45,6 +51,13 @@ impl AgreedHost {
         let rest = u128::MAX.checked_shr(all).unwrap_or(0);
         let is_valid = bits > 0 && all <= 128 && mapped.to_bits() & rest == 0;
         is_valid.then_some(host)
+    }
+}
+
+fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
     }
 }
 
@@ -115,6 +128,23 @@ mod tests {
             let read = text.parse::<AgreedHost>().ok();
             assert_eq!(read.map(|host| host.to_string()).as_deref(), shown, "{text}");
             assert!(read.is_none_or(|host| host.mapped().1 == bits), "{text}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn network_contains_its_addresses_alone() {
+        for (host, inside, outside) in [
+            ("192.0.2.7", "192.0.2.7", "192.0.2.6"),
+            ("192.0.2.7", "::ffff:192.0.2.7", "::192.0.2.7"),
+            ("192.0.2.0/24", "192.0.2.255", "192.0.3.0"),
+            ("128.0.0.0/1", "255.0.0.1", "127.255.255.255"),
+            ("2001:db8::/64", "2001:db8::1:0:0:1", "2001:db8:0:1::"),
+            ("2001:db8::7", "2001:db8::7", "2001:db8::6"),
+            ("8000::/1", "ffff::", "192.0.2.7"),
+        ] {
+            let host: AgreedHost = host.parse().unwrap();
+            assert!(host.contains(inside.parse().unwrap()), "{host} {inside}");
+            assert!(!host.contains(outside.parse().unwrap()), "{host} {outside}");
         }
     }
 }

@@ -31,6 +31,7 @@ mod host;
 mod number;
 pub mod rule;
 mod usage;
+mod wire;
 
 pub use balance::Balance;
 pub use book::{
@@ -41,3 +42,4 @@ pub use day::Day;
 pub use host::{AgreedHost, HOSTS_MAX};
 pub use number::Number;
 pub use usage::Usage;
+pub use wire::sent_along;

@@ -66,7 +66,8 @@ use crate::event::now_unix_ms;
 use crate::gates::{self, Works};
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-pub(crate) use hosts::{add_hosts, hosts, remove_hosts, shared};
+pub use hosts::Agreement;
+pub(crate) use hosts::{add_hosts, agreement, hosts, record_change, remove_hosts, shared};
 pub(crate) use rules::{
     apply, check, depends_on, explain, installed, is_shared, rules_text, table,
 };
@@ -646,6 +647,9 @@ pub(crate) fn create(ground: &Ground, new: NewAccount) -> Result<Number> {
         store::write_given(ground, number)?;
     }
     store::write_account(ground, book.find(&name)?)?;
+    if new.number.is_some() {
+        record_change(ground);
+    }
     Ok(number)
 }
 
@@ -764,6 +768,9 @@ pub(crate) fn remove(ground: &Ground, name: &Name, merge: bool) -> Result<()> {
     }
     book.find_mut(name)?.is_closing = true;
     store::write_account(ground, book.find(name)?)?;
+    if Number::GLOBAL.contains(&book.find(name)?.number.0) {
+        record_change(ground);
+    }
     fold(ground, false).map(drop)
 }
 

@@ -10,15 +10,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use dormouse_bpf::gates::{Party, Use};
+use dormouse_bpf::gates::{Connections, Party, Use};
 use dormouse_kernel::cgroup::{Cgroup, CpuTime, Hierarchy};
 use dormouse_model::{ContainerId, Cpu, Limits, Name};
-use dormouse_stacks::held;
+use dormouse_stacks::held::{self, Notes};
 
 use crate::disk::{self, Durable};
 use crate::error::{Error, Result};
@@ -87,6 +87,11 @@ impl Services {
         Ok(Some(Effort { cgroup, time: CpuTime::below(&self.places.cgroup)? }))
     }
 
+    /// Returns the accounts that gates have noted with connections; `None` without gates.
+    pub fn labels(&self) -> Result<Option<Labels>> {
+        labels(&Ground::new(self.places.clone()))
+    }
+
     /// Returns what the container with this cgroup has worked for other accounts, with the load of the gates that have
     /// counted; the number is 0 if that is nothing.
     pub fn worked(&self, cgroup_v2_id: u64) -> Result<(u32, Vec<Use>)> {
@@ -94,6 +99,22 @@ impl Services {
         let Some(gates) = gates::find(&ground)? else { return Ok((0, Vec::new())) };
         Ok(gates.uses_of(cgroup_v2_id)?)
     }
+}
+
+/// The accounts of the clients of connections, as the gates have noted them.
+#[derive(Debug)]
+pub struct Labels(Connections);
+
+impl Labels {
+    /// Returns where the kernel has them.
+    pub fn notes(&self) -> Notes<'_> {
+        Notes { map: self.0.as_fd(), account: Connections::client }
+    }
+}
+
+fn labels(ground: &Ground) -> Result<Option<Labels>> {
+    let Some(gates) = gates::find(ground)? else { return Ok(None) };
+    Ok(gates.connections()?.map(Labels))
 }
 
 /// Counters of the processors that one container uses, and that it waits for.
@@ -166,15 +187,21 @@ pub(crate) fn connections(ground: &Ground) -> Result<BTreeMap<u32, u32>> {
             services.entry(domain).or_default().extend(&config.addresses);
         }
     }
+    let agreement = account::agreement(ground)?;
+    let labels = if agreement.is_none() { None } else { labels(ground)? };
+    let notes = labels.as_ref().map(Labels::notes);
     let mut counts = BTreeMap::new();
     for (domain, addresses) in services {
         let Some(found) = ground.network()?.find_domain(&domain)? else { continue };
-        let count = |other: IpAddr| {
-            if let Some(number) = clients.get(&other) {
-                *counts.entry(*number).or_default() += 1;
+        let count = |[client, _]: [SocketAddr; 2], noted: Option<u32>| {
+            let own = clients.get(&client.ip()).copied();
+            let sent = || Some(agreement.party(client.ip(), noted?)?.account);
+            if let Some(number) = own.or_else(sent) {
+                *counts.entry(number).or_default() += 1;
             }
         };
-        held::count_in(found.netns.as_fd(), |ip| addresses.contains(&ip), count).map_err(|e| {
+        let is_service = |ip| addresses.contains(&ip);
+        held::count_in(found.netns.as_fd(), notes, is_service, count).map_err(|e| {
             Error::Invalid(format!("cannot count connections in domain {domain}: {e}"))
         })?;
     }

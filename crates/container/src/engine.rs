@@ -23,8 +23,8 @@ use dormouse_launch::ExitStatus;
 use dormouse_model::{Config, ContainerId, Cpu, LogDriver, Name, RootSource, State};
 
 use crate::account::{
-    AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
-    RuleQuestion,
+    AccountDetails, AccountUpdate, Agreement, ConnectionLimits, LifeReading, NewAccount,
+    RuleAnswer, RuleQuestion,
 };
 use crate::create::Created;
 use crate::debt::Debtor;
@@ -837,6 +837,11 @@ impl Engine {
     /// Returns the limits of connections of all accounts.
     pub fn connection_limits(&self) -> Result<ConnectionLimits> {
         account::limits(&self.ground)
+    }
+
+    /// Returns what packets of other hosts may say about accounts.
+    pub fn agreement(&self) -> Result<Agreement> {
+        account::agreement(&self.ground)
     }
 
     /// Returns how many connections to shared services each account has now, by the numbers of accounts.

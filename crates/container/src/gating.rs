@@ -175,7 +175,11 @@ pub(crate) fn change<T>(ground: &Ground, change: impl FnOnce() -> Result<T>) -> 
 /// Finishes the change of a killed command. A table that cannot be made now is left to the next command.
 pub(crate) fn finish_change(ground: &Ground, mark: &Path) -> Result<bool> {
     match refresh(ground) {
-        Ok(()) => disk::remove(mark).map(|()| true),
+        Ok(()) => {
+            // The killed command may have said nothing to the daemon.
+            account::record_change(ground);
+            disk::remove(mark).map(|()| true)
+        }
         Err(_) => Ok(false),
     }
 }

@@ -221,13 +221,13 @@ mod warmth;
 mod writeback;
 
 pub use account::{
-    AccountDetails, AccountUpdate, ConnectionLimits, LifeReading, NewAccount, RuleAnswer,
-    RuleQuestion,
+    AccountDetails, AccountUpdate, Agreement, ConnectionLimits, LifeReading, NewAccount,
+    RuleAnswer, RuleQuestion,
 };
 pub use admission::{Answer, Gate, Received, WAIT_INTERVAL, Waker};
 pub use contract::{MemoryGranted, MemoryLimits, MemoryMember};
 pub use create::Created;
-pub use debt::{Debtor, Effort, Services};
+pub use debt::{Debtor, Effort, Labels, Services};
 pub use dormouse_account::{ConnectionLimit, OnLimit};
 pub use dormouse_bpf::gates::{Party, Stat as GateStat, Use};
 pub use dormouse_bpf::socket_count::Count as SocketCount;

@@ -33,6 +33,10 @@
 //! **Limits.** A connection of an account that has as many as it may have is held until another one has ended, or is
 //! refused or lost. How many it has is counted in the kernel ([`Used`]).
 //!
+//! **Other hosts.** A connection from a host with which accounts are shared is one of the account that came along in
+//! its first packet, as for the gates. They note it with the connection when the handshake ends. Until then it is known
+//! here alone ([`Coming`]).
+//!
 //! **Ends.** After SIGKILL the kernel drops the held packets, and clients repeat them after a second. All later ones go
 //! on. At an end on purpose all are admitted, and the rules are removed.
 
@@ -45,7 +49,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dormouse_container::{
-    ConnectionLimit, ConnectionLimits, Effort, OnLimit, Party, Places, Services,
+    Agreement, ConnectionLimit, ConnectionLimits, Effort, Labels, OnLimit, Party, Places, Services,
 };
 #[cfg(doc)]
 use dormouse_governor::order::WAITING_MAX;
@@ -93,6 +97,9 @@ const UNREAD_WITHIN: Duration = Duration::from_secs(1);
 const BUSY_PART: u32 = 4;
 /// Time between readings of that.
 const BUSY_EVERY: Duration = Duration::from_micros(200);
+/// LIMIT: connections from other hosts that are being made, of accounts with a limit. Further ones count when they are
+/// made.
+const COMING_MAX: usize = 4096;
 /// LIMIT: held packets of one account in one stack. [`held::HELD_MAX`] is for all.
 const ACCOUNT_MAX: u32 = 1024;
 /// Packets that are received before the next look.
@@ -134,6 +141,7 @@ pub(crate) struct Plan {
     pub(crate) containers: BTreeMap<u64, ContainerId>,
     pub(crate) weights: BTreeMap<Party, u32>,
     pub(crate) limits: ConnectionLimits,
+    pub(crate) agreement: Agreement,
 }
 
 impl Plan {
@@ -169,10 +177,13 @@ impl Admitter {
         let call = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let shared = Arc::new(Shared::default());
         let mut work = Work {
-            places: Services::new(places),
             plan: Plan::default(),
             stacks: BTreeMap::new(),
-            all: All::default(),
+            all: All {
+                places: Services::new(places),
+                services: BTreeMap::new(),
+                used: Used::default(),
+            },
             again: None,
             said: None,
         };
@@ -335,6 +346,7 @@ struct Stack {
     held: HashMap<[SocketAddr; 2], (u64, Account)>,
     /// Held packets by account.
     counts: BTreeMap<Account, u32>,
+    coming: Coming,
 }
 
 /// A service, and when a connection to it was admitted last.
@@ -403,12 +415,51 @@ impl Used {
     }
 }
 
-/// What is known of all stacks together.
+/// Connections of accounts with a limit that have come from other hosts, from their admission until the gates have
+/// noted the account.
+///
+/// Only a host that receives the answers ends its handshake, so one that is forged counts no longer than
+/// [`UNREAD_WITHIN`].
 #[derive(Debug, Default)]
+struct Coming(HashMap<[SocketAddr; 2], (Party, Instant)>);
+
+impl Coming {
+    fn add(&mut self, ends: [SocketAddr; 2], party: Party, now: Instant) {
+        if self.0.len() >= COMING_MAX {
+            self.forget(now);
+        }
+        if self.0.len() < COMING_MAX {
+            self.0.insert(ends, (party, now));
+        }
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, (_, since)| *since + UNREAD_WITHIN > now);
+    }
+
+    fn of(&self, ends: [SocketAddr; 2]) -> Option<Party> {
+        self.0.get(&ends).map(|(party, _)| *party)
+    }
+}
+
+/// What is known of all stacks together.
+#[derive(Debug)]
 struct All {
+    places: Services,
     /// By cgroup.
     services: BTreeMap<u64, Served>,
     used: Used,
+}
+
+impl All {
+    /// The accounts of connections, as far as other hosts send some along. Without a reading they are those of the
+    /// outside.
+    fn labels(&self, plan: &Plan) -> Option<Labels> {
+        if plan.agreement.is_none() {
+            return None;
+        }
+        self.places.labels().ok().flatten()
+    }
 }
 
 impl Stack {
@@ -440,21 +491,24 @@ impl Stack {
 
     /// Takes a packet that has come.
     fn take(&mut self, packet: Packet, plan: &Plan, all: &mut All) -> Result<(), CallError> {
-        let Packet { id, ends, sequence } = packet;
+        let Packet { id, ends, sequence, options } = packet;
         let to = ends.and_then(|ends| Some((ends, *self.plan.services.get(&ends[1].ip())?)));
         let Some((ends, service)) = to else { return self.decide(id, held::ADMIT) };
-        let account: Account = self.plan.clients.get(&ends[0].ip()).copied();
+        let from = ends[0].ip();
+        let own = self.plan.clients.get(&from).copied();
+        let account: Account = own.or_else(|| plan.agreement.sent_along(from, &options));
         if let Some((cookie, account)) = self.held.get(&ends)
             && let Some(listening) = self.listening.get_mut(cookie)
             && let Some(held) = listening.queue.find(account, |held| held.ends == ends)
         {
-            // The client repeats it, or has another connection with the same port.
+            // The client repeats it, or has another connection with the same port. That of another host may be for
+            // another account now, and keeps the place.
             held.sequence = sequence;
             let before = std::mem::replace(&mut held.id, id);
             return self.decide(before, Verdict::Drop);
         }
         if all.used.over(plan, &account).is_some() {
-            let is_counted = self.count(plan, &mut all.used, false)?;
+            let is_counted = self.count(plan, all, false)?;
             match all.used.over(plan, &account) {
                 Some(how @ (OnLimit::Refuse | OnLimit::Drop)) if is_counted => {
                     return self.refuse(&Held { id, ends, sequence }, how);
@@ -523,8 +577,10 @@ impl Stack {
 
     /// Counts the connections of accounts with a limit; `is_due`: whenever that was done last. Returns whether it was
     /// done.
-    fn count(&mut self, plan: &Plan, used: &mut Used, is_due: bool) -> Result<bool, CallError> {
+    fn count(&mut self, plan: &Plan, all: &mut All, is_due: bool) -> Result<bool, CallError> {
         let (begun, spent) = (Instant::now(), spent());
+        let labels = all.labels(plan);
+        let used = &mut all.used;
         let is_early = |again: &Instant| *again > begun;
         if !is_due && used.again.get(&self.number).is_some_and(is_early) {
             return Ok(false);
@@ -533,9 +589,16 @@ impl Stack {
             stacks.remove(&self.number);
         }
         let StackPlan { services, clients } = &self.plan;
-        let add = |ip: IpAddr| used.add(plan, &clients.get(&ip).copied(), self.number);
-        let counted =
-            held::count(&mut self.holding.listeners, |ip| services.contains_key(&ip), add);
+        self.coming.forget(begun);
+        let coming = &self.coming;
+        let add = |ends: [SocketAddr; 2], noted: Option<u32>| {
+            let from = ends[0].ip();
+            let sent = || plan.agreement.party(from, noted?);
+            let account = clients.get(&from).copied().or_else(sent).or_else(|| coming.of(ends));
+            used.add(plan, &account, self.number);
+        };
+        let (listeners, notes) = (&mut self.holding.listeners, labels.as_ref().map(Labels::notes));
+        let counted = held::count(listeners, notes, |ip| services.contains_key(&ip), add);
         used.counts.retain(|_, stacks| !stacks.is_empty());
         used.again.insert(self.number, begun + COUNT.max(since(spent) * SPARING));
         counted.map(|()| true)
@@ -551,13 +614,14 @@ impl Stack {
     }
 
     /// Ends held connections of accounts that have no room, and that are not to wait for it.
-    fn refuse_all(&mut self, plan: &Plan, used: &mut Used) -> Result<(), CallError> {
-        if !used.is_wanted || !self.count(plan, used, false)? {
+    fn refuse_all(&mut self, plan: &Plan, all: &mut All) -> Result<(), CallError> {
+        if !all.used.is_wanted || !self.count(plan, all, false)? {
             return Ok(());
         }
         let accounts: Vec<Account> = self.counts.keys().copied().collect();
         for account in accounts {
-            let Some(how @ (OnLimit::Refuse | OnLimit::Drop)) = used.over(plan, &account) else {
+            let Some(how @ (OnLimit::Refuse | OnLimit::Drop)) = all.used.over(plan, &account)
+            else {
                 continue;
             };
             let queues = self.listening.values_mut().map(|one| &mut one.queue);
@@ -606,6 +670,13 @@ impl Stack {
             let Some((account, next)) = popped else { break };
             served.admitted = now;
             all.used.add(plan, &account, self.number);
+            let [from, _] = next.ends;
+            let is_of_here = self.plan.clients.contains_key(&from.ip());
+            if let Some(party) =
+                account.filter(|_| !is_of_here && !plan.limits(&account).is_empty())
+            {
+                self.coming.add(next.ends, party, now);
+            }
             if !listening.is_open {
                 listening.moved = now;
             }
@@ -629,7 +700,7 @@ impl Stack {
 
     /// Looks at the backlog of each listener for which packets are held.
     fn look(&mut self, plan: &Plan, all: &mut All, now: Instant) -> Result<(), CallError> {
-        self.refuse_all(plan, &mut all.used)?;
+        self.refuse_all(plan, all)?;
         let waits = |(cookie, one): (&u64, &Listening)| (!one.queue.is_empty()).then_some(*cookie);
         let cookies: Vec<u64> = self.listening.iter().filter_map(waits).collect();
         for cookie in cookies {
@@ -734,7 +805,6 @@ fn since(spent: Duration) -> Duration {
 /// The thread.
 #[derive(Debug)]
 struct Work {
-    places: Services,
     plan: Plan,
     stacks: BTreeMap<Name, Stack>,
     all: All,
@@ -892,7 +962,7 @@ impl Work {
         self.all.services.retain(|id, _| live.contains(id));
         let now = Instant::now();
         for (cgroup, id) in &self.plan.containers {
-            let places = &self.places;
+            let places = &self.all.places;
             self.all.services.entry(*cgroup).or_insert_with(|| Served {
                 order: order::Service::default(),
                 admitted: now,
@@ -905,12 +975,12 @@ impl Work {
         }
         self.all.used = Used::default();
         if !self.plan.limits.is_empty() {
-            self.each(|stack, plan, all| stack.count(plan, &mut all.used, true).map(drop));
+            self.each(|stack, plan, all| stack.count(plan, all, true).map(drop));
         }
     }
 
     fn follow_one(&mut self, name: &Name, plan: StackPlan) -> Result<(), String> {
-        let opened = self.places.stack(name).map_err(|e| e.to_string())?;
+        let opened = self.all.places.stack(name).map_err(|e| e.to_string())?;
         let Some(netns) = opened else {
             return Err("the domain is gone".into());
         };
@@ -935,7 +1005,8 @@ impl Work {
         let holding = held::open(netns.as_fd()).map_err(|e| e.to_string())?;
         let number = inode(&netns).map_err(|e| e.to_string())?;
         let (listening, held, counts) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
-        let stack = Stack { netns, number, holding, plan, listening, held, counts };
+        let coming = Coming::default();
+        let stack = Stack { netns, number, holding, plan, listening, held, counts, coming };
         hold(&stack)?;
         self.stacks.insert(name.clone(), stack);
         Ok(())
@@ -950,7 +1021,7 @@ impl Work {
             served.read = now;
             // Without a reading the estimates stay. An unload of gates is followed by a plan.
             let used_ns = served.effort.as_ref().and_then(|effort| effort.used_ns().ok().flatten());
-            let Ok((load, uses)) = self.places.worked(*id) else { continue };
+            let Ok((load, uses)) = self.all.places.worked(*id) else { continue };
             let uses: Vec<(Account, u64)> = uses
                 .into_iter()
                 .map(|one| (Some(one.party).filter(|party| party.account != 0), one.cpu_ns))

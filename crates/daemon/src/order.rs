@@ -82,6 +82,8 @@ impl Order {
         let mut plan = plan(&self.debtors);
         if !plan.stacks.is_empty() {
             plan.limits = self.engine.connection_limits()?;
+            // With a damaged list, which the verbs report, nothing is believed.
+            plan.agreement = self.engine.agreement().unwrap_or_default();
         }
         Ok(plan)
     }

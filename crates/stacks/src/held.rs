@@ -100,37 +100,50 @@ pub fn hold(netns: BorrowedFd<'_>, services: &[IpAddr]) -> Result<()> {
     })
 }
 
+/// Accounts that programs in the kernel have noted with connections.
+#[derive(Debug, Clone, Copy)]
+pub struct Notes<'m> {
+    /// Their storage of sockets.
+    pub map: BorrowedFd<'m>,
+    /// Reads the account of the client from the note of the side that was connected to.
+    pub account: fn(&[u8]) -> Option<u32>,
+}
+
 /// Counts the connections of a stack that have come to one of some services, and not to a client of its own: calls
-/// `each` with the address of the other side.
+/// `each` with client and service, and with the account of the client where one is noted.
 pub fn count(
     listeners: &mut Listeners,
+    notes: Option<Notes<'_>>,
     is_service: impl Fn(IpAddr) -> bool,
-    mut each: impl FnMut(IpAddr),
+    mut each: impl FnMut([SocketAddr; 2], Option<u32>),
 ) -> std::result::Result<(), CallError> {
     let (mut ports, mut found) = (HashSet::new(), Vec::new());
-    let note = |[own, other]: [SocketAddr; 2], is_listening: bool| {
+    let note = |[own, other]: [SocketAddr; 2], is_listening: bool, value: Option<&[u8]>| {
         if !is_service(own.ip()) {
             return;
         }
+        let account = notes.zip(value).and_then(|(notes, value)| (notes.account)(value));
         match is_listening {
             true => drop(ports.insert(own.port())),
-            false => found.push((own.port(), other.ip())),
+            false => found.push(([other, own], account)),
         }
     };
-    listeners.connections(note)?;
-    found.iter().filter(|(port, _)| ports.contains(port)).for_each(|(_, other)| each(*other));
+    listeners.connections(notes.map(|notes| notes.map), note)?;
+    let has_come = |([_, own], _): &&([SocketAddr; 2], _)| ports.contains(&own.port());
+    found.iter().filter(has_come).for_each(|(ends, account)| each(*ends, *account));
     Ok(())
 }
 
 /// Does the same in a stack that is not held.
 pub fn count_in(
     netns: BorrowedFd<'_>,
+    notes: Option<Notes<'_>>,
     is_service: impl Fn(IpAddr) -> bool + Send,
-    each: impl FnMut(IpAddr) + Send,
+    each: impl FnMut([SocketAddr; 2], Option<u32>) + Send,
 ) -> Result<()> {
     inside(netns, || {
         let mut listeners = Listeners::open().map_err(elsewhere)?;
-        count(&mut listeners, is_service, each).map_err(elsewhere)
+        count(&mut listeners, notes, is_service, each).map_err(elsewhere)
     })
 }
 
@@ -273,7 +286,8 @@ mod tests {
             });
             let mut others = Vec::new();
             let is_service = |ip| ip == to.ip();
-            count(&mut holding.listeners, is_service, |other| others.push(other)).unwrap();
+            let each = |[client, _]: [SocketAddr; 2], _| others.push(client.ip());
+            count(&mut holding.listeners, None, is_service, each).unwrap();
             // The client of the first one is gone, and the listener has not accepted it.
             assert_eq!(others, [to.ip()]);
             // The process ends, and the table stays.

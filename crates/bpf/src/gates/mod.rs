@@ -45,10 +45,12 @@ const HOSTS: &str = "dm_gate_hosts";
 const KNOWN: &str = "dm_gate_known";
 const TRACE: &str = "dm_gate_trace";
 const EDGES: &str = "dm_gate_edges";
+const SOCKETS: &str = "dm_gate_sockets";
 
 /// The maps with names, in the order in which [`Gates::remove`] removes them.
-const MAPS: [&str; 12] =
-    [HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN, TRACE, EDGES];
+const MAPS: [&str; 13] = [
+    HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN, TRACE, EDGES, SOCKETS,
+];
 
 /// LIMIT: containers with a home, and addresses with a peer.
 pub const HOMES_MAX: u32 = 1 << 18;
@@ -248,6 +250,17 @@ record! {
 }
 
 record! {
+    struct ConnectionRecord = "connection" {
+        owner: u64,
+        account: u32,
+        is_opened: u32,
+    }
+}
+
+/// `DM_NOBODY`
+const NOBODY: u32 = 0xffff_fffe;
+
+record! {
     struct EdgeRecord = "dm_gate_edge" {
         home_owner: u64,
         peer_owner: u64,
@@ -413,6 +426,26 @@ fn all_clients(clients: &Map, cgroup_v2_id: u64, numbers: u32) -> Result<Vec<(Nt
         all.push((nth, Work { cgroup: cgroup_v2_id, owner, account, reserved: 0 }));
     }
     Ok(all)
+}
+
+/// What gates have noted with connections, in a storage of sockets.
+#[derive(Debug)]
+pub struct Connections(Map);
+
+impl Connections {
+    /// Reads the account of the client from the note of the side that was connected to. `None` for a side that has
+    /// opened its connection, and for a client outside of all containers whose host has sent no account along.
+    pub fn client(note: &[u8]) -> Option<u32> {
+        let note = (note.len() == size_of::<ConnectionRecord>())
+            .then(|| ConnectionRecord::from_bytes(note))?;
+        (note.is_opened == 0 && note.account != NOBODY).then_some(note.account)
+    }
+}
+
+impl AsFd for Connections {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Gates that are loaded, and not attached yet.
@@ -604,8 +637,7 @@ impl Gates {
         let (Some(known), Some(hosts_map)) = (self.map(KNOWN)?, self.map(HOSTS)?) else {
             return Ok(());
         };
-        let sees = self.which.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send));
-        let is_active = sees && !hosts.is_empty();
+        let is_active = self.sees_connections() && !hosts.is_empty();
         if is_active {
             for (name, hook) in WIRES {
                 let link = self.dir.join(name);
@@ -634,6 +666,16 @@ impl Gates {
             WIRES.iter().try_for_each(|(name, _)| unname(&self.dir.join(name)))?;
         }
         Ok(())
+    }
+
+    /// Returns whether connections are seen, by a gate of sockets.
+    pub fn sees_connections(&self) -> bool {
+        self.which.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send))
+    }
+
+    /// What is noted with connections; `None` if the gates are of an earlier build, or are being unloaded.
+    pub fn connections(&self) -> Result<Option<Connections>> {
+        Ok(self.map(SOCKETS)?.map(Connections))
     }
 
     /// Returns whether passages can be traced: the gate that sees data arrive is loaded.
@@ -820,6 +862,7 @@ mod tests {
         assert_same::<Line>(GROUP.object);
         assert_same::<HostRecord>(GROUP.object);
         assert_same::<SharedRecord>(GROUP.object);
+        assert_same::<ConnectionRecord>(GROUP.object);
         assert_same::<EdgeRecord>(GROUP.object);
         assert_same::<EdgeCount>(GROUP.object);
         assert_same::<Count>(GROUP.object);

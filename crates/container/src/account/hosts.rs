@@ -1,14 +1,18 @@
 //! Hosts with which accounts are shared.
 //!
-//! Uses `ground` and `account::store`.
+//! Uses `ground`, `gates` and `account::store`.
 
-use dormouse_account::{Account, AgreedHost, HOSTS_MAX, Number};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use dormouse_account::{Account, AgreedHost, HOSTS_MAX, Number, sent_along};
 use dormouse_bpf::gates::Party;
 use serde::{Deserialize, Serialize};
 
 use super::store::{self, Place};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
+use crate::gates;
 use crate::ground::Ground;
 
 /// Format of the record; this file describes 1.
@@ -37,7 +41,14 @@ fn change(ground: &Ground, change: impl FnOnce(&mut Vec<AgreedHost>) -> Result<(
     change(&mut hosts)?;
     hosts.sort_unstable();
     let record = disk::with_checksum(&Record { version: VERSION, hosts })?;
-    disk::write_json(&place.hosts(), &record, Durable::Yes)
+    disk::write_json(&place.hosts(), &record, Durable::Yes)?;
+    record_change(ground);
+    Ok(())
+}
+
+/// Has a daemon look at the list, the accounts and their limits again.
+pub(crate) fn record_change(ground: &Ground) {
+    ground.record("accounts_shared", "", "", &[]);
 }
 
 /// Adds hosts to the list. One that is on it stays.
@@ -70,6 +81,43 @@ pub(crate) fn remove_hosts(ground: &Ground, gone: &[AgreedHost]) -> Result<()> {
         hosts.retain(|host| !gone.contains(host));
         Ok(())
     })
+}
+
+/// What packets of other hosts may say about accounts, as the gates believe it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Agreement {
+    hosts: Vec<AgreedHost>,
+    /// By their numbers.
+    accounts: BTreeMap<u32, Party>,
+}
+
+impl Agreement {
+    /// Returns whether no host may say anything.
+    pub fn is_none(&self) -> bool {
+        self.hosts.is_empty() || self.accounts.is_empty()
+    }
+
+    /// Returns the account with this number, if the address is that of a host which may name it.
+    pub fn party(&self, from: IpAddr, number: u32) -> Option<Party> {
+        let party = *self.accounts.get(&number)?;
+        self.hosts.iter().any(|host| host.contains(from)).then_some(party)
+    }
+
+    /// Returns the account that has come along in the options of the first packet (TCP) of a connection.
+    pub fn sent_along(&self, from: IpAddr, options: &[u8]) -> Option<Party> {
+        // Most packets have none, and the list is long.
+        sent_along(options).and_then(|number| self.party(from, number.0))
+    }
+}
+
+/// Returns what other hosts may say: nothing without gates that see connections.
+pub(crate) fn agreement(ground: &Ground) -> Result<Agreement> {
+    let gates = gates::find(ground)?;
+    if !gates.is_some_and(|gates| gates.sees_connections()) {
+        return Ok(Agreement::default());
+    }
+    let accounts = shared(ground)?.into_iter().map(|party| (party.account, party)).collect();
+    Ok(Agreement { hosts: hosts(ground)?, accounts })
 }
 
 /// Returns the accounts that several machines share, as gates know them.

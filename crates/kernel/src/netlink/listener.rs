@@ -3,6 +3,7 @@
 //! The question is asked for each connection, so it has a socket of its own and no acknowledgement.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -31,6 +32,13 @@ const RECEIVED_AT: usize = 128;
 const SENT_AT: usize = 200;
 /// `INET_DIAG_MD5SIG`, which the kernel adds for CAP_NET_ADMIN over the stack. KERNEL(4.14).
 const KEYS: u16 = 18;
+/// `INET_DIAG_REQ_SK_BPF_STORAGES` of a request, with `SK_DIAG_BPF_STORAGE_REQ_MAP_FD` in it. KERNEL(5.7).
+const WANTS_STORAGE: u16 = 2;
+const STORAGE_MAP: u16 = 1;
+/// `INET_DIAG_SK_BPF_STORAGES` of an answer, `SK_DIAG_BPF_STORAGE` in it, and `SK_DIAG_BPF_STORAGE_MAP_VALUE` in that.
+const STORAGE: [u16; 3] = [20, 1, 3];
+/// The bits of the kind of an attribute that are not flags.
+const KIND_MASK: u16 = 0x3fff;
 /// The length of `struct inet_diag_msg`, and where the inode is in it.
 const HEAD_BYTES: usize = 72;
 const INODE_AT: usize = 68;
@@ -120,16 +128,27 @@ impl Listeners {
         self.ask(ends, INFO, found)
     }
 
-    /// Calls `each` with both ends, the own one first, of each socket of this stack that listens or has a connection.
-    /// Ended ones, which only wait for late packets, are left out.
-    pub fn connections(&mut self, mut each: impl FnMut([SocketAddr; 2], bool)) -> Result<()> {
+    /// Calls `each` with both ends, the own one first, of each socket of this stack that listens or has a connection,
+    /// and whether it listens. Ended ones, which only wait for late packets, are left out. With the map of a storage of
+    /// sockets (`BPF_MAP_TYPE_SK_STORAGE`) also with the value of the socket there; one that is being made has none.
+    pub fn connections(
+        &mut self,
+        storage: Option<BorrowedFd<'_>>,
+        mut each: impl FnMut([SocketAddr; 2], bool, Option<&[u8]>),
+    ) -> Result<()> {
         for any in [SocketAddr::from(([0; 4], 0)), SocketAddr::from(([0u16; 8], 0))] {
             let mut request = request(any, any, 0);
             let states = HAVE.iter().fold(1 << LISTEN, |states: u32, state| states | 1 << state);
             request[4..8].copy_from_slice(&states.to_ne_bytes());
-            self.socket.dump(BY_FAMILY, &Message::new(&request), |message| {
+            let mut request = Message::new(&request);
+            if let Some(map) = storage {
+                let map = Message::new(&[]).with(STORAGE_MAP, &map.as_raw_fd().to_ne_bytes());
+                request = request.nested(WANTS_STORAGE, &map);
+            }
+            self.socket.dump(BY_FAMILY, &request, |message| {
                 let is_listening = *message.get(1)? == LISTEN;
-                each([end(message, 4, 8)?, end(message, 6, 24)?], is_listening);
+                let value = storage.and_then(|_| stored(message));
+                each([end(message, 4, 8)?, end(message, 6, 24)?], is_listening, value);
                 Some(())
             })?;
         }
@@ -205,6 +224,14 @@ fn end(message: &[u8], port: usize, address: usize) -> Option<SocketAddr> {
     };
     let port = u16::from_be_bytes(*message.get(port..)?.first_chunk()?);
     Some(SocketAddr::new(ip, port))
+}
+
+/// The value of a socket in a storage, of a `struct inet_diag_msg` with attributes.
+fn stored(message: &[u8]) -> Option<&[u8]> {
+    STORAGE.into_iter().try_fold(message.get(HEAD_BYTES..)?, |within, wanted| {
+        let all = attributes(within)?;
+        all.into_iter().find(|(kind, _)| kind & KIND_MASK == wanted).map(|(_, value)| value)
+    })
 }
 
 /// Parses an answer: a netlink header and `struct inet_diag_msg`: family, state, timer, retransmits; struct

@@ -5,6 +5,7 @@
 //! a rule with *bypass* do as well. The packets that an ended queue holds are lost.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
@@ -31,8 +32,11 @@ const VERDICT_HEAD: u16 = 2;
 const MARK: u16 = 3;
 const PAYLOAD: u16 = 10;
 
-/// Bytes of a packet that are copied: an IPv6 header, and a TCP header with all options.
-const COPY_BYTES: u32 = 40 + 60;
+/// Bytes of a packet that are copied: the headers of IPv4 and TCP with all options. That of IPv6 is shorter.
+const COPY_BYTES: u32 = 60 + 60;
+/// Bytes of a TCP header without options, and of all options.
+const TCP_BYTES: usize = 20;
+const OPTIONS_BYTES: usize = 40;
 /// Bytes of a message with a packet. The kernel adds devices, marks and times.
 const MESSAGE_BYTES: usize = 2048;
 /// Messages that wait to be received.
@@ -59,6 +63,36 @@ pub struct Packet {
     pub ends: Option<[SocketAddr; 2]>,
     /// Its sequence number; 0 if it is none of these.
     pub sequence: u32,
+    /// Its options.
+    pub options: Options,
+}
+
+/// The options of a TCP header, as they were sent; none if the header is cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    bytes: [u8; OPTIONS_BYTES],
+    length: usize,
+}
+
+impl Options {
+    const NONE: Self = Self { bytes: [0; OPTIONS_BYTES], length: 0 };
+
+    /// Of a TCP header.
+    fn of(tcp: &[u8]) -> Option<Self> {
+        let end = usize::from(tcp.get(12)? >> 4) * 4;
+        let options = tcp.get(TCP_BYTES..end)?;
+        let mut all = Self { length: options.len(), ..Self::NONE };
+        all.bytes.get_mut(..all.length)?.copy_from_slice(options);
+        Some(all)
+    }
+}
+
+impl Deref for Options {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
 }
 
 /// An open queue.
@@ -182,13 +216,16 @@ fn packet(message: &[u8]) -> Option<Packet> {
     let all = attributes(message.get(20..)?)?;
     let of = |kind| all.iter().find(|(found, _)| *found == kind).map(|(_, value)| *value);
     let id = u32::from_be_bytes(*of(PACKET_HEAD)?.first_chunk()?);
-    let found = of(PAYLOAD).and_then(ends);
-    let (ends, sequence) = found.map_or((None, 0), |(ends, sequence)| (Some(ends), sequence));
-    Some(Packet { id, ends, sequence })
+    Some(of(PAYLOAD).and_then(|payload| parsed(id, payload)).unwrap_or(Packet {
+        id,
+        ends: None,
+        sequence: 0,
+        options: Options::NONE,
+    }))
 }
 
-/// Source and destination of a TCP packet, and its sequence number.
-fn ends(packet: &[u8]) -> Option<([SocketAddr; 2], u32)> {
+/// Parses a TCP packet.
+fn parsed(id: u32, packet: &[u8]) -> Option<Packet> {
     let (from, to, tcp): (IpAddr, IpAddr, &[u8]) = match packet.first()? >> 4 {
         4 => {
             let words = usize::from(packet.first()? & 15);
@@ -206,7 +243,8 @@ fn ends(packet: &[u8]) -> Option<([SocketAddr; 2], u32)> {
     };
     let port = |at: usize| Some(u16::from_be_bytes(*tcp.get(at..)?.first_chunk()?));
     let sequence = u32::from_be_bytes(*tcp.get(4..)?.first_chunk()?);
-    Some(([SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)], sequence))
+    let ends = Some([SocketAddr::new(from, port(0)?), SocketAddr::new(to, port(2)?)]);
+    Some(Packet { id, ends, sequence, options: Options::of(tcp).unwrap_or(Options::NONE) })
 }
 
 #[cfg(test)]
@@ -219,6 +257,7 @@ mod tests {
         v4.extend([1, 1, 1, 1]); // an option
         v4.extend([0x30, 0x39, 0, 80, 0, 0, 1, 2]);
         let pair = ["10.0.0.1:12345", "10.0.0.2:80"].map(|end| end.parse().unwrap());
+        let ends = |packet: &[u8]| parsed(7, packet).map(|it| (it.ends.unwrap(), it.sequence));
         let expected = Some((pair, 258));
         assert_eq!(ends(&v4), expected);
         for length in 0..v4.len() {
@@ -238,6 +277,24 @@ mod tests {
     }
 
     #[test]
+    fn options_are_those_of_a_whole_header() {
+        let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        packet.extend([0x30, 0x39, 0, 80, 0, 0, 1, 2, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]);
+        let all: Vec<u8> = (1..=60).collect();
+        packet.extend(&all);
+        for (words, expected) in [(5, 0), (6, 4), (15, 40), (4, 0), (0, 0)] {
+            packet[20 + 12] = words << 4;
+            let found = parsed(7, &packet).unwrap();
+            assert_eq!(*found.options, all[..expected], "{words}");
+        }
+        packet[20 + 12] = 15 << 4;
+        for length in 28..packet.len() {
+            let expected = if length < 80 { 0 } else { 40 };
+            assert_eq!(parsed(7, &packet[..length]).unwrap().options.len(), expected, "{length}");
+        }
+    }
+
+    #[test]
     fn other_messages_are_no_packets() {
         assert_eq!(packet(&[]), None);
         let error = Message::new(&[0; 4]).request(2, 0, 0).unwrap();
@@ -245,7 +302,10 @@ mod tests {
         let id = 7u32.to_be_bytes();
         let message = Message::new(&head(1)).with(PACKET_HEAD, &[&id[..], &[8, 0, 1]].concat());
         let message = message.with(PAYLOAD, &[0x45, 0]).request(PACKET, 0, 0).unwrap();
-        assert_eq!(packet(&message), Some(Packet { id: 7, ends: None, sequence: 0 }));
+        assert_eq!(
+            packet(&message),
+            Some(Packet { id: 7, ends: None, sequence: 0, options: Options::NONE })
+        );
         assert_eq!(packet(&message[..message.len() - 3]), None);
     }
 }
