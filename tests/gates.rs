@@ -36,7 +36,7 @@ pub(crate) fn sum(all: &[Value], name: &str) -> u64 {
 
 /// CPU time of a cgroup below the one of all containers (""), as the kernel counts it, in nanoseconds.
 #[track_caller]
-fn counted_ns(host: &Host, below: &str) -> u64 {
+pub(crate) fn counted_ns(host: &Host, below: &str) -> u64 {
     let read = |dir: std::path::PathBuf| fs::read_to_string(dir.join(below).join("cpu.stat")).ok();
     let stat = host.cgroups().into_iter().find_map(read).expect("a cpu.stat");
     let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec ")).expect("a figure");
@@ -585,6 +585,85 @@ fn answer_is_no_request_unless_a_rule_says_so() {
     assert!(figure(&all, "@site", "CpuTakenNs") > 1_000_000, "{all:?}");
 }
 
+/// A front with one thread works for two clients at once, and a service behind it works for whom the front has asked:
+/// for `a` 20 requests of 2 ms, for `b` 40 of 5 ms, and the front as long for each of their answers.
+#[track_caller]
+fn assert_passed_on(host: &Host) {
+    thread::scope(|scope| {
+        let _both = [("a", 20, 2000), ("b", 40, 5000)]
+            .map(|(client, times, us)| scope.spawn(move || work(host, client, "front", times, us)));
+    });
+    let all = accounts(host);
+    assert_taken(&all, "@a", 2 * 40);
+    assert_taken(&all, "@b", 2 * 200);
+}
+
+#[test]
+fn vm_front_passes_its_clients_on_over_tcp() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a", "b"]);
+    work(&host, "a", "db", 0, 0);
+    serve(&host, "front", &["front", "0.0.0.0", "80", &host.address_of("db"), "80"]);
+    assert_passed_on(&host);
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@front", "CpuTakenNs"), 0, "{all:?}");
+}
+
+#[test]
+fn front_passes_its_clients_on_over_a_unix_socket() {
+    let host = Host::with_busybox();
+    load(&host);
+    host.dm(&["volume", "create", "v"]).ok();
+    let run = |name: &str, probe: &[&str]| {
+        let run = ["run", "-d", "--name", name, "--shared", "-v", "v:/v", "busybox", "probe"];
+        host.dm(&[&run[..], probe].concat()).ok();
+    };
+    run("db", &["burn", "/v/socket", "-"]);
+    run("front", &["front", "0.0.0.0", "80", "/v/socket", "-"]);
+    clients(&host, &["a", "b"]);
+    assert_passed_on(&host);
+    let all = accounts(&host);
+    assert_eq!(figure(&all, "@front", "CpuTakenNs"), 0, "{all:?}");
+}
+
+/// Front and backend are programs of one container.
+#[test]
+fn program_passes_its_clients_on_to_another_one_of_its_container() {
+    for [socket, port] in [["/tmp/socket", "-"], ["127.0.0.1", "81"]] {
+        let host = Host::with_busybox();
+        load(&host);
+        let both =
+            format!("probe burn {socket} {port} & exec probe front 0.0.0.0 80 {socket} {port}");
+        let run = ["run", "-d", "--name", "front", "--shared", "busybox", "sh", "-c", &both];
+        host.dm(&run).ok();
+        clients(&host, &["a", "b"]);
+        assert_passed_on(&host);
+    }
+}
+
+/// A connection with the ports of an earlier one, over which a front has asked for a client: it is one of the front.
+#[test]
+fn next_connection_with_the_same_ports_is_not_one_of_the_client_before() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    work(&host, "a", "db", 0, 0);
+    let (run, db) = (["run", "-d", "--name", "front", "--shared"], host.address_of("db"));
+    let front = ["-e", "FROM_PORT=40000", "busybox", "probe", "front", "0.0.0.0", "80", &db, "80"];
+    host.dm(&[&run[..], &front].concat()).ok();
+    work(&host, "a", "front", 20, 1000);
+    let taken = figure(&accounts(&host), "@a", "CpuTakenNs");
+    let ask = ["probe", "work", "db", "80", "80", "1000"];
+    host.dm(&[&["exec", "-e", "FROM_PORT=40000", "front"], &ask[..]].concat()).ok();
+    let all = accounts(&host);
+    let more = figure(&all, "@a", "CpuTakenNs") - taken;
+    assert!(more < 1_000_000 + stolen_ns(), "{more}: {all:?}");
+    assert_taken(&all, "@front", 80);
+}
+
 /// An answer from outside of all containers, in the middle of a request, is no request either.
 #[test]
 fn answer_from_outside_is_no_request() {
@@ -921,14 +1000,14 @@ fn unloaded_gates_leave_no_program() {
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "");
     assert_eq!(host.dm(&["gate", "load", "receive"]).ok(), "receive");
     let first = programs(&host);
-    assert_eq!(first.len(), 8, "{first:?}");
+    assert_eq!(first.len(), 9, "{first:?}");
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive");
     work(&host, "a", "db", 10, 1000);
     // Another set, in the place of the first.
     load(&host);
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive\nsend\nfork\nexec");
     let second = programs(&host);
-    assert_eq!(second.len(), 10, "{second:?}");
+    assert_eq!(second.len(), 11, "{second:?}");
     work(&host, "a", "db", 10, 1000);
     host.dm(&["gate", "unload"]).ok();
     host.dm(&["gate", "unload"]).ok();

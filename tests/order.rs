@@ -618,3 +618,60 @@ fn big_postgresql_has_its_clients_in_turn() {
     let places = places_of(received().iter().map(String::as_str), |line| line.contains(&own));
     assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
 }
+
+/// A thread for each connection. One thread accepts them.
+#[test]
+fn big_mariadb_has_its_clients_in_turn() {
+    let server = "chmod 1777 /tmp; mkdir -p /run/mysqld && chown mysql /run/mysqld; mariadbd --user=mysql \
+                  --skip-grant-tables --bind-address=0.0.0.0 --skip-networking=0 --port=80 --skip-name-resolve \
+                  --max-connections=400 --general-log --general-log-file=/tmp/log; true";
+    let (host, _daemon) = real(server, "mariadb -e 'select 1' | grep -q 1", "services");
+    let signal = |signal: &str| {
+        let kill = format!("kill -{signal} $(pidof mariadbd)");
+        host.dm(&["exec", "db", "sh", "-c", &kill]).ok();
+    };
+    signal("STOP");
+    let first = many(&host, "b", FIRST, "mariadb", "mariadb -h db -P 80 -e 'select 1'");
+    let second = many(&host, "a", SECOND, "mariadb", "mariadb -h db -P 80 -e 'select 1'");
+    signal("CONT");
+    for mut child in [first, second] {
+        assert!(child.wait().expect("a child").success());
+    }
+    let log = host.dm(&["exec", "db", "grep", "Connect", "/tmp/log"]).ok();
+    let own = format!("@{} ", host.address_of("a"));
+    let lines = log.lines().filter(|line| !line.contains("@localhost"));
+    let places = places_of(lines, |line| line.contains(&own));
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
+}
+
+/// One process of nginx, and one of php-fpm behind it, which works some milliseconds for each page.
+#[test]
+fn big_php_behind_nginx_has_its_clients_in_turn() {
+    let server = "mkdir -p /tmp/www; chmod 755 /tmp/www; \
+                  echo '<?php $s = 0; for ($i = 0; $i < 300000; $i++) $s += $i * $i; echo $s;' > /tmp/www/page.php; \
+                  printf '[global]\\ndaemonize = no\\nerror_log = /dev/null\\n[www]\\nuser = www-data\\n\
+                  listen = /tmp/php\\nlisten.mode = 0666\\npm = static\\npm.max_children = 1\\n' > /tmp/fpm; \
+                  php-fpm8.2 --nodaemonize --fpm-config /tmp/fpm & \
+                  echo 'daemon off; worker_processes 1; user root; error_log /dev/null; pid /tmp/pid; events {} http { \
+                  log_format o $remote_addr; access_log /dev/stdout o; server { listen 80; location / { \
+                  include /etc/nginx/fastcgi_params; fastcgi_param SCRIPT_FILENAME /tmp/www/page.php; \
+                  fastcgi_pass unix:/tmp/php; } } }' > /tmp/conf; exec nginx -c /tmp/conf";
+    let (host, _daemon) =
+        real(server, "[ -S /tmp/php ] && [ $(pidof nginx | wc -w) = 2 ]", "busybox");
+    let worker = |signal: &str| {
+        let kill = format!("kill -{signal} $(pidof nginx | tr ' ' '\\n' | grep -vx 1)");
+        host.dm(&["exec", "db", "sh", "-c", &kill]).ok();
+    };
+    worker("STOP");
+    let first = many(&host, "b", FIRST, "wget", "wget -qO- http://db/");
+    let second = many(&host, "a", SECOND, "wget", "wget -qO- http://db/");
+    worker("CONT");
+    for mut child in [first, second] {
+        assert!(child.wait().expect("a child").success());
+    }
+    await_served(&host, FIRST + SECOND);
+    let own = host.address_of("a");
+    let lines = served(&host);
+    let places = places_of(lines.iter().map(String::as_str), |line| line == own);
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
+}

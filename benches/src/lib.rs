@@ -404,12 +404,21 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in
-            ["floor", "calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"]
-        {
+        for program in [
+            "floor",
+            "calls",
+            "serve",
+            "tick",
+            "hog",
+            "passage",
+            "site",
+            "neighbour",
+            "stream",
+            "customer",
+        ] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
-            ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
+            ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source).arg("-lm"))?;
         }
         for program in ["calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;

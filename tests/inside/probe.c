@@ -902,6 +902,15 @@ static int burn_socket(const char *name, const char *port, int (*use)(int, const
 	}
 	fd = open_socket(name, port, SOCK_STREAM, &found);
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (use == connect && getenv("FROM_PORT")) {
+		/* The port of one connection after the other. */
+		struct sockaddr_in own = { .sin_family = AF_INET, .sin_port = htons(atoi(getenv("FROM_PORT"))) };
+		struct linger none = { .l_onoff = 1 };
+
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+		if (bind(fd, (void *)&own, sizeof(own)))
+			exit(fail("bind"));
+	}
 	if (use(fd, found->ai_addr, found->ai_addrlen))
 		exit(fail(name));
 	return fd;
@@ -989,6 +998,51 @@ static int burn_behind(char **args)
 	behind = args + 2;
 	served = burn_after_answer;
 	return burn(args);
+}
+
+/* One thread, which passes requests on over a connection for each client, and works as long for each answer. */
+static int front(char **args)
+{
+	int listener = burn_socket(args[0], args[1], bind), all = epoll_create1(0), other[1024];
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = listener };
+	long us[1024] = { 0 }; /* of the request, at the end of the client */
+
+	if (listen(listener, 64) || epoll_ctl(all, EPOLL_CTL_ADD, listener, &event))
+		return fail("listen");
+	for (;;) {
+		char text[64];
+		ssize_t got;
+		int fd;
+
+		if (epoll_wait(all, &event, 1, -1) != 1)
+			continue;
+		fd = event.data.fd;
+		if (fd == listener) {
+			int ends[] = { accept(listener, 0, 0), burn_socket(args[2], args[3], connect) };
+
+			for (int i = 0; i < 2; i++) {
+				other[ends[i]] = ends[!i];
+				us[ends[i]] = i ? -1 : 0;
+				event.events = EPOLLIN;
+				event.data.fd = ends[i];
+				epoll_ctl(all, EPOLL_CTL_ADD, ends[i], &event);
+			}
+			continue;
+		}
+		got = read(fd, text, sizeof(text) - 1);
+		if (got <= 0) {
+			close(other[fd]);
+			close(fd);
+			continue;
+		}
+		text[got] = 0;
+		if (us[fd] < 0)
+			burn_for(us[other[fd]]);
+		else
+			us[fd] = atol(text);
+		if (write(other[fd], text, got) != got)
+			return fail("write");
+	}
 }
 
 static int ask_for(int fd, long us)
@@ -1376,6 +1430,7 @@ int main(int argc, char **argv)
 		      { "aio", 1, aio }, { "ipc-fill", 2, fill_ipc },
 		      { "burn", 2, burn }, { "burn-each", 2, burn_each }, { "burn-one", 2, burn_one },
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
+		      { "front", 4, front },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
 		      { "queue", 4, queue }, { "burst", 3, burst }, { "linger", 3, linger },

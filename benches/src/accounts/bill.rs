@@ -387,14 +387,14 @@ fn busy(part: f64) -> f64 {
 }
 
 /// The cgroup above all containers, in the hierarchy that counts CPU time.
-fn top(bench: &Bench) -> Result<PathBuf> {
+pub(super) fn top(bench: &Bench) -> Result<PathBuf> {
     let all = leftover::cgroups(&leftover::cgroup_name(&bench.path("root")));
     let counts = |dir: &PathBuf| used_s(dir).is_ok();
     all.into_iter().find(counts).context("no cgroup with CPU time")
 }
 
 /// CPU time of a cgroup (cpu.stat of cgroup v2), in seconds.
-fn used_s(cgroup: &std::path::Path) -> Result<f64> {
+pub(super) fn used_s(cgroup: &std::path::Path) -> Result<f64> {
     let path = cgroup.join("cpu.stat");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let us = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse::<f64>().ok());

@@ -29,7 +29,7 @@ const WORKERS: u32 = 30;
 const LOADS: [u32; 4] = [10, 30, 60, 90];
 /// Connections of which the price is the mean.
 const CONNECTIONS: u32 = 20_000;
-const ONE_CPU: [&str; 2] = ["--cpuset-cpus", "0"];
+pub(super) const ONE_CPU: [&str; 2] = ["--cpuset-cpus", "0"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arm {
@@ -66,7 +66,7 @@ fn run(bench: &Bench, name: &str, options: &[&str], command: &[&str]) -> Result<
 }
 
 /// Has the containers of the benchmark get the processor before all others on the machine. `name` is one of them.
-fn take_processor(bench: &Bench, name: &str) -> Result<()> {
+pub(super) fn take_processor(bench: &Bench, name: &str) -> Result<()> {
     let text = ok(bench.dormouse().args(["inspect", "--json", name]))?;
     let record: serde_json::Value = serde_json::from_str(&text)?;
     let pid = record.get(0).unwrap_or(&record)["pid"].as_u64().context("no pid")?;
@@ -90,12 +90,12 @@ fn take_processor(bench: &Bench, name: &str) -> Result<()> {
 }
 
 /// Gates, and a daemon, as an arm has them.
-struct Set {
+pub(super) struct Set {
     daemon: Option<Daemon>,
 }
 
 impl Set {
-    fn begin(bench: &Bench, is_loaded: bool, has_order: bool) -> Result<Self> {
+    pub(super) fn begin(bench: &Bench, is_loaded: bool, has_order: bool) -> Result<Self> {
         let path = bench.path("root/etc/config.toml");
         fs::create_dir_all(bench.path("root/etc"))?;
         let plain = fs::read_to_string(&path).unwrap_or_default();
@@ -109,7 +109,7 @@ impl Set {
         Ok(Self { daemon })
     }
 
-    fn end(self, bench: &Bench) -> Result<()> {
+    pub(super) fn end(self, bench: &Bench) -> Result<()> {
         drop(self.daemon);
         ok(bench.dormouse().args(["gate", "unload"])).map(drop)
     }
@@ -120,6 +120,11 @@ fn await_service(bench: &Bench, client: &str, service: &str, has_order: bool) ->
     let ask =
         || ok(bench.dormouse().args(["exec", client, "probe", "work", service, "80", "1", "0"]));
     ensure!(wait_until(PATIENCE, || ask().is_ok()), "{service} does not answer");
+    await_order(bench, has_order)
+}
+
+/// Waits until connections are held, or are not.
+pub(super) fn await_order(bench: &Bench, has_order: bool) -> Result<()> {
     let net = bench.path("root/run/domains/default/net");
     let list = || {
         let mut command = Command::new("nsenter");

@@ -249,6 +249,8 @@ struct Listening {
     admitted: VecDeque<Admitted>,
     /// When a connection was admitted last, or the service made progress.
     moved: Instant,
+    /// The last look while connections were held.
+    looked: Option<Instant>,
     /// The backlog at the last count.
     backlog: u32,
     /// It has stalled: connections go on until it makes progress, or its backlog is empty.
@@ -535,6 +537,7 @@ impl Stack {
             queue: Queue::default(),
             admitted: VecDeque::new(),
             moved: now,
+            looked: None,
             backlog: 0,
             is_open: false,
             is_eager: false,
@@ -730,6 +733,11 @@ impl Stack {
             };
             let Some(listening) = self.listening.get_mut(&cookie) else { break };
             if let Some(found) = found.filter(|found| found.cookie == cookie) {
+                let since = listening.looked.replace(now).map(|was| now.duration_since(was));
+                // A longer time is one without held connections.
+                if let Some(since) = since.filter(|since| *since < LATELY) {
+                    served.order.looked(since);
+                }
                 let is_busy = served.look(now);
                 let listeners = &mut self.holding.listeners;
                 let pending = listening.pending(found, listeners, now, is_busy)?;

@@ -28,7 +28,8 @@
 //! should be few, but the service should not have to wait for the next look either. [`Limit`] finds their number as the
 //! kernel's queue limits of network devices do (lib/dynamic_queue_limits.c): doubled when all were accepted since the
 //! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past.
-//! If those of the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work.
+//! If those of the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work,
+//! or work until the next look where looks are farther apart: a service is not to wait for them.
 //!
 //! A server that accepts at once, and works for all by processes or threads, has an empty backlog whatever it has to
 //! do. More connections do not make it faster when its tasks already wait for a processor. Meanwhile ([`Bounds`]) an
@@ -40,6 +41,7 @@
 )]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// The cost of a connection before anything is known.
 const COST_NS: f64 = 1_000_000.0;
@@ -51,6 +53,8 @@ const ACCOUNTS_MAX: usize = 4096;
 const BEHIND_NS: f64 = 1e9;
 /// The work that a service may have that it has not begun with, if that is more than one connection.
 const AHEAD_NS: f64 = 2e6;
+/// LIMIT: time between looks for which a service has work.
+const BETWEEN_NS_MAX: f64 = 5e6;
 /// What is kept of the sums behind a mean cost at each reading.
 const KEPT: f64 = 0.9;
 /// LIMIT: what a service uses for itself for one connection. It may do other work meanwhile.
@@ -140,6 +144,8 @@ pub struct Service<A> {
     admits: [bool; 2],
     /// The counters that readings are of.
     load: u32,
+    /// The mean time between looks.
+    between_ns: f64,
 }
 
 impl<A> Default for Service<A> {
@@ -154,6 +160,7 @@ impl<A> Default for Service<A> {
             own_read_ns: None,
             admits: [false; 2],
             load: 0,
+            between_ns: 0.0,
         }
     }
 }
@@ -181,7 +188,13 @@ impl<A: Ord + Clone> Service<A> {
         self.own.cost_ns().unwrap_or(0.0).min(OWN_NS_MAX)
     }
 
-    /// How many connections of the account are [`AHEAD_NS`] of work, at least one.
+    /// A look at the pending connections, so long after the one before.
+    pub fn looked(&mut self, since: Duration) {
+        let since_ns = (since.as_nanos() as f64).min(BETWEEN_NS_MAX);
+        self.between_ns = self.between_ns * KEPT + since_ns * (1.0 - KEPT);
+    }
+
+    /// How many connections of the account are [`AHEAD_NS`] of work, or that until the next look; at least one.
     pub fn ahead(&self, account: &A) -> u32 {
         let charged = self.accounts.get(account).and_then(|one| one.mean.cost_ns());
         let cost_ns = charged.or(self.mean.cost_ns()).unwrap_or(0.0) + self.own_ns();
@@ -193,7 +206,8 @@ impl<A: Ord + Clone> Service<A> {
             clippy::cast_sign_loss,
             reason = "it is in these bounds"
         )]
-        let count = (AHEAD_NS / cost_ns).clamp(1.0, f64::from(LIMIT_MAX)) as u32;
+        let count =
+            (AHEAD_NS.max(self.between_ns) / cost_ns).clamp(1.0, f64::from(LIMIT_MAX)) as u32;
         count
     }
 
@@ -686,6 +700,18 @@ mod tests {
             push(&mut queue, &mut service, account, 0..1);
             assert_eq!(queue.room(&service, 0, Bounds::NONE), expected, "{account}");
             queue.take_all().for_each(drop);
+        }
+    }
+
+    /// Looks every 4 ms, as on a busy machine, each half millisecond again, and then hardly any.
+    #[test]
+    fn service_has_work_until_the_next_look() {
+        let (mut queue, mut service) = with_costs(&[('b', 900_000)]);
+        queue.limit.limit = LIMIT_MAX;
+        push(&mut queue, &mut service, 'b', 0..1);
+        for (between_us, expected) in [(4000, 4), (500, 2), (1_000_000, 5)] {
+            (0..60).for_each(|_| service.looked(Duration::from_micros(between_us)));
+            assert_eq!(queue.room(&service, 0, Bounds::NONE), expected, "{between_us} us");
         }
     }
 

@@ -328,12 +328,13 @@ pub fn programs() -> PathBuf {
     cached("programs-2", |path| debian::bootstrap(PROGRAMS, path, &[]))
 }
 
-/// The directory of a small Debian with servers that customers share, and clients that load them, 650 MB.
+/// The directory of a small Debian with servers that customers share, and clients that load them, 670 MB.
 pub fn services() -> PathBuf {
-    let servers = ["redis-server", "postgresql", "nginx-light", "mariadb-server", "dnsmasq-base"];
+    let databases = ["redis-server", "postgresql", "mariadb-server"];
+    let others = ["nginx-light", "php8.2-fpm", "dnsmasq-base"];
     let clients = ["redis-tools", "wrk", "dnsperf", "procps"];
-    let packages = [&servers[..], &clients].concat();
-    cached("services-1", |path| debian::bootstrap(&packages, path, &[]))
+    let packages = [&databases[..], &others, &clients].concat();
+    cached("services-2", |path| debian::bootstrap(&packages, path, &[]))
 }
 
 /// A tar of a small Debian with systemd, dbus and python, some 190 MB.

@@ -19,6 +19,7 @@
  *   container has opened are noted: an answer from there is no request either.
  * - dm_gate_unix (sock_send_length) notes the same with the other end of a unix connection, and of a UDP socket that
  *   it has sent before it has received.
+ * - dm_gate_told (sk_data_ready) runs in the task that sends over a unix socket, before the receiver is woken.
  * - dm_gate_udp4 and dm_gate_udp6 (cgroup/recvmsg4, recvmsg6) note the sender of a datagram, in the call that takes
  *   the datagram: before sock_recv_length, and in the same task. They are attached to the parent of the containers'
  *   cgroups, the others to the kernel as a whole.
@@ -66,9 +67,19 @@
  * sends under the same addresses has another number, or ends no handshake; and the note is there with SYN cookies as
  * well, where the kernel itself keeps nothing of a SYN.
  *
+ * A front and a backend. A task that works for a client and asks another service passes its label on: the request
+ * is one of the client, and not of the task's container. A unix socket of the receiver has the label noted when
+ * data arrives (dm_gate_told), and for TCP there is a note by the addresses and ports of the connection
+ * (dm_gate_tolds). A new connection with the same ones ends the note of the one before. The socket that has asked
+ * remembers for whom (dm_gate_askeds). The answer over it is work for this account: an event loop that reads the
+ * answers of many requests works for each in turn. What the backend says in its answers counts for nothing, since
+ * it may answer several clients at once. Only a task with a label has notes made, which are as right as its
+ * label. LIMIT: a connection that carries requests of several clients at once has the label of the last one.
+ * LIMIT: of TCP the note is made after the data was given, so a receiver that is faster finds the note before it.
+ *
  * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate.
  *
- * KERNEL(6.3): sock_recv_length, sock_send_length. */
+ * KERNEL(6.3): sock_recv_length, sock_send_length, sk_data_ready. */
 #include <linux/types.h>
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -89,6 +100,7 @@
 #define STATE_ESTABLISHED 1
 #define STATE_SYN_SENT 2
 #define STATE_SYN_RECV 3
+#define STATE_LISTEN 10
 #define IP_TCP 6
 #define ETH_IP 0x0800
 #define ETH_IP6 0x86DD
@@ -245,6 +257,38 @@ struct {
 	__type(value, struct party);
 } dm_gate_syns SEC(".maps");
 
+/* For whom a task worked when it sent over this socket, which its side has opened. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct party);
+} dm_gate_askeds SEC(".maps");
+
+/* For whom the sender worked, of the data that has arrived at this unix socket last; DM_NOBODY for its home. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct party);
+} dm_gate_said SEC(".maps");
+
+/* The same for TCP, as long as the sender works for another account than its home. */
+struct way {
+	__u64 netns;
+	__u32 from[4];
+	__u32 to[4];
+	__be16 from_port;
+	__be16 to_port;
+	__u32 reserved;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, DM_GATE_TOLDS_MAX);
+	__type(key, struct way);
+	__type(value, struct party);
+} dm_gate_tolds SEC(".maps");
+
 /* 1 while passages are traced. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -297,6 +341,7 @@ struct sock_common {
 	__be16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;
+	volatile unsigned char skc_state;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 	possible_net_t skc_net;
@@ -329,6 +374,7 @@ struct passage {
 	struct party home;
 	struct party label;
 	struct party peer;
+	struct party asked; /* for whom this side has sent the request that is answered, or DM_NOBODY */
 	/* What follows is of the search. */
 	__u32 table;
 	__u32 becomes;
@@ -563,10 +609,16 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 	}
 	if (rows)
 		bpf_loop(rows < DM_GATE_ROWS_MAX ? rows : DM_GATE_ROWS_MAX, match_row, at, 0);
-	/* A shared container works for the other side of a connection that this other side has opened. */
-	if (!at->is_decided && flags & DM_HOME_SHARED && at->gate == DM_GATE_RECEIVE &&
-	    !at->is_opened)
-		at->becomes = DM_BECOMES_PEER;
+	/* A shared container works for the other side of a connection that this other side has opened, and, when
+	 * it has an answer, for the account for which it has asked. */
+	if (!at->is_decided && flags & DM_HOME_SHARED && at->gate == DM_GATE_RECEIVE) {
+		if (!at->is_opened) {
+			at->becomes = DM_BECOMES_PEER;
+		} else if (at->asked.account != DM_NOBODY) {
+			at->becomes = DM_BECOMES_ACCOUNT;
+			at->account = at->asked;
+		}
+	}
 	switch (at->becomes) {
 	case DM_BECOMES_HOME:
 		return at->home;
@@ -720,6 +772,18 @@ static __always_inline int addresses_of(struct sock *sk, __u32 *theirs, __u32 *o
 	       !bpf_core_read(ours, 16, &sk->__sk_common.skc_v6_rcv_saddr);
 }
 
+/* The way of what this side sends, or, with `is_received`, of what it receives. Returns 0 if it is not known. */
+static __always_inline int way_of(struct sock *sk, int is_received, struct way *way)
+{
+	__be16 theirs = sk->__sk_common.skc_dport, ours = bpf_htons(sk->__sk_common.skc_num);
+
+	way->netns = sk->__sk_common.skc_net.net->net_cookie;
+	way->from_port = is_received ? theirs : ours;
+	way->to_port = is_received ? ours : theirs;
+	return is_received ? addresses_of(sk, way->from, way->to) :
+			     addresses_of(sk, way->to, way->from);
+}
+
 /* The calling task begins a connection: its label goes along if the other side is an agreed host. */
 static __always_inline void note_wire(struct sock *sk)
 {
@@ -856,12 +920,16 @@ int dm_gate_state(__u64 *ctx)
 	int old = ctx[1], new = ctx[2];
 	struct connection *known, found = { .account = DM_NOBODY };
 	struct dm_gate_peer *peer;
+	struct way way = {};
 	int is_noted = 0;
 
 	if (new == STATE_SYN_SENT)
 		note_wire(sk);
 	if (new != STATE_ESTABLISHED || (old != STATE_SYN_RECV && old != STATE_SYN_SENT))
 		return 0;
+	/* Before either side can send: what was told over an earlier connection with these ports. */
+	if (old == STATE_SYN_SENT && way_of(sk, 0, &way))
+		bpf_map_delete_elem(&dm_gate_tolds, &way);
 	/* A connection that a restore makes: its side is not known. */
 	if (old != STATE_SYN_SENT || !BPF_CORE_READ_BITFIELD_PROBED((struct tcp_sock *)sk, repair)) {
 		found.is_opened = old == STATE_SYN_SENT;
@@ -885,20 +953,41 @@ int dm_gate_state(__u64 *ctx)
 	return 0;
 }
 
+/* Finds for whom this side has asked. */
+static __always_inline void look_asked(struct sock *sk, struct passage *at)
+{
+	struct party *asked = bpf_sk_storage_get(&dm_gate_askeds, sk, 0, 0);
+
+	if (asked)
+		at->asked = *asked;
+}
+
 /* Finds the other side of a connection of this container. Returns whether this side has opened it. */
 static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home *home,
 				     struct passage *at)
 {
 	struct connection *known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+	struct party *told;
+	struct way way = {};
 
-	if (!known)
-		return 0;
 	/* In another stack, such as one that the container has made itself, any side has any address. */
-	if (home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns) {
+	if (known && home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns) {
 		at->peer.owner = known->owner;
 		at->peer.account = known->account;
 	}
-	return known->is_opened;
+	if (at->gate != DM_GATE_RECEIVE)
+		return known && known->is_opened;
+	if (known && known->is_opened) {
+		look_asked(sk, at);
+		return 1;
+	}
+	if (home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns &&
+	    way_of(sk, 1, &way)) {
+		told = bpf_map_lookup_elem(&dm_gate_tolds, &way);
+		if (told)
+			at->peer = *told;
+	}
+	return 0;
 }
 
 /* Finds the sender of the datagram that this task has just received. Returns whether this side has sent first. */
@@ -966,6 +1055,23 @@ static __always_inline void note_first(struct sock *sk)
 		bpf_sk_storage_get(&dm_gate_sockets, sk, &first, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
+/* Finds the account for which the sender of what this unix socket has received worked. Returns `is_opened`. */
+static __always_inline int look_said(struct sock *sk, struct passage *at, int is_opened)
+{
+	struct party *said;
+
+	if (at->gate != DM_GATE_RECEIVE)
+		return is_opened;
+	if (is_opened) {
+		look_asked(sk, at);
+		return is_opened;
+	}
+	said = bpf_sk_storage_get(&dm_gate_said, sk, 0, 0);
+	if (said && said->account != DM_NOBODY)
+		at->peer = *said;
+	return is_opened;
+}
+
 static __always_inline int look_unix(struct sock *sk, struct passage *at)
 {
 	struct unix_sock *of = bpf_skc_to_unix_sock(sk);
@@ -981,7 +1087,7 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 	if (known) {
 		at->peer.owner = known->owner;
 		at->peer.account = known->account;
-		return known->is_opened;
+		return look_said(sk, at, known->is_opened);
 	}
 	/* accept(2) returns a socket with the name of the listener; connect(2) gives none. LIMIT: where a client
 	 * has bound its socket, an answer counts as a request of its own container, where connect(2) has made
@@ -1002,7 +1108,85 @@ static __always_inline int look_unix(struct sock *sk, struct passage *at)
 	/* The peer of a connection stays. */
 	if (peer)
 		bpf_sk_storage_get(&dm_gate_sockets, sk, &found, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	return found.is_opened;
+	return look_said(sk, at, found.is_opened);
+}
+
+/* The account that the calling task works for, if it has had a label: 1 with its home in `home`, else 0. */
+static __always_inline int works_for(struct party *party, struct party *home)
+{
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, bpf_get_current_task_btf(), 0, 0);
+	struct dm_gate_home *found;
+	__u64 cgroup;
+
+	/* Tasks that have always worked for their home are most of a host. */
+	if (!label)
+		return 0;
+	cgroup = dm_current_container(config.level);
+	found = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	if (!found)
+		return 0;
+	home->owner = found->owner;
+	home->account = found->account;
+	*party = party_of(label, cgroup, home);
+	return 1;
+}
+
+static __always_inline int is_same(const struct party *a, const struct party *b)
+{
+	return a->account == b->account && a->owner == b->owner;
+}
+
+/* Remembers for whom the calling task asks over a socket which its side has opened, and tells the other side of a TCP
+ * connection. */
+static __always_inline void note_asked(struct sock *sk, int is_tcp)
+{
+	struct connection *known;
+	struct party party, home, *asked;
+	struct way way = {};
+
+	if (!works_for(&party, &home))
+		return;
+	known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+	/* As in look_unix(). */
+	if (is_tcp ? !known || !known->is_opened : BPF_CORE_READ((struct unix_sock *)sk, addr) != 0)
+		return;
+	asked = bpf_sk_storage_get(&dm_gate_askeds, sk, 0, 0);
+	if (asked && is_same(asked, &party))
+		return;
+	if (asked)
+		*asked = party;
+	else
+		bpf_sk_storage_get(&dm_gate_askeds, sk, &party, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!is_tcp || !way_of(sk, 0, &way))
+		return;
+	if (is_same(&party, &home))
+		bpf_map_delete_elem(&dm_gate_tolds, &way);
+	else
+		bpf_map_update_elem(&dm_gate_tolds, &way, &party, BPF_ANY);
+}
+
+/* Data has arrived at a unix socket. The sender is the calling task. At other sockets data arrives in softirq. */
+SEC("tp_btf/sk_data_ready")
+int dm_gate_told(__u64 *ctx)
+{
+	struct sock *sk = (void *)ctx[0];
+	struct party party = {}, home = {}, *said;
+
+	if (sk->__sk_common.skc_family != AF_UNIX ||
+	    sk->__sk_common.skc_state == STATE_LISTEN ||
+	    (sk->sk_type != SOCK_STREAM && sk->sk_type != SOCK_SEQPACKET))
+		return 0;
+	said = bpf_sk_storage_get(&dm_gate_said, sk, 0, 0);
+	if (!works_for(&party, &home) || is_same(&party, &home)) {
+		if (said)
+			said->account = DM_NOBODY;
+		return 0;
+	}
+	if (said)
+		*said = party;
+	else
+		bpf_sk_storage_get(&dm_gate_said, sk, &party, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	return 0;
 }
 
 /* A client may be gone when its first request is read: what it sends notes it with the other end. A connection has
@@ -1022,11 +1206,14 @@ int dm_gate_unix(__u64 *ctx)
 	family = sk->__sk_common.skc_family;
 	if ((family == AF_INET || family == AF_INET6) && sk->sk_type == SOCK_DGRAM)
 		note_first(sk);
+	else if (family == AF_INET || family == AF_INET6)
+		note_asked(sk, 1);
 	if (family != AF_UNIX)
 		return 0;
 	of = bpf_skc_to_unix_sock(sk);
 	if (!of || (sk->sk_type != SOCK_STREAM && sk->sk_type != SOCK_SEQPACKET))
 		return 0;
+	note_asked(sk, 0);
 	peer = of->peer;
 	if (!peer || bpf_sk_storage_get(&dm_gate_sockets, peer, 0, 0))
 		return 0;
@@ -1073,7 +1260,11 @@ static __always_inline void note_edge(const struct passage *at)
 static __always_inline int pass(struct sock *sk, __u32 gate)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct passage at = { .gate = gate, .peer.account = DM_NOBODY };
+	struct passage at = {
+		.gate = gate,
+		.peer.account = DM_NOBODY,
+		.asked.account = DM_NOBODY,
+	};
 	struct dm_gate_table *table = table_for(gate, &at.table);
 	struct dm_gate_home *home;
 	struct label *label;

@@ -91,8 +91,8 @@ impl Gate {
 
 /// Programs that every gate needs: they add up, inherit and end labels.
 const ALWAYS: [&str; 3] = ["dm_gate_switch", "dm_gate_fork", "dm_gate_exit"];
-/// Programs that note the other side of connections.
-const NOTES: [&str; 2] = ["dm_gate_state", "dm_gate_unix"];
+/// Programs that note the other side of connections, and for whom it works.
+const NOTES: [&str; 3] = ["dm_gate_state", "dm_gate_unix", "dm_gate_told"];
 /// Programs that note the senders of datagrams, and their hooks of the cgroup above all containers.
 const SENDERS: [(&str, u32); 2] = [
     ("dm_gate_udp4", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP4_RECVMSG),
@@ -876,9 +876,9 @@ mod tests {
         }
         assert_eq!(programs(&[]), ALWAYS);
         assert_eq!(programs(&[Gate::Fork]), ALWAYS);
-        let send = ["dm_gate_state", "dm_gate_unix", "dm_gate_send"];
+        let send = ["dm_gate_state", "dm_gate_unix", "dm_gate_told", "dm_gate_send"];
         assert_eq!(programs(&[Gate::Send])[3..], send);
-        assert_eq!(programs(&[Gate::Receive])[5..7], ["dm_gate_udp4", "dm_gate_udp6"]);
+        assert_eq!(programs(&[Gate::Receive])[6..8], ["dm_gate_udp4", "dm_gate_udp6"]);
     }
 
     #[test]

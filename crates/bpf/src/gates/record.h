@@ -25,6 +25,9 @@
 #define DM_GATE_KNOWN_MAX 65536
 /* LIMIT: connections that agreed hosts are making at one time. Of more, some are from the outside. */
 #define DM_GATE_SYNS_MAX 16384
+/* LIMIT: TCP connections over which services have asked others for their clients. Of more, some requests are those of
+ * the asking container. */
+#define DM_GATE_TOLDS_MAX 65536
 /* LIMIT: edges of one trace. Further ones are not seen. */
 #define DM_GATE_EDGES_MAX 65536
 
