@@ -48,6 +48,7 @@ mod private;
 mod programs;
 mod rounds;
 mod rules;
+mod security_gates;
 mod services;
 mod shortage;
 mod sleep;

@@ -85,10 +85,11 @@ fn rules_are_applied_shown_and_explained() {
         ("Label", "any".into()),
         ("Peer", "customers".into()),
         ("Port", 5432.into()),
+        ("Path", "".into()),
         ("Account", "peer".into()),
         ("Priority", 0.into()),
         ("State", "active".into()),
-    ] as [(&str, Value); 10]
+    ] as [(&str, Value); 11]
     {
         assert_eq!(row[key], value, "{key} of {row}");
     }
@@ -226,7 +227,9 @@ fn bad_rules_change_nothing() {
     assert!(line.contains("256 KiB"), "{line}");
     host.dm(&["rules", "check", "/no/such/file"]).err(125);
     for wrong in [
-        &["--gate", "open", "--home", "shop"][..],
+        &["--gate", "opne", "--home", "shop"][..],
+        &["--gate", "fork", "--home", "shop", "--path", "/srv"],
+        &["--gate", "message", "--home", "shop", "--port", "1"],
         &["--gate", "fork", "--home", "shop", "--peer", "blog"],
         &["--gate", "fork", "--home", "shop", "--port", "1"],
         &["--gate", "receive", "--home", "sop"],

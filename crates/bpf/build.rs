@@ -25,6 +25,7 @@ fn main() {
         let source = format!("src/{name}/{name}.bpf.c");
         println!("cargo:rerun-if-changed={source}");
         println!("cargo:rerun-if-changed=src/{name}/record.h");
+        println!("cargo:rerun-if-changed=src/gates/security.h");
         println!("cargo:rerun-if-changed=src/identity/identity.h");
         println!("cargo:rerun-if-changed=src/identity/wire.h");
         let include = format!("-I/usr/include/{arch}-linux-gnu");

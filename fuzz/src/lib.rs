@@ -130,7 +130,7 @@ pub fn rules(bytes: &[u8]) {
         for (label, peer) in
             accounts.into_iter().zip([Some(2), None, Some(0), Some(70_000), Some(1)])
         {
-            let passage = Passage { gate, home, label, peer, port: 1 };
+            let passage = Passage { gate, home, label, peer, port: 1, path: Some("/srv/a") };
             let explained = compiled.explain(&passage);
             assert_eq!(explained.label, compiled.table.label(&passage));
             assert_eq!(explained.decides.is_some(), compiled.table.decide(&passage).is_some());

@@ -64,6 +64,13 @@
  * burst NAME PORT COUNT     has a request served over each of so many connections at once. Prints "asked" when all
  *                           are on their way, and then how many were answered
  * hold NAME PORT COUNT      opens so many connections at once, prints "asked" when all are on their way, and keeps them
+ * burn-file PATH US         opens the file, and burns US microseconds of its CPU time. Prints "done", or the number of
+ *                           the error of open(2)
+ * fork-file PATH            opens the file, unless PATH is -, and makes a process. Prints "forked", or the number of
+ *                           the error of fork(2)
+ * burn-message PATH US HOW  makes a process that burns US microseconds of its CPU time for each message of a queue of
+ *                           System V. It opens the file, and sends a message: when the process waits for one (HOW is
+ *                           waiting), or before it looks (queued). Prints "done" after the work
  * work-udp NAME PORT TIMES US SOURCE
  *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
  *                           the usual one
@@ -1045,6 +1052,57 @@ static int front(char **args)
 	}
 }
 
+static int burn_file(char **args)
+{
+	if (open(args[0], O_RDONLY) < 0)
+		return printf("%d\n", errno) < 0;
+	burn_for(atol(args[1]));
+	return puts("done") < 0;
+}
+
+static int fork_file(char **args)
+{
+	int child;
+
+	if (strcmp(args[0], "-") && open(args[0], O_RDONLY) < 0)
+		return fail(args[0]);
+	child = fork();
+	if (!child)
+		_exit(0);
+	if (child < 0)
+		return printf("%d\n", errno) < 0;
+	waitpid(child, 0, 0);
+	return puts("forked") < 0;
+}
+
+static int burn_message(char **args)
+{
+	struct {
+		long type;
+		char text[1];
+	} message = { 1, "" };
+	int queue = msgget(IPC_PRIVATE, 0600), is_queued = !strcmp(args[2], "queued"), status = 1;
+	int child = fork();
+
+	if (queue < 0 || child < 0)
+		return fail("msgget");
+	if (!child) {
+		if (is_queued)
+			sleep(1);
+		if (msgrcv(queue, &message, 1, 0, 0) != 1)
+			_exit(1);
+		burn_for(atol(args[1]));
+		_exit(0);
+	}
+	if (!is_queued)
+		sleep(1);
+	if (open(args[0], O_RDONLY) < 0 || msgsnd(queue, &message, 1, 0))
+		return fail("msgsnd");
+	waitpid(child, &status, 0);
+	msgctl(queue, IPC_RMID, 0);
+	return status || puts("done") < 0;
+}
+
 static int ask_for(int fd, long us)
 {
 	char text[64];
@@ -1432,6 +1490,8 @@ int main(int argc, char **argv)
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
 		      { "front", 4, front },
 		      { "work", 4, work }, { "work-lines", 2, work_lines },
+		      { "burn-file", 2, burn_file }, { "fork-file", 1, fork_file },
+		      { "burn-message", 3, burn_message },
 		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
 		      { "queue", 4, queue }, { "burst", 3, burst }, { "linger", 3, linger },
 		      { "site", 4, site }, { "visit", 3, visit } };

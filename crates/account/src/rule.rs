@@ -36,7 +36,7 @@ pub use compile::{Compiled, Own};
 pub use explain::{Explanation, Other};
 pub use propose::{Seen, propose};
 pub use table::{
-    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, Gate, LINE, Passage, ROWS_MAX,
-    Row, Table,
+    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, Gate, LINE, PATH_BYTES_MAX,
+    Passage, ROWS_MAX, Row, Table,
 };
-pub use text::{Origin, Rule, RuleError, Rules, TEXT_BYTES_MAX, Then, Who};
+pub use text::{Errno, Origin, Rule, RuleError, Rules, TEXT_BYTES_MAX, Then, Who};

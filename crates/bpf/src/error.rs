@@ -2,6 +2,9 @@
 
 use dormouse_kernel::{CallError, ErrorKind};
 
+/// Where the kernel lists its security modules (securityfs).
+const LIST: &str = "/sys/kernel/security/lsm";
+
 /// A step with a BPF program that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BpfError {
@@ -34,6 +37,11 @@ pub enum BpfError {
         #[source]
         source: CallError,
     },
+    /// The kernel would load the programs, and never call them.
+    #[error(
+        "BPF is not among the active security modules: boot with `lsm=...,bpf`, behind those of {LIST}"
+    )]
+    Inactive,
     /// The object lacks a program or map that the loader uses.
     #[error("the BPF object '{object}' has no '{name}'")]
     Missing {
@@ -60,6 +68,7 @@ impl BpfError {
                 _ => ErrorKind::Os(libc::EINVAL),
             },
             Self::Attach { source, .. } | Self::Call(source) => source.kind(),
+            Self::Inactive => ErrorKind::Os(libc::EPERM),
             Self::Missing { .. } => ErrorKind::Corrupt,
         }
     }

@@ -153,7 +153,16 @@ impl Description {
         &self,
         constants: &[u8],
     ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
-        let loaded = self.load(constants, &|_| true, None)?;
+        self.load_some(constants, &|_| true)
+    }
+
+    /// The same without programs that are not wanted.
+    pub(crate) fn load_some(
+        &self,
+        constants: &[u8],
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
+        let loaded = self.load(constants, wanted, None)?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
     }
 

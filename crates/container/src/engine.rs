@@ -879,9 +879,15 @@ impl Engine {
         account::explain(&self.ground, question)
     }
 
-    /// Loads these gates and no others, with the table of the rules. Containers may run meanwhile.
-    pub fn load_gates(&self, which: &[Gate]) -> Result<()> {
+    /// Loads these gates and no others, with the table of the rules, or all that the kernel takes if none is named.
+    /// Containers may run meanwhile. Returns what is loaded.
+    pub fn load_gates(&self, which: &[Gate]) -> Result<Vec<Gate>> {
         gating::load(&self.ground, which)
+    }
+
+    /// Returns all gates, each with the reason for which this kernel does not take it.
+    pub fn gates_with_lacks(&self) -> Result<Vec<GateState>> {
+        gating::list_with_lacks(&self.ground)
     }
 
     /// Unloads all gates, after what they have counted was charged. Returns whether some were loaded.

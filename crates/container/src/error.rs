@@ -320,6 +320,14 @@ pub enum Error {
     /// The image store failed.
     #[error("image")]
     Image(#[from] dormouse_image::ImageError),
+    /// The kernel does not take a gate.
+    #[error("this kernel does not take the gate '{gate}': {why}")]
+    GateRefused {
+        /// The gate.
+        gate: &'static str,
+        /// The reason.
+        why: String,
+    },
     /// The gates failed.
     #[error("gates")]
     Gates(#[from] dormouse_bpf::BpfError),
@@ -432,6 +440,7 @@ impl Error {
             Self::Cgroup(e) => e.kind(),
             Self::Image(e) => e.kind(),
             Self::Gates(e) => e.kind(),
+            Self::GateRefused { .. } => ErrorKind::Unsupported { since: "6.10" },
             Self::Network(e) => e.kind(),
             Self::Checkpoint(e) => e.kind(),
             Self::Unlike { .. } => ErrorKind::Corrupt,

@@ -19,8 +19,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use dormouse_account::rule::{Gate, Table};
+use dormouse_bpf::BpfError;
 use dormouse_bpf::call::{count_runs, wait_for_programs};
-use dormouse_bpf::gates::{self as programs, Edge, Gates, Home, Party, Rule, Stat};
+use dormouse_bpf::gates::{self as programs, Edge, Gates, Home, Party, Rule, Set, Stat};
+use dormouse_kernel::ErrorKind;
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_model::Config;
 
@@ -67,7 +69,7 @@ pub(crate) fn withdraw(ground: &Ground, config: &Config) -> Result<()> {
     if !refresh_for(ground, config) {
         // The next container may have its number, and is not to have its rules.
         let _alone = lock(ground)?;
-        gates::find(ground)?.map_or(Ok(()), |gates| gates.apply(&[], &[]))?;
+        gates::find(ground)?.map_or(Ok(()), |gates| gates.apply(&[], &[], &[]))?;
     }
     Ok(())
 }
@@ -82,11 +84,34 @@ fn of(gate: Gate) -> programs::Gate {
         Gate::Send => programs::Gate::Send,
         Gate::Fork => programs::Gate::Fork,
         Gate::Exec => programs::Gate::Exec,
+        Gate::Create => programs::Gate::Create,
+        Gate::Open => programs::Gate::Open,
+        Gate::Message => programs::Gate::Message,
     }
 }
 
-/// Loads these gates and no others, with the table of the rules. Containers may run meanwhile.
-pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
+/// Returns these gates, if the kernel takes them, or all that it takes if none is named.
+fn choose(named: &[Gate]) -> Result<Vec<Gate>> {
+    let is_security = |gate: &Gate| of(*gate).set() == Set::Security;
+    let first = named.iter().find(|gate| is_security(gate));
+    if first.is_none() && !named.is_empty() {
+        return Ok(named.to_vec());
+    }
+    match (programs::supported(Set::Security), first) {
+        (Ok(()), None) => Ok(Gate::ALL.to_vec()),
+        (Ok(()), Some(_)) => Ok(named.to_vec()),
+        (Err(_), None) => Ok(Gate::ALL.into_iter().filter(|gate| !is_security(gate)).collect()),
+        (Err(source), Some(gate)) => {
+            Err(Error::GateRefused { gate: gate.name(), why: why(source) })
+        }
+    }
+}
+
+/// Loads these gates and no others, with the table of the rules, or all that the kernel takes if none is named.
+/// Containers may run meanwhile. Returns what is loaded.
+pub(crate) fn load(ground: &Ground, named: &[Gate]) -> Result<Vec<Gate>> {
+    // Before others are unloaded.
+    let which = choose(named)?;
     let _alone = lock(ground)?;
     let Some(parent) = ground.cgroups()?.v2_parent()? else {
         return Err(Error::Invalid(
@@ -96,12 +121,12 @@ pub(crate) fn load(ground: &Ground, which: &[Gate]) -> Result<()> {
     unload_alone(ground)?;
     let place = gates::place(ground);
     bpffs::mount(&place)?;
-    load_at(ground, &place, which, parent.as_fd()).inspect_err(|_| {
+    load_at(ground, &place, &which, parent.as_fd()).inspect_err(|_| {
         let _ = unload_alone(ground); // the first error is the one to return
     })?;
     // A daemon has debts paid from now on.
     ground.record("gates_loaded", "", "", &[]);
-    Ok(())
+    Ok(which)
 }
 
 fn load_at(ground: &Ground, place: &Path, which: &[Gate], parent: BorrowedFd<'_>) -> Result<()> {
@@ -144,9 +169,11 @@ fn apply_at(gates: &Gates, table: &Table) -> Result<()> {
         below: row.below,
         port: row.port,
         owner: row.owner,
+        path: row.path,
+        reserved: 0,
     };
     let rows: Vec<Rule> = table.of_file().map(rule).collect();
-    Ok(gates.apply(&rows, &table.lines)?)
+    Ok(gates.apply(&rows, &table.lines, &table.paths)?)
 }
 
 /// Kind of the file that marks a change in progress.
@@ -272,6 +299,40 @@ pub struct GateState {
     pub gate: Gate,
     /// Its counters; `None` if it is not loaded.
     pub stat: Option<Stat>,
+    /// The reason for which this kernel does not take it, if that was asked.
+    pub lack: Option<String>,
+}
+
+/// The reason for which a kernel does not take gates, in a line.
+fn why(error: BpfError) -> String {
+    const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
+    match &error {
+        BpfError::Load { .. } if error.kind() == ErrorKind::Os(EPERM) => {
+            "the kernel permits no such BPF programs (EPERM)".into()
+        }
+        BpfError::Inactive => error.to_string(),
+        _ => Error::from(error).with_causes(),
+    }
+}
+
+/// Returns all gates, each with the reason for which this kernel does not take it.
+pub(crate) fn list_with_lacks(ground: &Ground) -> Result<Vec<GateState>> {
+    let mut gates = list(ground, None)?.0;
+    let mut lacks = Vec::new();
+    for set in [Set::Tracepoints, Set::Security] {
+        // Loaded ones are the proof.
+        if gates.iter().any(|state| state.stat.is_some() && of(state.gate).set() == set) {
+            continue;
+        }
+        if let Err(e) = programs::supported(set) {
+            lacks.push((set, why(e)));
+        }
+    }
+    for state in &mut gates {
+        let lack = lacks.iter().find(|(set, _)| *set == of(state.gate).set());
+        state.lack = lack.map(|(_, why)| why.clone());
+    }
+    Ok(gates)
 }
 
 /// Returns all gates, and the programs that they share, if one is loaded. With `during`, runs are counted for this
@@ -296,6 +357,7 @@ pub(crate) fn list(
     let state = |gate| GateState {
         gate,
         stat: stats.iter().find(|stat| stat.gate == Some(of(gate))).cloned(),
+        lack: None,
     };
     let gates = Gate::ALL.map(state).to_vec();
     Ok((gates, stats.into_iter().filter(|stat| stat.gate.is_none()).collect()))
@@ -311,6 +373,7 @@ fn since(before: &[Stat], mut stat: Stat) -> Stat {
         stat.changed -= old.changed.min(stat.changed);
         stat.unknown -= old.unknown.min(stat.unknown);
         stat.full -= old.full.min(stat.full);
+        stat.refused -= old.refused.min(stat.refused);
     }
     stat
 }

@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 
 use dormouse_model::Name;
 
-use super::table::{ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, Row, Table};
+use super::table::{
+    ACCEPTED, ANY, BELOW_HOME, BELOW_LABEL, BELOW_PEER, Becomes, LINE, Row, Table, is_below,
+};
 use super::text::{ERRORS_MAX, Origin, Rule, RuleError, Rules, Then, Who, finish};
 use crate::book::{Account, Book, BookError, ROOT};
 use crate::number::Number;
@@ -117,7 +119,9 @@ impl Compiled {
             let Some(rule) = rules.get(index) else { continue };
             match row(rule, book, own) {
                 Ok(row) => {
-                    self.table.rows.push(row);
+                    let path =
+                        rule.path.as_ref().map_or(0, |path| place(&mut self.table.paths, path));
+                    self.table.rows.push(Row { path, ..row });
                     self.order.push(index);
                 }
                 Err(why) => drop(self.inert.insert(index, why)),
@@ -127,7 +131,16 @@ impl Compiled {
     }
 }
 
-/// Returns the row of a rule, or the reason for which it has none.
+/// Returns 1 and the index of a path, which is added if it is new.
+fn place(paths: &mut Vec<String>, path: &str) -> u32 {
+    let index = paths.iter().position(|known| known == path).unwrap_or_else(|| {
+        paths.push(path.to_owned());
+        paths.len() - 1
+    });
+    index as u32 + 1
+}
+
+/// Returns the row of a rule, without its path, or the reason for which it has none.
 fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, String> {
     let number =
         |name: &Name| book.find(name).map(|found| found.number.0).map_err(|e| e.to_string());
@@ -158,6 +171,7 @@ fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, Str
             let account = book.find(name).map_err(|e| e.to_string())?;
             (Becomes::Account, account.number.0, account.owner())
         }
+        Then::Refused(errno) => (Becomes::Refused, errno.number(), 0),
     };
     if matches!(rule.origin, Origin::Shared(_)) {
         below |= ACCEPTED;
@@ -173,6 +187,7 @@ fn row(rule: &Rule, book: &Book, own: &impl Fn(&Name) -> Own) -> Result<Row, Str
         below,
         port: rule.port.map_or(0, u32::from),
         owner,
+        path: 0,
     })
 }
 
@@ -210,7 +225,7 @@ fn missing(rule: &Rule, book: &Book) -> Vec<RuleError> {
     });
     let after = match &rule.account {
         Then::Account(name) => Some(name),
-        Then::Keep | Then::Home | Then::Peer => None,
+        Then::Keep | Then::Home | Then::Peer | Then::Refused(_) => None,
     };
     let open = |name| book.open(name).map(|_: &Account| ());
     let errors = named.chain(after).filter_map(|name| open(name).err());
@@ -231,6 +246,7 @@ fn conflicts(rules: &Rules, above: &Above) -> Vec<RuleError> {
             }
             let reason = match earlier.conditions() == later.conditions()
                 && earlier.port == later.port
+                && earlier.path == later.path
             {
                 true => format!("it has the conditions of {earlier}, and another account"),
                 false => format!(
@@ -297,6 +313,7 @@ impl Above {
         let mut pairs = a.conditions().into_iter().zip(b.conditions());
         a.gate == b.gate
             && (b.port.is_none() || a.port == b.port)
+            && is_path_within(a.path.as_deref(), b.path.as_deref())
             && pairs.all(|(a, b)| self.contains(b, a))
     }
 
@@ -320,7 +337,12 @@ impl Above {
         };
         let (home, label) = (narrower(&a.home, &b.home)?, narrower(&a.label, &b.label)?);
         let peer = narrower(&a.peer, &b.peer)?;
-        (a.gate == b.gate).then(|| Rule { home, label, peer, port, ..a.clone() })
+        let path = if is_path_within(a.path.as_deref(), b.path.as_deref()) {
+            a.path.clone()
+        } else {
+            is_path_within(b.path.as_deref(), a.path.as_deref()).then(|| b.path.clone())?
+        };
+        (a.gate == b.gate).then(|| Rule { home, label, peer, port, path, ..a.clone() })
     }
 
     /// A number that is larger for a rule that is narrower than another one.
@@ -330,6 +352,17 @@ impl Above {
             Who::Below(name) => 1 + self.0.get(name).map_or(0, Vec::len),
             Who::Only(_) | Who::Own(_) => 1 + LINE,
         };
-        rule.conditions().into_iter().map(of).sum::<usize>() + usize::from(rule.port.is_some())
+        let path = rule
+            .path
+            .as_ref()
+            .map_or(0, |path| 1 + path.trim_end_matches('/').matches('/').count());
+        rule.conditions().into_iter().map(of).sum::<usize>()
+            + usize::from(rule.port.is_some())
+            + path
     }
+}
+
+/// Whether all files of `a` are files of `b`.
+fn is_path_within(a: Option<&str>, b: Option<&str>) -> bool {
+    b.is_none_or(|b| a.is_some_and(|a| is_below(a, b)))
 }

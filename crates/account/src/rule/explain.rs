@@ -26,7 +26,7 @@ pub struct Other<'r> {
 
 impl Compiled {
     /// Returns the rule that decides a passage, and those that would without it.
-    pub fn explain(&self, passage: &Passage) -> Explanation<'_> {
+    pub fn explain(&self, passage: &Passage<'_>) -> Explanation<'_> {
         let matching =
             |(index, row)| self.table.is_match(row, passage).then(|| self.rule(index))?;
         let mut found = self.table.rows.iter().enumerate().filter_map(matching);

@@ -13,6 +13,9 @@ pub const ANY: u32 = u32::MAX;
 /// LIMIT: rows of a table, without those of shared containers.
 pub const ROWS_MAX: usize = 256;
 
+/// LIMIT: bytes of a path, without a '/' behind it. The path of an open file is compared up to here.
+pub const PATH_BYTES_MAX: usize = 247;
+
 /// Entries of a line: an account on the deepest level, those above it, and root.
 pub const LINE: usize = DEPTH_MAX + 1;
 
@@ -38,6 +41,12 @@ pub enum Gate {
     Fork = 3,
     /// A task executes another program.
     Exec = 4,
+    /// A task is about to make another one.
+    Create = 5,
+    /// A task is about to open a file.
+    Open = 6,
+    /// A task has received a message of System V.
+    Message = 7,
 }
 
 /// The label of a task after a passage.
@@ -53,6 +62,8 @@ pub enum Becomes {
     Peer = 2,
     /// The account in [`Row::account`].
     Account = 3,
+    /// The same as before: the call fails with the errno in [`Row::account`].
+    Refused = 4,
 }
 
 /// One rule as the kernel's programs evaluate it: all of its fields match a passage, or the next row is tried.
@@ -63,7 +74,7 @@ pub struct Row {
     pub gate: u32,
     /// Number of the [`Becomes`].
     pub becomes: u32,
-    /// The label afterwards, for [`Becomes::Account`]; else 0.
+    /// The label afterwards, for [`Becomes::Account`], or the errno of [`Becomes::Refused`]; else 0.
     pub account: u32,
     /// The task's home, or [`ANY`].
     pub home: u32,
@@ -78,6 +89,8 @@ pub struct Row {
     pub port: u32,
     /// What tells `account` apart from an earlier one with its number: [`Account::owner`](crate::Account::owner).
     pub owner: u64,
+    /// 1 and the index of a path in [`Table::paths`], for files below it; 0 is any.
+    pub path: u32,
 }
 
 /// A table of rules, with the part of the hierarchy that it needs.
@@ -89,27 +102,46 @@ pub struct Table {
     /// Made accounts, each with a line: itself, those above it, and root to the end. For the rows, an absent account
     /// is directly below root.
     pub lines: Vec<(u32, [u32; LINE])>,
+    /// The paths that rows name.
+    pub paths: Vec<String>,
 }
 
 /// A passage, with the accounts that take part in it. Its connection, if it has one, is one that the other side has
 /// opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Passage {
+pub struct Passage<'p> {
     /// Its kind.
     pub gate: Gate,
     /// Home of the task.
     pub home: u32,
     /// Label of the task before.
     pub label: u32,
-    /// The peer; `None` without a socket, and for a peer outside of all containers or not known.
+    /// The peer; `None` without a socket, and for a peer outside of all containers or not known. Of a message, the
+    /// account for which the sender worked.
     pub peer: Option<u32>,
     /// Local port of the socket; 0 for a socket without ports.
     pub port: u32,
+    /// The file that is opened, from the root directory of the task.
+    pub path: Option<&'p str>,
+}
+
+/// Whether a file is a directory, or is below it.
+pub(super) fn is_below(path: &str, directory: &str) -> bool {
+    let rest = path.strip_prefix(directory.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Fork, Self::Exec];
+    pub const ALL: [Self; 7] = [
+        Self::Receive,
+        Self::Send,
+        Self::Fork,
+        Self::Exec,
+        Self::Create,
+        Self::Open,
+        Self::Message,
+    ];
 
     /// Its name in rules.
     pub fn name(self) -> &'static str {
@@ -118,12 +150,25 @@ impl Gate {
             Self::Send => "send",
             Self::Fork => "fork",
             Self::Exec => "exec",
+            Self::Create => "create",
+            Self::Open => "open",
+            Self::Message => "message",
         }
     }
 
-    /// Whether a socket takes part in the passage, and with it a peer and a port.
+    /// Whether a socket takes part in the passage, and with it a port.
     pub fn has_socket(self) -> bool {
         matches!(self, Self::Receive | Self::Send)
+    }
+
+    /// Whether another account takes part in the passage.
+    pub fn has_peer(self) -> bool {
+        self.has_socket() || self == Self::Message
+    }
+
+    /// Whether a call can fail at this gate.
+    pub fn can_refuse(self) -> bool {
+        matches!(self, Self::Create | Self::Open)
     }
 }
 
@@ -132,7 +177,9 @@ impl FromStr for Gate {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let found = Self::ALL.into_iter().find(|gate| gate.name() == text);
-        found.ok_or_else(|| Invalid::new("gate", text, "receive, send, fork or exec"))
+        found.ok_or_else(|| {
+            Invalid::new("gate", text, "receive, send, fork, exec, create, open or message")
+        })
     }
 }
 
@@ -149,12 +196,12 @@ impl Table {
     }
 
     /// Returns the index of the row that decides a passage, in the way of the kernel's programs.
-    pub fn decide(&self, passage: &Passage) -> Option<usize> {
+    pub fn decide(&self, passage: &Passage<'_>) -> Option<usize> {
         self.rows.iter().position(|row| self.is_match(row, passage))
     }
 
     /// Returns whether a row matches a passage.
-    pub fn is_match(&self, row: &Row, passage: &Passage) -> bool {
+    pub fn is_match(&self, row: &Row, passage: &Passage<'_>) -> bool {
         let is = |pattern: u32, below: u32, account: Option<u32>| {
             pattern == ANY
                 || account.is_some_and(|account| {
@@ -167,6 +214,12 @@ impl Table {
             && is(row.label, BELOW_LABEL, Some(passage.label))
             && is(row.peer, BELOW_PEER, passage.peer)
             && (row.port == 0 || row.port == passage.port)
+            && (row.path == 0 || passage.path.is_some_and(|path| self.is_at(row, path)))
+    }
+
+    fn is_at(&self, row: &Row, path: &str) -> bool {
+        let directory = self.paths.get((row.path as usize).wrapping_sub(1));
+        directory.is_some_and(|directory| is_below(path, directory))
     }
 
     fn is_below(&self, account: u32, above: u32) -> bool {
@@ -175,7 +228,7 @@ impl Table {
     }
 
     /// Returns the label after a passage.
-    pub fn label(&self, passage: &Passage) -> u32 {
+    pub fn label(&self, passage: &Passage<'_>) -> u32 {
         let Some(row) = self.decide(passage).and_then(|index| self.rows.get(index)) else {
             return passage.label;
         };

@@ -54,8 +54,8 @@ fn rule(conditions: &str, account: &str) -> String {
     format!("[[rule]]\ngate = \"receive\"\n{conditions}\naccount = \"{account}\"\n")
 }
 
-fn passage(home: u32, label: u32, peer: Option<u32>, port: u32) -> Passage {
-    Passage { gate: Gate::Receive, home, label, peer, port }
+fn passage(home: u32, label: u32, peer: Option<u32>, port: u32) -> Passage<'static> {
+    Passage { gate: Gate::Receive, home, label, peer, port, path: None }
 }
 
 const WHOLE: &str = r#"
@@ -86,6 +86,7 @@ fn file_is_read_with_all_keys() {
         label: Who::Only(name("shop")),
         peer: Who::Below(name("customers")),
         port: Some(5432),
+        path: None,
         account: Then::Peer,
         priority: Some(-7),
     };
@@ -102,7 +103,7 @@ fn file_is_read_with_all_keys() {
 #[test]
 fn errors_are_reported_together_with_their_lines() {
     type Case = (&'static str, &'static [(usize, &'static str)]);
-    let cases: [Case; 14] = [
+    let cases: [Case; 20] = [
         ("[[rule]]\n", &[(1, "no account"), (1, "no gate")]),
         (
             "\n[[rule]]\ngate = 3\naccount = []\n",
@@ -133,6 +134,25 @@ fn errors_are_reported_together_with_their_lines() {
         ("rules = 3\nrule = 4\n", &[(1, "'rules' is unknown"), (2, "[[rule]]")]),
         ("rule = [1]\n", &[(1, "[[rule]]")]),
         ("[[rule]]\ngate = \"send\"\ngate = \"fork\"\naccount = \"home\"\n", &[(3, "duplicate")]),
+        (
+            "[[rule]]\ngate = \"create\"\naccount = \"home\"\npath = \"/srv\"\n",
+            &[(3, "changes no label"), (4, "no path")],
+        ),
+        ("[[rule]]\ngate = \"create\"\naccount = \"keep\"\nerrno = \"EAGAIN\"\n", &[(4, "either")]),
+        ("[[rule]]\ngate = \"create\"\nerrno = \"EFAULT\"\n", &[(3, "EFAULT")]),
+        (
+            "[[rule]]\ngate = \"message\"\nport = 1\nerrno = \"EAGAIN\"\n",
+            &[(3, "no port"), (4, "no errno")],
+        ),
+        (
+            "[[rule]]\ngate = \"open\"\naccount = \"shop\"\npath = \"/srv/\"\n",
+            &[(3, "with home"), (4, "path")],
+        ),
+        (
+            "[[rule]]\ngate = \"open\"\nerrno = \"EIO\"\npath = \"srv\"\npeer = \"shop\"\n\
+             [[rule]]\ngate = \"open\"\nerrno = \"EIO\"\npath = \"/a/../b\"\n",
+            &[(4, "path"), (5, "no peer"), (9, "path")],
+        ),
         // Each rule is read, whatever the others are.
         (
             "[[rule]]\ngate = \"send\naccount = \"home\"\n[[rule]]\ngate = \"x\"\naccount = \"home\"\n",
@@ -194,7 +214,8 @@ fn rows_have_numbers_of_accounts_and_lines_those_above() {
     let [first, second] = &compiled.table.rows[..] else { panic!("{compiled:?}") };
     let (gate, becomes, account, home) = (1, 2, 0, 70_000);
     let (label, peer, below, port) = (3, 1, BELOW_PEER, 5432);
-    let expected = Row { gate, becomes, account, home, label, peer, below, port, owner: 0 };
+    let expected =
+        Row { gate, becomes, account, home, label, peer, below, port, owner: 0, path: 0 };
     assert_eq!(*second, expected, "{first:?}");
     assert_eq!((first.gate, first.becomes, first.account), (3, 3, 4));
     // jones, smith, and shop below smith; customers itself needs none.
@@ -204,6 +225,40 @@ fn rows_have_numbers_of_accounts_and_lines_those_above() {
         (all[0], line)
     };
     assert_eq!(compiled.table.lines, [line(&[4, 1]), line(&[3, 2, 1]), line(&[2, 1])]);
+}
+
+#[test]
+fn files_below_a_path_are_matched_by_whole_names() {
+    let open = |path: &str, then: &str| {
+        format!("[[rule]]\ngate = \"open\"\nhome = \"@db\"\npath = \"{path}\"\n{then}\n")
+    };
+    let text = open("/", "account = \"home\"")
+        + &open("/srv/shop", "account = \"shop\"")
+        + &open("/srv/shop/closed", "errno = \"EACCES\"");
+    let compiled = compile(&text).unwrap();
+    let table = &compiled.table;
+    assert_eq!(table.paths, ["/srv/shop/closed", "/srv/shop", "/"]);
+    let refused = &table.rows[0];
+    assert_eq!((refused.becomes, refused.account), (Becomes::Refused as u32, 13));
+    let decide = |path| {
+        let passage = Passage { gate: Gate::Open, path: Some(path), ..passage(70_000, 4, None, 0) };
+        table.decide(&passage)
+    };
+    for (path, row) in [
+        ("/srv/shop", 1),
+        ("/srv/shop/x", 1),
+        ("/srv/shops/x", 2),
+        ("/srv", 2),
+        ("/srv/shop/closed", 0),
+        ("/srv/shop/closed/x/y", 0),
+        ("/srv/shop/closed2", 1),
+    ] {
+        assert_eq!(decide(path), Some(row), "{path}");
+    }
+    // Another errno is another result.
+    let other = open("/srv/shop/closed", "errno = \"EIO\"");
+    let errors = compile(&(text + &other)).unwrap_err();
+    assert!(errors[0].contains("it has the conditions of line"), "{errors:?}");
 }
 
 #[test]
@@ -343,7 +398,7 @@ fn level(who: &Who, account: Option<u32>, book: &Book) -> Option<usize> {
 }
 
 /// The results of the rules that match a passage and before which no other ranks, by their numbers.
-fn naive(rules: &[Rule], book: &Book, passage: &Passage) -> Vec<u32> {
+fn naive(rules: &[Rule], book: &Book, passage: &Passage<'_>) -> Vec<u32> {
     let matching = rules.iter().filter_map(|rule| {
         let levels = [
             level(&rule.home, Some(passage.home), book)?,
@@ -354,6 +409,12 @@ fn naive(rules: &[Rule], book: &Book, passage: &Passage) -> Vec<u32> {
                 Some(port) if u32::from(port) == passage.port => 1,
                 Some(_) => return None,
             },
+            match (rule.path.as_deref(), passage.path) {
+                (None, _) => 0,
+                (Some("/srv"), Some("/srv/a/x" | "/srv/b")) => 1,
+                (Some("/srv/a"), Some("/srv/a/x")) => 2,
+                (Some(_), _) => return None,
+            },
         ];
         (rule.gate == passage.gate).then_some((rule, levels))
     });
@@ -361,11 +422,11 @@ fn naive(rules: &[Rule], book: &Book, passage: &Passage) -> Vec<u32> {
     let highest = matching.iter().map(|(rule, _)| rule.priority).max();
     let top: Vec<_> = matching.iter().filter(|(rule, _)| Some(rule.priority) == highest).collect();
     let is_more_specific =
-        |a: &[usize; 4], b: &[usize; 4]| a != b && a.iter().zip(b).all(|(a, b)| a >= b);
+        |a: &[usize; 5], b: &[usize; 5]| a != b && a.iter().zip(b).all(|(a, b)| a >= b);
     let first =
         top.iter().filter(|(_, levels)| !top.iter().any(|(_, l)| is_more_specific(l, levels)));
     let label = |rule: &Rule| match &rule.account {
-        Then::Keep => passage.label,
+        Then::Keep | Then::Refused(_) => passage.label,
         Then::Home => passage.home,
         Then::Peer => passage.peer.unwrap_or(passage.home),
         Then::Account(name) => book.find(name).unwrap().number.0,
@@ -377,7 +438,7 @@ fn naive(rules: &[Rule], book: &Book, passage: &Passage) -> Vec<u32> {
 }
 
 /// All passages between the accounts of a book and the two containers.
-fn passages(book: &Book) -> Vec<Passage> {
+fn passages(book: &Book) -> Vec<Passage<'static>> {
     let accounts: Vec<u32> =
         book.iter().map(|a| a.number.0).chain(OWN.iter().map(|(_, number)| *number)).collect();
     let peers: Vec<Option<u32>> = accounts.iter().copied().map(Some).chain([None]).collect();
@@ -390,10 +451,13 @@ fn passages(book: &Book) -> Vec<Passage> {
             for (gate, port) in
                 [(Gate::Receive, 1), (Gate::Receive, 2), (Gate::Send, 1), (Gate::Send, 2)]
             {
-                all.push(Passage { gate, home, label, peer: *peer, port });
+                all.push(Passage { gate, home, label, peer: *peer, port, path: None });
             }
         }
-        all.push(Passage { gate: Gate::Fork, home, label, peer: None, port: 0 });
+        let fork = Passage { gate: Gate::Fork, home, label, peer: None, port: 0, path: None };
+        all.push(fork);
+        let paths = ["/srv/a/x", "/srv/b", "/srv2"].into_iter();
+        all.extend(paths.map(|path| Passage { gate: Gate::Open, path: Some(path), ..fork }));
     }
     all
 }
@@ -444,8 +508,8 @@ fn any_rules() -> impl Strategy<Value = Vec<Choices>> {
 /// A rule as an operator writes it, of a book with so many accounts.
 fn write_rule(accounts: usize, rule: &Choices) -> String {
     let (gate, who, port, then, priority) = rule;
-    let gate = ["receive", "receive", "receive", "send", "fork", "exec"][*gate];
-    let has_socket = !matches!(gate, "fork" | "exec");
+    let gate = ["receive", "receive", "open", "send", "fork", "open"][*gate];
+    let has_socket = !matches!(gate, "fork" | "open");
     let account = |n: usize| match n % (accounts + 1) {
         0 => "root".to_owned(),
         n => format!("a{}", n - 1),
@@ -468,10 +532,15 @@ fn write_rule(accounts: usize, rule: &Choices) -> String {
     if *port > 0 && has_socket {
         text += &format!("port = {port}\n");
     }
+    if *port > 0 && gate == "open" {
+        text += &format!("path = \"{}\"\n", ["/srv", "/srv/a"][port - 1]);
+    }
     let then = match then {
         0 => "keep".to_owned(),
         1 | 2 if has_socket => "peer".to_owned(),
         1..4 => "home".to_owned(),
+        // Without a home, it changes no account.
+        _ if gate == "open" && who[0] < 12 => "keep".to_owned(),
         n => account(*n),
     };
     text + &format!("account = \"{then}\"\n")
@@ -524,7 +593,7 @@ proptest! {
                         peer: with_container(&rule.peer),
                         ..rule.clone()
                     });
-                    let is_open = |p: &Passage| {
+                    let is_open = |p: &Passage<'_>| {
                         let gate = if p.gate == Gate::Fork { pair[0].gate } else { p.gate };
                         naive_accounts(&pair, &book, &Passage { gate, ..*p })
                     };
@@ -536,7 +605,7 @@ proptest! {
 }
 
 /// Whether two rules before which no other ranks have different accounts, though perhaps not here.
-fn naive_accounts(pair: &[Rule; 2], book: &Book, passage: &Passage) -> bool {
+fn naive_accounts(pair: &[Rule; 2], book: &Book, passage: &Passage<'_>) -> bool {
     let alone = |rule: &Rule| !naive(std::slice::from_ref(rule), book, passage).is_empty();
     let [a, b] = pair;
     let probe =

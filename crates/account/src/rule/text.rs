@@ -3,12 +3,14 @@
 //! ```toml
 //! [[rule]]
 //! name = "the database works for its client"   # for messages; by default none
-//! gate = "receive"          # receive, send, fork, exec
+//! gate = "receive"          # receive, send, fork, exec, create, open, message
 //! home = "@db"              # of the task; any by default
 //! label = "=shop"           # of the task before the passage; any by default
 //! peer = "customers"        # any by default
 //! port = 5432               # local port of the socket; any by default
+//! path = "/srv/shop"        # gate open: the file is this one or below it; any by default
 //! account = "peer"          # the label afterwards: peer, home, keep, or a made account
+//! errno = "EAGAIN"          # instead of account, gates create and open: the call fails
 //! priority = 0              # -1000 to 1000; 0 by default
 //! ```
 //!
@@ -20,12 +22,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 use dormouse_model::{Invalid, Name};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::table::{Gate, ROWS_MAX};
+use super::table::{Gate, PATH_BYTES_MAX, ROWS_MAX};
 
 /// LIMIT: bytes of a file.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
@@ -40,7 +43,8 @@ const NAME_CHARS_MAX: usize = 128;
 const PRIORITIES: std::ops::RangeInclusive<i32> = -1000..=1000;
 
 /// Keys of a rule.
-const KEYS: [&str; 8] = ["name", "gate", "home", "label", "peer", "port", "account", "priority"];
+const KEYS: [&str; 10] =
+    ["name", "gate", "home", "label", "peer", "port", "path", "account", "errno", "priority"];
 
 /// An error in a file of rules.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
@@ -85,6 +89,53 @@ pub enum Then {
     Peer,
     /// A made account.
     Account(Name),
+    /// The same as before, and the call fails.
+    Refused(Errno),
+}
+
+/// An error of a call (errno(3)), of those that a rule can choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(usize);
+
+/// Names and numbers, which are those of all architectures that Dormouse has.
+const ERRNOS: [(&str, u32); 12] = [
+    ("EPERM", 1),
+    ("ENOENT", 2),
+    ("EIO", 5),
+    ("EAGAIN", 11),
+    ("ENOMEM", 12),
+    ("EACCES", 13),
+    ("EBUSY", 16),
+    ("ENFILE", 23),
+    ("EMFILE", 24),
+    ("ENOSPC", 28),
+    ("EROFS", 30),
+    ("EDQUOT", 122),
+];
+
+impl Errno {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        ERRNOS.get(self.0).map_or("", |(name, _)| name)
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        ERRNOS.get(self.0).map_or(0, |(_, number)| *number)
+    }
+}
+
+impl FromStr for Errno {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let found = ERRNOS.iter().position(|(name, _)| *name == text);
+        found.map(Self).ok_or_else(|| {
+            let hint = "one of EPERM, ENOENT, EIO, EAGAIN, ENOMEM, EACCES, EBUSY, ENFILE, EMFILE, ENOSPC, \
+                        EROFS, EDQUOT";
+            Invalid::new("errno", text, hint)
+        })
+    }
 }
 
 /// One rule.
@@ -104,6 +155,8 @@ pub struct Rule {
     pub peer: Who,
     /// Local port of the socket; any if `None`.
     pub port: Option<u16>,
+    /// The file is this one, or below it; any if `None`.
+    pub path: Option<String>,
     /// The label afterwards.
     pub account: Then,
     /// Its priority; `None` is below all others.
@@ -166,6 +219,7 @@ impl fmt::Display for Then {
                 write!(f, "={name}")
             }
             Self::Account(name) => name.fmt(f),
+            Self::Refused(errno) => f.write_str(errno.name()),
         }
     }
 }
@@ -207,6 +261,7 @@ impl Rules {
             label: Who::Any,
             peer: Who::Any,
             port: None,
+            path: None,
             account: Then::Peer,
             priority: None,
         }));
@@ -314,30 +369,24 @@ impl Reader<'_> {
         });
         let [home, label, peer] = ["home", "label", "peer"].map(|key| self.who(table, key));
         let port = self.number(table, "port", 1, u16::MAX.into());
-        let account = self.required(at.clone(), table, "account");
-        let account = account.and_then(|(span, text)| {
-            let account = then(&text);
-            account.map_err(|reason| self.error(span, reason)).ok()
-        });
+        let path = self.text_of(table, "path").and_then(|(span, path)| self.path(span, path));
+        let account = match self.text_of(table, "errno") {
+            None => self.required(at.clone(), table, "account").and_then(|(span, text)| {
+                let account = then(&text);
+                account.map_err(|reason| self.error(span, reason)).ok()
+            }),
+            Some((span, text)) => {
+                if table.get("account").is_some() {
+                    self.error(span.clone(), "a rule has either an account or an errno");
+                }
+                let errno = text.parse::<Errno>();
+                errno.map_err(|e| self.error(span, e.to_string())).ok().map(Then::Refused)
+            }
+        };
         let (least, most) = (*PRIORITIES.start(), *PRIORITIES.end());
         let priority = self.number(table, "priority", least, most).unwrap_or(0);
-        if let Some(gate) = gate.filter(|gate| !gate.has_socket()) {
-            for key in ["peer", "port"] {
-                if let Some(value) = table.get(key) {
-                    self.error(
-                        value.span(),
-                        format!("gate '{gate}' has no {key}, as there is no socket"),
-                    );
-                }
-            }
-            if account == Some(Then::Peer)
-                && let Some(value) = table.get("account")
-            {
-                self.error(
-                    value.span(),
-                    format!("gate '{gate}' has no peer, as there is no socket"),
-                );
-            }
+        if let Some(gate) = gate {
+            self.fits(gate, table, &home, account.as_ref());
         }
         if self.errors.len() > before {
             return None;
@@ -350,9 +399,64 @@ impl Reader<'_> {
             label,
             peer,
             port: port.and_then(|port| port.try_into().ok()),
+            path,
             account: account?,
             priority: Some(priority),
         })
+    }
+
+    /// Reports the keys of a rule that its gate has no use for.
+    fn fits(&mut self, gate: Gate, table: &DeTable<'_>, home: &Who, account: Option<&Then>) {
+        let unfit = [
+            ("peer", gate.has_peer(), "as there is no socket"),
+            ("port", gate.has_socket(), "as there is no socket"),
+            ("path", gate == Gate::Open, "as no file is opened"),
+            ("errno", gate.can_refuse(), "as the call cannot fail there"),
+        ];
+        for (key, has, why) in unfit {
+            if let (false, Some(value)) = (has, table.get(key)) {
+                self.error(value.span(), format!("gate '{gate}' has no {key}, {why}"));
+            }
+        }
+        let Some((account, at)) = account.zip(table.get("account").map(Spanned::span)) else {
+            return;
+        };
+        match account {
+            Then::Peer if !gate.has_peer() => {
+                self.error(at, format!("gate '{gate}' has no peer, as there is no socket"));
+            }
+            Then::Account(_) if gate == Gate::Open && *home == Who::Any => {
+                let reason = "a container chooses the paths of its files: say with home whose files these are";
+                self.error(at, reason);
+            }
+            // Both keys are there, which is an error already.
+            Then::Keep | Then::Refused(_) => {}
+            _ if gate == Gate::Create => {
+                let reason =
+                    "gate 'create' changes no label: choose keep or an errno, or the gate fork";
+                self.error(at, reason);
+            }
+            _ => {}
+        }
+    }
+
+    fn path(&mut self, at: Range<usize>, path: String) -> Option<String> {
+        let mut parts = path.split('/').skip(1);
+        let is_plain = path == "/"
+            || path.starts_with('/')
+                && parts.all(|part| !matches!(part, "" | "." | ".."))
+                && !path.chars().any(char::is_control);
+        if is_plain && path.len() <= PATH_BYTES_MAX {
+            return Some(path);
+        }
+        self.error(
+            at,
+            format!(
+                "a path begins with '/', has no '//', '.', '..' and '/' at its end, and at most \
+                 {PATH_BYTES_MAX} bytes"
+            ),
+        );
+        None
     }
 
     fn name(&mut self, at: Range<usize>, name: String) -> Option<String> {

@@ -6,6 +6,8 @@
  * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
  * not: it is the rest of what the cgroup counts.
  *
+ * Gates of the other set are in security.h: they need trampolines, which not every host permits.
+ *
  * Hooks, tracepoints with BTF and cgroup programs, without trampolines:
  *
  * - dm_gate_switch (sched_switch) adds up. It runs with the lock of the run queue held.
@@ -305,6 +307,14 @@ struct {
 	__type(value, struct dm_gate_edge_count);
 } dm_gate_edges SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 2 * DM_GATE_PATHS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dm_gate_path);
+	__type(value, struct dm_gate_below);
+} dm_gate_paths SEC(".maps");
+
 /* The last switch of a processor. */
 struct turn {
 	__u64 at_ns;
@@ -322,9 +332,14 @@ struct {
 struct sched_entity {
 	__u64 sum_exec_runtime;
 };
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
 struct task_struct {
 	int pid;
+	int on_cpu;
 	struct sched_entity se;
+	struct css_set *cgroups;
 };
 struct in6_addr {
 	__u32 word[4];
@@ -380,6 +395,7 @@ struct passage {
 	__u32 becomes;
 	struct party account;
 	struct dm_line lines[3]; /* of home, label and peer, filled if a row asks for those below */
+	struct dm_gate_below below; /* the paths above the file */
 };
 
 static __always_inline struct dm_gate_count *counts(__u32 gate)
@@ -546,6 +562,19 @@ static __always_inline int matches(__u32 asked, __u32 below, __u32 account,
 	return below && account != DM_NOBODY && is_below(line, asked);
 }
 
+/* Whether a path is one of these. */
+static __always_inline int is_in(const struct dm_gate_below *below, __u32 path)
+{
+	__u64 word = 0;
+	__u32 i;
+
+#pragma unroll
+	for (i = 0; i < DM_GATE_PATHS_MAX / 64; i++)
+		if (path / 64 == i)
+			word = below->paths[i];
+	return word >> (path % 64) & 1;
+}
+
 /* Called by bpf_loop() for each row. */
 static long match_row(__u64 index, void *context)
 {
@@ -561,6 +590,8 @@ static long match_row(__u64 index, void *context)
 	if (!matches(row->home, row->below & 1, at->home.account, &at->lines[0]) ||
 	    !matches(row->label, row->below & 2, at->label.account, &at->lines[1]) ||
 	    !matches(row->peer, row->below & 4, at->peer.account, &at->lines[2]))
+		return 0;
+	if (row->path && !is_in(&at->below, row->path - 1))
 		return 0;
 	at->is_decided = 1;
 	at->becomes = row->becomes;
@@ -1321,5 +1352,7 @@ int dm_gate_send(__u64 *ctx)
 {
 	return (int)ctx[1] > 0 ? pass((struct sock *)ctx[0], DM_GATE_SEND) : 0;
 }
+
+#include "security.h"
 
 char _license[] SEC("license") = "GPL";

@@ -1,6 +1,9 @@
 //! Gates: labels of tasks, and the time that tasks of one container work for another account; see
 //! `gates.bpf.c`.
 //!
+//! There are two sets ([`Set`]): gates at tracepoints, and gates at the hooks of security modules (`security.h`), which
+//! not every host permits. Both have the same maps and the same table.
+//!
 //! Maps and links have names in a directory of a bpffs, which the caller mounts, and which keeps them while no
 //! process has a descriptor. Callers hold a lock for [`Gates::load`], [`Gates::apply`],
 //! [`Gates::detach`] and [`Gates::remove`].
@@ -43,13 +46,15 @@ const LINES: &str = "dm_gate_lines";
 const COUNTS: &str = "dm_gate_counts";
 const HOSTS: &str = "dm_gate_hosts";
 const KNOWN: &str = "dm_gate_known";
+const PATHS: &str = "dm_gate_paths";
 const TRACE: &str = "dm_gate_trace";
 const EDGES: &str = "dm_gate_edges";
 const SOCKETS: &str = "dm_gate_sockets";
 
 /// The maps with names, in the order in which [`Gates::remove`] removes them.
-const MAPS: [&str; 13] = [
-    HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN, TRACE, EDGES, SOCKETS,
+const MAPS: [&str; 14] = [
+    HOMES, PEERS, USES, CLIENTS, TABLES, ACTIVE, LINES, COUNTS, HOSTS, KNOWN, PATHS, TRACE, EDGES,
+    SOCKETS,
 ];
 
 /// LIMIT: containers with a home, and addresses with a peer.
@@ -60,6 +65,12 @@ pub const USES_MAX: u32 = 1 << 18;
 pub const ROWS_MAX: usize = 256;
 /// LIMIT: an account and those above it.
 pub const DEPTH: usize = 9;
+/// LIMIT: paths of a table.
+pub const PATHS_MAX: usize = 256;
+/// LIMIT: bytes of a path with the '/' behind it.
+pub const PATH_BYTES: usize = 248;
+/// `PATHS_MAX` in words of bits.
+const PATH_WORDS: usize = PATHS_MAX / 64;
 
 /// A gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,11 +83,42 @@ pub enum Gate {
     Fork = 3,
     /// A task has begun another program.
     Exec = 4,
+    /// A task makes another one, if no row refuses that.
+    Create = 5,
+    /// A task opens a file.
+    Open = 6,
+    /// A task has received a message of System V.
+    Message = 7,
+}
+
+/// A set of gates: a kernel takes all of a set, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// At tracepoints, sockets and cgroups.
+    Tracepoints,
+    /// At the hooks of security modules.
+    Security,
 }
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Receive, Self::Send, Self::Fork, Self::Exec];
+    pub const ALL: [Self; 7] = [
+        Self::Receive,
+        Self::Send,
+        Self::Fork,
+        Self::Exec,
+        Self::Create,
+        Self::Open,
+        Self::Message,
+    ];
+
+    /// The set that it belongs to.
+    pub fn set(self) -> Set {
+        match self {
+            Self::Receive | Self::Send | Self::Fork | Self::Exec => Set::Tracepoints,
+            Self::Create | Self::Open | Self::Message => Set::Security,
+        }
+    }
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -85,6 +127,9 @@ impl Gate {
             Self::Send => "send",
             Self::Fork => "fork",
             Self::Exec => "exec",
+            Self::Create => "create",
+            Self::Open => "open",
+            Self::Message => "message",
         }
     }
 }
@@ -106,6 +151,12 @@ const WIRES: [(&str, u32); 2] = [
     ("dm_gate_syn", libbpf_rs::libbpf_sys::BPF_CGROUP_INET_INGRESS),
 ];
 
+/// Programs that note for whom the sender of a message works, in the order in which they are attached.
+const MESSAGES: [&str; 2] = ["dm_gate_msgfree", "dm_gate_msgsnd"];
+/// All programs at the hooks of security modules.
+const SECURITY: [&str; 5] =
+    ["dm_gate_create", "dm_gate_open", MESSAGES[0], MESSAGES[1], "dm_gate_msgrcv"];
+
 /// The name of a program of [`WIRES`], which keeps it while it is not attached.
 fn kept(program: &str) -> String {
     format!("program_{program}")
@@ -118,6 +169,9 @@ fn program(gate: Gate) -> &'static str {
         Gate::Send => "dm_gate_send",
         Gate::Fork => "dm_gate_fork",
         Gate::Exec => "dm_gate_exec",
+        Gate::Create => "dm_gate_create",
+        Gate::Open => "dm_gate_open",
+        Gate::Message => "dm_gate_msgrcv",
     }
 }
 
@@ -127,8 +181,9 @@ fn programs(gates: &[Gate]) -> Vec<&'static str> {
     let notes = NOTES.into_iter().filter(|_| sockets);
     let receives = gates.contains(&Gate::Receive);
     let senders = SENDERS.into_iter().filter(|_| receives).map(|(name, _)| name);
+    let messages = MESSAGES.into_iter().filter(|_| gates.contains(&Gate::Message));
     let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
-    ALWAYS.into_iter().chain(notes).chain(senders).chain(own).collect()
+    ALWAYS.into_iter().chain(notes).chain(senders).chain(messages).chain(own).collect()
 }
 
 record! {
@@ -195,9 +250,9 @@ record! {
     pub struct Rule = "dm_rule" {
         /// The number of the gate.
         pub gate: u32,
-        /// What the label becomes: 0 the same, 1 the home, 2 the peer, 3 `account`.
+        /// What the label becomes: 0 the same, 1 the home, 2 the peer, 3 `account`; 4 the call fails.
         pub becomes: u32,
-        /// An account.
+        /// An account, or the errno with which a call fails.
         pub account: u32,
         /// The home, or `u32::MAX` for any.
         pub home: u32,
@@ -211,6 +266,24 @@ record! {
         pub port: u32,
         /// The owner of `account`, as in [`Party`].
         pub owner: u64,
+        /// 1 and the index of the path below which the file is, 0 any.
+        pub path: u32,
+        /// Unused.
+        pub reserved: u32,
+    }
+}
+
+record! {
+    struct PathRecord = "dm_gate_path" {
+        bits: u32,
+        table: u32,
+        path: [u8; PATH_BYTES],
+    }
+}
+
+record! {
+    struct BelowRecord = "dm_gate_below" {
+        paths: [u64; PATH_WORDS],
     }
 }
 
@@ -283,6 +356,7 @@ record! {
         changed: u64,
         unknown: u64,
         full: u64,
+        refused: u64,
     }
 }
 
@@ -354,6 +428,8 @@ pub struct Stat {
     pub unknown: u64,
     /// Labels that could not be kept.
     pub full: u64,
+    /// Calls that failed by a row.
+    pub refused: u64,
 }
 
 fn config(constants: Constants) -> Vec<u8> {
@@ -367,12 +443,17 @@ fn config(constants: Constants) -> Vec<u8> {
     config.to_bytes()
 }
 
-/// Tests whether this kernel loads and attaches the programs. They see every task of the host for a moment, and
-/// know no container. Those of a cgroup are attached to none.
-pub fn supported() -> Result<()> {
-    let (_maps, programs) = GROUP.load_alone_with(&config(some_constants()))?;
+/// Tests whether this kernel loads and attaches the programs of a set. They see every task of the host for a moment,
+/// and know no container. Those of a cgroup are attached to none.
+pub fn supported(set: Set) -> Result<()> {
+    let is_of_set = |name: &str| SECURITY.contains(&name) == (set == Set::Security);
+    let (_maps, programs) = GROUP.load_some(&config(some_constants()), &is_of_set)?;
     let mut traces = programs.iter().filter(|program| hook(program).is_none());
-    traces.try_for_each(|program| attach(program, None).map(drop))
+    traces.try_for_each(|program| attach(program, None).map(drop))?;
+    if set == Set::Security && !call::has_bpf_module() {
+        return Err(BpfError::Inactive);
+    }
+    Ok(())
 }
 
 fn some_constants() -> Constants {
@@ -470,7 +551,12 @@ impl Gates {
     /// Loads the programs of these gates, and names their maps in this directory of a bpffs. No program runs before
     /// [`Loaded::attach`].
     pub fn load(dir: &Path, constants: Constants, which: &[Gate]) -> Result<Loaded> {
-        let (maps, programs) = GROUP.load_alone_with(&config(constants))?;
+        if which.iter().any(|gate| gate.set() == Set::Security) && !call::has_bpf_module() {
+            return Err(BpfError::Inactive);
+        }
+        let wanted = programs(which);
+        let is_wanted = |name: &str| !SECURITY.contains(&name) || wanted.contains(&name);
+        let (maps, programs) = GROUP.load_some(&config(constants), &is_wanted)?;
         let (homes, others): (Vec<Map>, Vec<Map>) =
             maps.into_iter().partition(|map| is_named(&map.name, HOMES));
         let homes = homes.into_iter().next().ok_or_else(|| missing(HOMES))?;
@@ -585,13 +671,23 @@ impl Gates {
     }
 
     /// Replaces the table: a passage is decided by the old one or by the new one as a whole. Rows of gates that are
-    /// not loaded have no effect. Each line is an account and those above it.
+    /// not loaded have no effect. Each line is an account and those above it. Rows name paths by their place in
+    /// `paths`.
     ///
     /// ORDER: the table that is not in force is written, and then put in force. The next call writes the other one
     /// only after every program that may have begun with it has ended.
-    pub fn apply(&self, rows: &[Rule], lines: &[(u32, [u32; DEPTH])]) -> Result<()> {
+    pub fn apply(
+        &self,
+        rows: &[Rule],
+        lines: &[(u32, [u32; DEPTH])],
+        paths: &[String],
+    ) -> Result<()> {
         let map = |name| self.map(name)?.ok_or_else(|| missing(name));
         let (tables, active, all_lines) = (map(TABLES)?, map(ACTIVE)?, map(LINES)?);
+        // Gates of an earlier build: they keep their rules until the next load.
+        if tables.value_bytes() != size_of::<Header>() + ROWS_MAX * size_of::<Rule>() {
+            return Ok(());
+        }
         let zero = 0u32.to_ne_bytes();
         let in_force = active.get(&zero)?.and_then(|n| n.first_chunk().copied());
         let next = 1 - in_force.map_or(0, u32::from_ne_bytes).min(1);
@@ -604,6 +700,7 @@ impl Gates {
             let place = Place { table: next, account: *account };
             all_lines.set(&place.to_bytes(), &Line { accounts: *accounts }.to_bytes())?;
         }
+        set_paths(&map(PATHS)?, next, paths)?;
         let is_loaded = |row: &&Rule| self.which.iter().any(|gate| *gate as u32 == row.gate);
         let rows: Vec<&Rule> = rows.iter().filter(is_loaded).take(ROWS_MAX).collect();
         let header = Header {
@@ -722,7 +819,7 @@ impl Gates {
         let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
         let senders = SENDERS.map(|(name, _)| name);
         let wires = WIRES.map(|(name, _)| name);
-        let always = ALWAYS.into_iter().chain(NOTES).chain(senders).chain(wires);
+        let always = ALWAYS.into_iter().chain(NOTES).chain(senders).chain(MESSAGES).chain(wires);
         let always = always.map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
@@ -735,6 +832,7 @@ impl Gates {
                 changed: 0,
                 unknown: 0,
                 full: 0,
+                refused: 0,
             };
             if let (Some(gate), Some(counts)) = (gate, &counts) {
                 for value in counts.get_per_cpu(&(gate as u32).to_ne_bytes())? {
@@ -743,6 +841,7 @@ impl Gates {
                     stat.changed += count.changed;
                     stat.unknown += count.unknown;
                     stat.full += count.full;
+                    stat.refused += count.refused;
                 }
             }
             stats.push(stat);
@@ -756,7 +855,9 @@ impl Gates {
         // ORDER: those that change labels first.
         let senders = SENDERS.map(|(name, _)| name);
         let wires = WIRES.map(|(name, _)| name);
-        for file in gates.chain(senders).chain(wires).chain(NOTES).chain(ALWAYS.into_iter().rev()) {
+        let messages = MESSAGES.into_iter().rev();
+        let notes = senders.into_iter().chain(messages).chain(wires).chain(NOTES);
+        for file in gates.chain(notes).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -791,6 +892,39 @@ fn replace(map: &Map, wanted: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<()> {
         map.remove(&key)?;
     }
     Ok(wanted.iter().try_for_each(|(key, value)| map.set(key, value))?)
+}
+
+/// Writes the paths of a table in the place of those that it had.
+fn set_paths(map: &Map, table: u32, paths: &[String]) -> Result<()> {
+    let mut gone = Vec::new();
+    let mut last: Option<Vec<u8>> = None;
+    while let Some(key) = map.next_key(last.as_deref())? {
+        if PathRecord::from_bytes(&key).table == table {
+            gone.push(key.clone());
+        }
+        last = Some(key);
+    }
+    for key in gone {
+        map.remove(&key)?;
+    }
+    // With the '/' behind it, a directory is above its files, and not above those of one with a longer name.
+    let directory = |path: &String| format!("{}/", path.trim_end_matches('/'));
+    let directories: Vec<String> = paths.iter().map(directory).take(PATHS_MAX).collect();
+    for path in &directories {
+        let mut below = BelowRecord { paths: [0; PATH_WORDS] };
+        for (index, above) in directories.iter().enumerate() {
+            if let (true, Some(word)) = (path.starts_with(above), below.paths.get_mut(index / 64)) {
+                *word |= 1 << (index % 64);
+            }
+        }
+        let bytes = path.as_bytes();
+        let mut record =
+            PathRecord { bits: 8 * (4 + bytes.len() as u32), table, path: [0; PATH_BYTES] };
+        let Some(place) = record.path.get_mut(..bytes.len()) else { continue };
+        place.copy_from_slice(bytes);
+        map.set(&record.to_bytes(), &below.to_bytes())?;
+    }
+    Ok(())
 }
 
 fn unname(path: &Path) -> Result<()> {
@@ -858,6 +992,8 @@ mod tests {
         assert_same::<Nth>(GROUP.object);
         assert_same::<ClientRecord>(GROUP.object);
         assert_same::<Rule>(GROUP.object);
+        assert_same::<PathRecord>(GROUP.object);
+        assert_same::<BelowRecord>(GROUP.object);
         assert_same::<Place>(GROUP.object);
         assert_same::<Line>(GROUP.object);
         assert_same::<HostRecord>(GROUP.object);
@@ -866,7 +1002,7 @@ mod tests {
         assert_same::<EdgeRecord>(GROUP.object);
         assert_same::<EdgeCount>(GROUP.object);
         assert_same::<Count>(GROUP.object);
-        assert_eq!(size_of::<Rule>(), 40);
+        assert_eq!(size_of::<Rule>(), 48);
     }
 
     #[test]
@@ -883,7 +1019,21 @@ mod tests {
 
     #[test]
     fn root_kernel_takes_the_programs() {
-        supported().unwrap();
+        supported(Set::Tracepoints).unwrap();
+    }
+
+    #[test]
+    fn root_kernel_takes_the_programs_of_security_or_says_why_not() {
+        match supported(Set::Security) {
+            Ok(()) => {}
+            // A kernel that permits no trampolines, or no BPF among its security modules.
+            Err(error @ (BpfError::Load { .. } | BpfError::Inactive))
+                if error.kind() == dormouse_kernel::ErrorKind::Os(libc::EPERM) =>
+            {
+                eprintln!("NOT RUN: {error}");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
     }
 
     #[test]
@@ -922,7 +1072,8 @@ mod tests {
 
     #[test]
     fn root_full_maps_refuse_one_more_entry_and_take_it_after_a_removal() {
-        let maps = GROUP.load_alone_with(&config(some_constants())).unwrap().0;
+        let is_tracepoint = |name: &str| !SECURITY.contains(&name);
+        let maps = GROUP.load_some(&config(some_constants()), &is_tracepoint).unwrap().0;
         let map = |name: &str| maps.iter().find(|map| map.name == name).unwrap();
         assert_full(map(HOMES), HOMES_MAX);
         assert_full(map(PEERS), HOMES_MAX);

@@ -28,6 +28,12 @@
 /* LIMIT: TCP connections over which services have asked others for their clients. Of more, some requests are those of
  * the asking container. */
 #define DM_GATE_TOLDS_MAX 65536
+/* LIMIT: messages of System V in queues, of tasks that work for another account than their home. Further ones are
+ * those of the home. */
+#define DM_GATE_MESSAGES_MAX 65536
+/* LIMIT: paths of a table, and bytes of a path with the '/' behind it. */
+#define DM_GATE_PATHS_MAX 256
+#define DM_GATE_PATH_BYTES 248
 /* LIMIT: edges of one trace. Further ones are not seen. */
 #define DM_GATE_EDGES_MAX 65536
 
@@ -36,13 +42,18 @@
 #define DM_GATE_SEND 2
 #define DM_GATE_FORK 3
 #define DM_GATE_EXEC 4
-#define DM_GATE_COUNT 8
+#define DM_GATE_CREATE 5
+#define DM_GATE_OPEN 6
+#define DM_GATE_MESSAGE 7
+#define DM_GATE_COUNT 16
 
 /* What a label becomes: `becomes` of a row. */
 #define DM_BECOMES_KEEP 0
 #define DM_BECOMES_HOME 1
 #define DM_BECOMES_PEER 2
 #define DM_BECOMES_ACCOUNT 3
+/* The call fails with the errno in `account` of the row, and the label stays. */
+#define DM_BECOMES_REFUSED 4
 
 /* Matches every account, and the other side that is in no container or not known. */
 #define DM_ANY 0xffffffffu
@@ -117,6 +128,19 @@ struct dm_rule {
 	__u32 below; /* bit 0 home, 1 label, 2 peer: accounts below it match as well */
 	__u32 port; /* local port of the socket; 0 matches all */
 	__u64 owner; /* of `account` */
+	__u32 path; /* 1 and the number of the path below which the file is; 0 matches all */
+	__u32 reserved;
+};
+
+/* dm_gate_paths: the first `bits` bits of a table's number and a path, which ends with '/'. */
+struct dm_gate_path {
+	__u32 bits;
+	__u32 table;
+	char path[DM_GATE_PATH_BYTES];
+};
+/* The path, and those of the same table that are above it: bit N is path N. */
+struct dm_gate_below {
+	__u64 paths[DM_GATE_PATHS_MAX / 64];
 };
 
 /* dm_gate_tables: two of them, of which dm_gate_active names one. */
@@ -143,6 +167,7 @@ struct dm_gate_count {
 	__u64 changed; /* labels */
 	__u64 unknown; /* the other side is in no container, or not known */
 	__u64 full; /* labels that could not be kept */
+	__u64 refused; /* calls */
 };
 
 /* dm_gate_hosts: the first `bits` bits of an address, network byte order; IPv4 is mapped into IPv6. */

@@ -43,7 +43,9 @@ enum Of {
     /// Containers may run meanwhile. Their processes work for their own accounts until they pass a gate.
     Load {
         /// receive (data was received from a socket), send (data was given to one), fork (a process or thread was
-        /// made), exec (another program was begun); all by default
+        /// made), exec (another program was begun), and where the kernel permits programs of security modules, create
+        /// (a process or thread is to be made), open (a file is to be opened), message (a message of System V was
+        /// received); by default all that the kernel takes
         #[arg(value_name = "GATE")]
         gates: Vec<Gate>,
     },
@@ -78,11 +80,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             list(&engine, quiet, noheading, format.as_ref())?;
         }
         Of::Load { gates } => {
-            let mut chosen = if gates.is_empty() { Gate::ALL.to_vec() } else { gates };
+            let mut chosen = gates;
             chosen.sort_unstable();
             chosen.dedup();
-            engine.load_gates(&chosen)?;
-            chosen.iter().try_for_each(|gate| output::line(gate.name()))?;
+            let loaded = engine.load_gates(&chosen)?;
+            loaded.iter().try_for_each(|gate| output::line(gate.name()))?;
         }
         Of::Unload => {
             engine.unload_gates()?;
@@ -101,10 +103,12 @@ const HEADINGS: &Headings = &[
     ("Gate", "GATE"),
     ("Program", "PROGRAM"),
     ("ProgramId", "PROGRAM ID"),
+    ("Lack", "LACK"),
     ("Passages", "PASSAGES"),
     ("Changed", "CHANGED"),
     ("Unknown", "UNKNOWN"),
     ("Full", "FULL"),
+    ("Refused", "REFUSED"),
     ("Runs", "RUNS"),
     ("Ns", "NS"),
     ("NsPerRun", "NS PER RUN"),
@@ -113,20 +117,25 @@ const HEADINGS: &Headings = &[
 /// A row of `gate ls`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Row {
+struct Row<'a> {
     name: &'static str,
     loaded: bool,
     /// The id of its program; 0 if it is not loaded.
     program_id: u32,
+    /// The reason for which this kernel does not take it; empty if it does.
+    lack: &'a str,
 }
 
 fn list(engine: &Engine, quiet: bool, noheading: bool, format: Option<&Format>) -> Result<()> {
-    let (gates, _) = engine.gates(None)?;
-    let row = |gate: &GateState| Row {
-        name: gate.gate.name(),
-        loaded: gate.stat.is_some(),
-        program_id: gate.stat.as_ref().map_or(0, |stat| stat.program.1),
-    };
+    let gates = if quiet { engine.gates(None)?.0 } else { engine.gates_with_lacks()? };
+    fn row(gate: &GateState) -> Row<'_> {
+        Row {
+            name: gate.gate.name(),
+            loaded: gate.stat.is_some(),
+            program_id: gate.stat.as_ref().map_or(0, |stat| stat.program.1),
+            lack: gate.lack.as_deref().unwrap_or_default(),
+        }
+    }
     let rows = || gates.iter().map(row);
     if let Some(format) = format {
         return format.print(rows(), HEADINGS, || output::json(&rows().collect::<Vec<_>>()));
@@ -135,10 +144,11 @@ fn list(engine: &Engine, quiet: bool, noheading: bool, format: Option<&Format>) 
         let loaded = rows().filter(|row| row.loaded);
         return output::print(loaded.map(|row| format!("{}\n", row.name)).collect::<String>());
     }
-    let mut table = Table::new(["NAME", "LOADED", "PROGRAM"]);
+    let mut table = Table::new(["NAME", "LOADED", "PROGRAM", "LACK"]);
     for row in rows() {
         let id = if row.loaded { row.program_id.to_string() } else { "-".to_owned() };
-        table.row([row.name.to_owned(), row.loaded.to_string(), id]);
+        let lack = if row.lack.is_empty() { "-" } else { row.lack };
+        table.row([row.name.to_owned(), row.loaded.to_string(), id, lack.to_owned()]);
     }
     if noheading { output::print(table.body()) } else { table.print() }
 }
@@ -155,6 +165,7 @@ struct Line<'a> {
     changed: u64,
     unknown: u64,
     full: u64,
+    refused: u64,
     /// 0 as long as the kernel does not count.
     runs: u64,
     ns: u64,
@@ -171,6 +182,7 @@ impl<'a> Line<'a> {
             changed: stat.changed,
             unknown: stat.unknown,
             full: stat.full,
+            refused: stat.refused,
             runs: stat.runs.count,
             ns: stat.runs.ns,
             ns_per_run: stat.runs.ns.checked_div(stat.runs.count).unwrap_or(0),
@@ -200,14 +212,16 @@ fn stats(
         "CHANGED",
         "UNKNOWN",
         "FULL",
+        "REFUSED",
         "RUNS",
         "NS PER RUN",
     ]);
     for row in rows() {
-        let numbers = [row.passages, row.changed, row.unknown, row.full, row.runs, row.ns_per_run];
-        let [passages, changed, unknown, full, runs, each] = numbers.map(|n| n.to_string());
+        let decisions = [row.passages, row.changed, row.unknown, row.full, row.refused];
+        let [passages, changed, unknown, full, refused] = decisions.map(|n| n.to_string());
+        let [runs, each] = [row.runs, row.ns_per_run].map(|n| n.to_string());
         let (gate, program) = (row.gate.to_owned(), row.program.to_owned());
-        table.row([gate, program, passages, changed, unknown, full, runs, each]);
+        table.row([gate, program, passages, changed, unknown, full, refused, runs, each]);
     }
     if noheading { output::print(table.body()) } else { table.print() }
 }

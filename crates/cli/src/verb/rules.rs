@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use anyhow::{Context, Result, bail};
-use dormouse_account::rule::{Compiled, Gate, Origin, Rule, TEXT_BYTES_MAX};
+use dormouse_account::rule::{Compiled, Gate, Origin, Rule, TEXT_BYTES_MAX, Then};
 use dormouse_container::{Error, RuleAnswer, RuleQuestion};
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::output::{self, Table};
 /// Say whose work shared services do
 ///
 /// A task works for the account of its container, its home, until a rule changes that: when it receives or sends
-/// data, forks or executes a program. Gates in the kernel evaluate the rules.
+/// data, forks or executes a program. Some rules have calls fail. Gates in the kernel evaluate the rules.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -55,7 +55,7 @@ enum Of {
     ///
     /// Accounts are names of made ones, or @ and the name of a container for its own.
     Explain {
-        /// Kind of passage: receive, send, fork, exec
+        /// Kind of passage: receive, send, fork, exec, create, open, message
         #[arg(long)]
         gate: Gate,
         /// Account of the container in which the task runs
@@ -70,6 +70,9 @@ enum Of {
         /// Local port of the socket
         #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
         port: Option<u16>,
+        /// File that is opened, from the root directory of the container
+        #[arg(long)]
+        path: Option<String>,
         /// json, or a Go template
         #[arg(long, value_name = "FORMAT")]
         format: Option<String>,
@@ -92,8 +95,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                 Err(e) => each_error(e),
             }
         }
-        Of::Explain { gate, home, label, peer, port, format } => {
-            let question = RuleQuestion { gate, home, label, peer, port };
+        Of::Explain { gate, home, label, peer, port, path, format } => {
+            let question = RuleQuestion { gate, home, label, peer, port, path };
             let format = format.as_deref().map(Format::read).transpose()?;
             match engine.explain_rules(&question) {
                 Ok(answer) => explain(&answer, format.as_ref()).map(|()| 0),
@@ -188,6 +191,8 @@ struct Row<'r> {
     peer: String,
     /// 0 is any.
     port: u16,
+    /// Empty is any.
+    path: &'r str,
     account: String,
     /// None is below all others.
     priority: Option<i32>,
@@ -211,6 +216,7 @@ impl<'r> Row<'r> {
             label: rule.label.to_string(),
             peer: rule.peer.to_string(),
             port: rule.port.unwrap_or_default(),
+            path: rule.path.as_deref().unwrap_or_default(),
             account: rule.account.to_string(),
             priority: rule.priority,
             state,
@@ -218,7 +224,7 @@ impl<'r> Row<'r> {
         }
     }
 
-    fn cells(&self) -> [String; 10] {
+    fn cells(&self) -> [String; 11] {
         [
             self.line.map_or_else(String::new, |line| line.to_string()),
             match self.shared {
@@ -230,6 +236,7 @@ impl<'r> Row<'r> {
             self.label.clone(),
             self.peer.clone(),
             if self.port == 0 { "any".to_owned() } else { self.port.to_string() },
+            if self.path.is_empty() { "any" } else { self.path }.to_owned(),
             self.account.clone(),
             self.priority.map_or_else(|| "least".to_owned(), |priority| priority.to_string()),
             match self.state {
@@ -265,6 +272,7 @@ const HEADINGS: &Headings = &[
     ("Label", "LABEL"),
     ("Peer", "PEER"),
     ("Port", "PORT"),
+    ("Path", "PATH"),
     ("Account", "ACCOUNT"),
     ("Priority", "PRIORITY"),
     ("State", "STATE"),
@@ -277,7 +285,8 @@ fn show(compiled: &Compiled, noheading: bool, format: Option<&Format>) -> Result
         return format.print(rows.iter(), HEADINGS, || output::json(&rows));
     }
     let mut table = Table::new([
-        "LINE", "NAME", "GATE", "HOME", "LABEL", "PEER", "PORT", "ACCOUNT", "PRIORITY", "STATE",
+        "LINE", "NAME", "GATE", "HOME", "LABEL", "PEER", "PORT", "PATH", "ACCOUNT", "PRIORITY",
+        "STATE",
     ]);
     rows.iter().for_each(|row| table.row(row.cells()));
     if noheading { output::print(table.body()) } else { table.print() }
@@ -303,9 +312,14 @@ fn explain(answer: &RuleAnswer, format: Option<&Format>) -> Result<()> {
         return format.print([&explained].into_iter(), &[], || output::json(&explained));
     }
     match &answer.decides {
-        Some(rule) => {
-            output::line(&format!("{rule} decides: the task then works for {}", answer.label))?
-        }
+        Some(rule) => match rule.account {
+            Then::Refused(errno) => {
+                output::line(&format!("{rule} decides: the call fails with {}", errno.name()))?
+            }
+            _ => {
+                output::line(&format!("{rule} decides: the task then works for {}", answer.label))?
+            }
+        },
         None => output::line(&format!(
             "no rule matches: the task goes on to work for {}",
             answer.label

@@ -32,6 +32,8 @@ pub struct Question {
     pub peer: Option<String>,
     /// Local port of the socket.
     pub port: Option<u16>,
+    /// The file that is opened.
+    pub path: Option<String>,
 }
 
 /// Which rule decides a passage.
@@ -185,10 +187,20 @@ pub(super) fn check_move(ground: &Ground, book: &Book, name: &Name, parent: &Nam
 
 /// Returns which of the installed rules decides a passage.
 pub(crate) fn explain(ground: &Ground, question: &Question) -> Result<Answer> {
-    let Question { gate, home, label, peer, port } = question;
-    if !gate.has_socket() && (peer.is_some() || port.is_some()) {
+    let Question { gate, home, label, peer, port, path } = question;
+    if !gate.has_peer() && (peer.is_some() || port.is_some()) {
         return Err(Error::Invalid(format!(
             "gate '{gate}' has neither peer nor port, as there is no socket: leave them out"
+        )));
+    }
+    if !gate.has_socket() && port.is_some() {
+        return Err(Error::Invalid(format!(
+            "gate '{gate}' has no port, as there is no socket: leave it out"
+        )));
+    }
+    if *gate != Gate::Open && path.is_some() {
+        return Err(Error::Invalid(format!(
+            "gate '{gate}' has no path, as no file is opened: leave it out"
         )));
     }
     let _same = hold(ground)?;
@@ -201,10 +213,11 @@ pub(crate) fn explain(ground: &Ground, question: &Question) -> Result<Answer> {
         label: number(ground, &book, label)?,
         peer: peer.as_ref().map(|peer| number(ground, &book, peer)).transpose()?,
         port: port.map_or(0, u32::from),
+        path: path.as_deref(),
     };
     let explained = compiled.explain(&passage);
     let label = match explained.decides.map(|rule| &rule.account) {
-        None | Some(Then::Keep) => label.clone(),
+        None | Some(Then::Keep | Then::Refused(_)) => label.clone(),
         Some(Then::Home) => home.clone(),
         Some(Then::Peer) => peer.as_ref().unwrap_or(home).clone(),
         Some(Then::Account(name)) => name.to_string(),
