@@ -450,8 +450,8 @@ fn words_of(slot: &Slot) -> [u64; SLOT_BYTES / 8] {
     words
 }
 
-/// What a thread continues by a slot; its other registers are its own. `None` if that is not a slot, or that of a thread
-/// that has its system calls reported to itself.
+/// What a thread continues by a slot; its other registers are its own. `None` if that is not a slot, or that of a
+/// thread that has its system calls reported to itself.
 fn continued(slot: &Slot, registers: &Registers) -> Option<Parked> {
     let words = words_of(slot);
     let [mask, again, rip, rax, call, r9, rcx, r8] = *words.first_chunk()?;
@@ -473,6 +473,30 @@ fn continued(slot: &Slot, registers: &Registers) -> Option<Parked> {
     let registers = Registers { rip, rax, orig_rax, rbx, rbp, r12, r13, r14, r15, ..*registers };
     let registers = Registers { r8, r9, r10, r11, rcx, rdx, rsi, rdi, ..registers };
     Some(Parked { registers, mask, call: None })
+}
+
+/// Registers with which a stopped thread continues that waits in a script whose tracer has ended; `None` if it does
+/// not, or continues by itself.
+pub(crate) fn skip_wait(tid: u32, registers: &Registers) -> Option<Registers> {
+    /// Where the address is at which a script continues, behind its page of code ([`super::script`]).
+    const NEXT_AT: u64 = 16;
+    let (base, follower) = (registers.r12, blob::follower());
+    let is_inside = base.is_multiple_of(PAGE_BYTES)
+        && registers.rip.wrapping_sub(base) < follower.len() as u64
+        && registers.rbp == libc::SYS_munmap as u64;
+    if !is_inside {
+        return None;
+    }
+    let mut found = vec![0; follower.len() + 8];
+    let places = [(base, follower.len() as u64), (base + PAGE_BYTES + NEXT_AT, 8)];
+    if call::read_memory(tid, &mut found, &places) != Ok(found.len()) {
+        return None;
+    }
+    let (found, next) = found.split_last_chunk()?;
+    let rip = u64::from_ne_bytes(*next);
+    // Nothing is known of the calls from here on, which have no effect.
+    let again = Registers { rip, orig_rax: u64::MAX, ..*registers };
+    (found == follower && rip != base).then_some(again)
 }
 
 /// Puts the code of another process with its slots into a process, at its address in the vDSO.

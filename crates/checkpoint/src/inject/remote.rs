@@ -21,7 +21,6 @@ use dormouse_kernel::call::{self, Registers, Stop};
 use dormouse_record::PAGE_BYTES;
 
 use super::landing::{self, Berth, Ground, Parked};
-use super::script::skip_wait;
 use super::selector::Selector;
 
 /// As many polls take less time than a sleep.
@@ -68,7 +67,7 @@ impl<'g> Remote<'g> {
         // ORDER: the kernel forgets the sequence at the first call from elsewhere.
         let registers = abort_sequence(tid, registers);
         let selector = Selector::of(tid)?;
-        let at = skip_wait(tid, &registers).unwrap_or(registers);
+        let at = landing::skip_wait(tid, &registers).unwrap_or(registers);
         let parked = ground.parked(&at).filter(|_| selector.is_none());
         let (registers, mask, call) = match parked {
             Some(Parked { registers, mask, call }) => (registers, mask, call),

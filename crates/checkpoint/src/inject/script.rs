@@ -11,16 +11,16 @@
 //! No memory is writable and executable at once. When all calls are made, the code waits in the
 //! kernel with all signals blocked, until the tracer's interrupt ends the wait: no signal is needed
 //! to report the end. If the tracer has ended, the code continues after [`WAITS`] in the landing code
-//! ([`super::landing`]), which unmaps all of this, and the next tracer of the task ends the wait ([`skip_wait`]). A
-//! tracer that comes later than that finds that the task has continued, which is an error. If memory may not become
-//! executable (PR_SET_MDWE(2const), a policy of the host) the same calls are made one by one ([`Remote::call`]).
+//! ([`super::landing`]), which unmaps all of this, and the next tracer of the task ends the wait
+//! ([`super::landing::skip_wait`]). A tracer that comes later than that finds that the task has continued, which is an
+//! error. If memory may not become executable (PR_SET_MDWE(2const), a policy of the host) the same calls are made one by
+//! one ([`Remote::call`]).
 
 use std::time::Duration;
 
 use super::blob::follower;
 use super::remote::Remote;
-use dormouse_kernel::Errno;
-use dormouse_kernel::call::{self, Registers};
+use dormouse_kernel::{Errno, call};
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -28,9 +28,6 @@ const CALL_BYTES: u64 = 64;
 
 /// The bytes in front of the calls.
 const HEAD_BYTES: u64 = 32;
-
-/// Where in these bytes the address is at which the code continues.
-const NEXT_AT: u64 = 16;
 
 /// How long the code waits for the tracer.
 const WAITS: Duration = Duration::from_secs(10);
@@ -238,26 +235,6 @@ impl Answers {
 
 fn calls_at(base: u64) -> u64 {
     base + PAGE_BYTES + HEAD_BYTES
-}
-
-/// Registers with which a stopped thread continues that waits in a script whose tracer has ended; `None` if it does
-/// not, or continues by itself.
-pub(crate) fn skip_wait(tid: u32, registers: &Registers) -> Option<Registers> {
-    let base = registers.r12;
-    let is_inside = base.is_multiple_of(PAGE_BYTES)
-        && registers.rip.wrapping_sub(base) < follower().len() as u64
-        && registers.rbp == libc::SYS_munmap as u64;
-    if !is_inside {
-        return None;
-    }
-    let mut found = vec![0; follower().len()];
-    read(tid, base, &mut found).ok()?;
-    let mut next = [0; 8];
-    read(tid, base + PAGE_BYTES + NEXT_AT, &mut next).ok()?;
-    let rip = u64::from_ne_bytes(next);
-    // Nothing is known of the calls from here on, which have no effect.
-    let again = Registers { rip, orig_rax: u64::MAX, ..*registers };
-    (found == follower() && rip != base).then_some(again)
 }
 
 fn read(pid: u32, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {

@@ -19,7 +19,6 @@ use super::tree::{look, look_at_all};
 use super::wait::Blocks;
 use crate::inject::landing;
 use crate::inject::remote::EVENT_STOP;
-use crate::inject::script::skip_wait;
 use crate::look::in_call::InCall;
 
 /// How long a task may take to stop. A task that waits for a disk does not stop before the I/O is
@@ -266,7 +265,7 @@ fn seize(
                 let registers = call::registers(tid).unwrap_or_default();
                 // The thread goes on from calls of a tracer that was killed.
                 let is_left = landing::may_be_inside(&registers);
-                let skipped = skip_wait(tid, &registers);
+                let skipped = landing::skip_wait(tid, &registers);
                 let may_leave = let_out < LET_OUT_TIMES
                     || (is_left || skipped.is_some()) && Instant::now() < deadline;
                 let is_outside = || {
