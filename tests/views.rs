@@ -283,11 +283,9 @@ fn free(host: &Host, name: &str) -> (u64, u64) {
 fn changes_sysinfo(host: &Host) -> bool {
     let report: serde_json::Value =
         serde_json::from_str(&host.dm(&["check", "--json"]).stdout).expect("JSON");
-    let features = report["features"].as_array().expect("features").iter();
-    let row = features.filter(|row| {
-        row["name"].as_str().is_some_and(|name| name.contains("return of sysinfo(2)"))
-    });
-    let row = row.last().expect("a probe");
+    let mut features = report["features"].as_array().expect("features").iter();
+    let is_it = |name: &str| name.contains("return of sysinfo(2)");
+    let row = features.rfind(|row| row["name"].as_str().is_some_and(is_it)).expect("a probe");
     if row["have"] != true {
         eprintln!("SKIPPED: {row}");
     }

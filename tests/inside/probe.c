@@ -1476,25 +1476,22 @@ int main(int argc, char **argv)
 		int count;
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream },
-		      { "ask", 2, request }, { "udp-echo", 2, udp_echo },
-		      { "udp-log", 2, udp_log }, { "frames", 2, frames },
-		      { "udp-ask", 3, udp_request }, { "bind", 2, bind_only }, { "ping", 1, ping },
-		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
-		      { "send", 3, send_again },
+		      { "ask", 2, request }, { "udp-echo", 2, udp_echo }, { "udp-log", 2, udp_log },
+		      { "frames", 2, frames }, { "udp-ask", 3, udp_request },
+		      { "bind", 2, bind_only }, { "ping", 1, ping }, { "waits", 2, waits },
+		      { "local", 1, local }, { "ring", 1, ring }, { "send", 3, send_again },
 		      { "tick", 1, tick }, { "inotify", 1, take_inotify },
 		      { "udp-ports", 2, udp_ports }, { "hold-ports", 2, hold_ports },
-		      { "crowd", 2, crowd }, { "lines", 2, lines },
-		      { "sockets", 2, take_sockets }, { "refused", 1, refused }, { "hold", 2, hold },
-		      { "aio", 1, aio }, { "ipc-fill", 2, fill_ipc },
-		      { "burn", 2, burn }, { "burn-each", 2, burn_each }, { "burn-one", 2, burn_one },
+		      { "crowd", 2, crowd }, { "lines", 2, lines }, { "sockets", 2, take_sockets },
+		      { "refused", 1, refused }, { "hold", 2, hold }, { "aio", 1, aio },
+		      { "ipc-fill", 2, fill_ipc }, { "burn", 2, burn },
+		      { "burn-each", 2, burn_each }, { "burn-one", 2, burn_one },
 		      { "burn-forks", 2, burn_forks }, { "burn-behind", 4, burn_behind },
-		      { "front", 4, front },
-		      { "work", 4, work }, { "work-lines", 2, work_lines },
+		      { "front", 4, front }, { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-file", 2, burn_file }, { "fork-file", 1, fork_file },
-		      { "burn-message", 3, burn_message },
-		      { "burn-udp", 2, burn_udp }, { "work-udp", 5, work_udp },
-		      { "queue", 4, queue }, { "burst", 3, burst }, { "linger", 3, linger },
-		      { "site", 4, site }, { "visit", 3, visit } };
+		      { "burn-message", 3, burn_message }, { "burn-udp", 2, burn_udp },
+		      { "work-udp", 5, work_udp }, { "queue", 4, queue }, { "burst", 3, burst },
+		      { "linger", 3, linger }, { "site", 4, site }, { "visit", 3, visit } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

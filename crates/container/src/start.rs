@@ -122,7 +122,7 @@ impl Running {
 
 /// Starts a new container. If the start fails, the container is removed.
 pub(crate) fn start_new(ground: &Ground, mut created: Created, io: Stdio) -> Result<Running> {
-    let spare = created.spare.take().map(Ahead::Spare);
+    let spare = created.spare.take().map(Box::new).map(Ahead::Spare);
     begin(ground, &created.config, io, Past::default(), None, spare)
         .inspect_err(|_| remove::discard(ground, created))
 }
@@ -160,7 +160,7 @@ pub(crate) fn start_woken(
 
 /// A newborn that has its root and all mounts before the start.
 enum Ahead {
-    Spare(Spare),
+    Spare(Box<Spare>),
     Kept(Kept),
 }
 
@@ -250,7 +250,7 @@ fn start_clean(
             introduce_spare(ground, config)?;
             // The mounts below this root are on other files.
             let user = Users::read(spare.root.as_fd()).find(&config.spec.process.user)?;
-            (Born::ahead(spare), (user, None))
+            (Born::ahead(*spare), (user, None))
         }
         None => {
             let starter =

@@ -143,8 +143,8 @@ pub(crate) fn clear_new(ground: &Ground, device: &LoopDevice) -> Result<()> {
     }
     let _lock = lock()?;
     root.clear(device)?;
-    let earlier = entries()?.into_iter().filter(|it| it.device == device.path());
-    earlier.map(|it| disk::remove(&it.path)).collect()
+    let mut earlier = entries()?.into_iter().filter(|it| it.device == device.path());
+    earlier.try_for_each(|it| disk::remove(&it.path))
 }
 
 /// Clears the rates of a container whose processes have been killed or have ended.

@@ -13,8 +13,8 @@
 //! to report the end. If the tracer has ended, the code continues after [`WAITS`] in the landing code
 //! ([`super::landing`]), which unmaps all of this, and the next tracer of the task ends the wait
 //! ([`super::landing::skip_wait`]). A tracer that comes later than that finds that the task has continued, which is an
-//! error. If memory may not become executable (PR_SET_MDWE(2const), a policy of the host) the same calls are made one by
-//! one ([`Remote::call`]).
+//! error. If memory may not become executable (PR_SET_MDWE(2const), a policy of the host) the same calls are made one
+//! by one ([`Remote::call`]).
 
 use std::time::Duration;
 
