@@ -181,7 +181,13 @@ impl V1 {
         }
         let path = self.mount.join(name);
         let dir = match Dir::open(&path) {
-            Err(e) if e.errno() == libc::ENOENT => Dir::open(&self.mount)?.child_or_make(name)?,
+            Err(e) if e.errno() == libc::ENOENT => {
+                let made = Dir::open(&self.mount)?.child_or_make(name)?;
+                if self.controllers.contains(Controllers::IO) {
+                    disk::have_counted(&made);
+                }
+                made
+            }
             other => other?,
         };
         if self.controllers.contains(Controllers::CPUSET) {
