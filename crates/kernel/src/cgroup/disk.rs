@@ -163,23 +163,6 @@ pub(super) fn names(kind: DiskRateKind) -> (&'static str, &'static str) {
     }
 }
 
-/// Has all disks count what cgroups read and write, by a rate of a v1 cgroup that is none.
-///
-/// KERNEL(6.10): a disk counts for the files `blkio.throttle.*` only once a rate was written for it (`blk_throtl_init()`).
-pub(super) fn have_counted(dir: &Dir) {
-    const RAM: u32 = 1;
-    const LOOP: u32 = 7;
-    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let Ok(device) = proc::read_text(entry.path().join("dev"), SYSFS_BYTES) else { continue };
-        let device = device.trim();
-        // What a loop device reads and writes is counted by the disk with its file.
-        if Disk::parse(device).is_some_and(|disk| ![RAM, LOOP].contains(&disk.major)) {
-            // A disk that does not count is no reason to refuse a start.
-            let _ = dir.write(names(DiskRateKind::WriteBps).0, &format!("{device} 0"));
-        }
-    }
-}
-
 /// A file that a cgroup has where the kernel has rates of disks.
 fn file(version: Version) -> &'static str {
     match version {

@@ -184,7 +184,7 @@ impl V1 {
             Err(e) if e.errno() == libc::ENOENT => {
                 let made = Dir::open(&self.mount)?.child_or_make(name)?;
                 if self.controllers.contains(Controllers::IO) {
-                    disk::have_counted(&made);
+                    have_disks_counted(&made);
                 }
                 made
             }
@@ -205,6 +205,22 @@ fn fill_cpuset(above: &Dir, dir: &Dir) -> CallResult<()> {
         }
     }
     Ok(())
+}
+
+/// Has all disks count what cgroups read and write, by a rate of a v1 cgroup that is none.
+///
+/// KERNEL(6.10): a disk counts for the files `blkio.throttle.*` only once a rate was written for it
+/// (`blk_throtl_init()`).
+fn have_disks_counted(dir: &Dir) {
+    const DEVICE_BYTES: usize = 64;
+    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let Ok(device) = proc::read_text(entry.path().join("dev"), DEVICE_BYTES) else { continue };
+        // What a loop device reads and writes is counted by the disk with its file; memory is no disk.
+        if !["1:", "7:"].iter().any(|major| device.starts_with(major)) {
+            // A disk that does not count is no reason to refuse a start.
+            let _ = dir.write("blkio.throttle.write_bps_device", &format!("{} 0", device.trim()));
+        }
+    }
 }
 
 /// Moves this process to `above` if it is in the cgroup `own` of `parent`.
