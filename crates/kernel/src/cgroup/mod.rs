@@ -213,10 +213,14 @@ fn fill_cpuset(above: &Dir, dir: &Dir) -> CallResult<()> {
 /// (`blk_throtl_init()`).
 fn have_disks_counted(dir: &Dir) {
     const DEVICE_BYTES: usize = 64;
+    // The disk with its file counts what a loop device reads and writes. The others are memory.
+    const OTHERS: [&str; 3] = ["loop", "ram", "zram"];
     for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let Ok(device) = proc::read_text(entry.path().join("dev"), DEVICE_BYTES) else { continue };
-        // What a loop device reads and writes is counted by the disk with its file; memory is no disk.
-        if !["1:", "7:"].iter().any(|major| device.starts_with(major)) {
+        let name = entry.file_name();
+        if OTHERS.iter().any(|other| name.as_encoded_bytes().starts_with(other.as_bytes())) {
+            continue;
+        }
+        if let Ok(device) = proc::read_text(entry.path().join("dev"), DEVICE_BYTES) {
             // A disk that does not count is no reason to refuse a start.
             let _ = dir.write("blkio.throttle.write_bps_device", &format!("{} 0", device.trim()));
         }
