@@ -72,11 +72,12 @@
  * A front and a backend. A task that works for a client and asks another service passes its label on: the request
  * is one of the client, and not of the task's container. A unix socket of the receiver has the label noted when
  * data arrives (dm_gate_told), and for TCP there is a note by the addresses and ports of the connection
- * (dm_gate_tolds). A new connection with the same ones ends the note of the one before. The socket that has asked
- * remembers for whom (dm_gate_askeds). The answer over it is work for this account: an event loop that reads the
- * answers of many requests works for each in turn. What the backend says in its answers counts for nothing, since
- * it may answer several clients at once. Only a task with a label has notes made, which are as right as its
- * label. LIMIT: a connection that carries requests of several clients at once has the label of the last one.
+ * (dm_gate_tolds). A new connection with the same ones ends the note of the one before. The socket keeps the
+ * account of its last request (dm_gate_askeds). The answer over it is work for this account: an event loop
+ * that reads the answers of many requests works for each in turn. What the backend says in its answers counts
+ * for nothing, since it may answer several clients at once. Only a task with a label has notes made, which are
+ * as right as its label. LIMIT: a connection that carries requests of several clients at once has the label of
+ * the last one.
  * LIMIT: of TCP the note is made after the data was given, so a receiver that is faster finds the note before it.
  *
  * LIMIT: splice(2) from a socket and io_uring's zero-copy receive pass no gate.
@@ -259,7 +260,7 @@ struct {
 	__type(value, struct party);
 } dm_gate_syns SEC(".maps");
 
-/* For whom a task worked when it sent over this socket, which its side has opened. */
+/* The account of the last request over this socket, which its side has opened. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -267,7 +268,7 @@ struct {
 	__type(value, struct party);
 } dm_gate_askeds SEC(".maps");
 
-/* For whom the sender worked, of the data that has arrived at this unix socket last; DM_NOBODY for its home. */
+/* The account of the sender of the data that has arrived at this unix socket last; DM_NOBODY for its home. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -984,7 +985,7 @@ int dm_gate_state(__u64 *ctx)
 	return 0;
 }
 
-/* Finds for whom this side has asked. */
+/* Finds the account of the last request of this side. */
 static __always_inline void look_asked(struct sock *sk, struct passage *at)
 {
 	struct party *asked = bpf_sk_storage_get(&dm_gate_askeds, sk, 0, 0);
@@ -1167,8 +1168,8 @@ static __always_inline int is_same(const struct party *a, const struct party *b)
 	return a->account == b->account && a->owner == b->owner;
 }
 
-/* Remembers for whom the calling task asks over a socket which its side has opened, and tells the other side of a TCP
- * connection. */
+/* Notes the account of a request of the calling task over a socket that its side has opened, and, with TCP, for the
+ * other side. */
 static __always_inline void note_asked(struct sock *sk, int is_tcp)
 {
 	struct connection *known;

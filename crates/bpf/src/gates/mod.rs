@@ -136,7 +136,7 @@ impl Gate {
 
 /// Programs that every gate needs: they add up, inherit and end labels.
 const ALWAYS: [&str; 3] = ["dm_gate_switch", "dm_gate_fork", "dm_gate_exit"];
-/// Programs that note the other side of connections, and for whom it works.
+/// Programs that note the other side of connections, and the account that it works for.
 const NOTES: [&str; 3] = ["dm_gate_state", "dm_gate_unix", "dm_gate_told"];
 /// Programs that note the senders of datagrams, and their hooks of the cgroup above all containers.
 const SENDERS: [(&str, u32); 2] = [
@@ -151,7 +151,7 @@ const WIRES: [(&str, u32); 2] = [
     ("dm_gate_syn", libbpf_rs::libbpf_sys::BPF_CGROUP_INET_INGRESS),
 ];
 
-/// Programs that note for whom the sender of a message works, in the order in which they are attached.
+/// Programs that note the account of the sender of a message, in the order in which they are attached.
 const MESSAGES: [&str; 2] = ["dm_gate_msgfree", "dm_gate_msgsnd"];
 /// All programs at the hooks of security modules.
 const SECURITY: [&str; 5] =

@@ -65,49 +65,6 @@ static __always_inline __s64 failure(__u64 errno)
 	return result;
 }
 
-/* Decides a passage of the calling task. Returns the errno with which its call fails, or 0. */
-static __always_inline __u32 decide_call(struct passage *at, struct dm_gate_table *table, __u64 cgroup,
-					 struct dm_gate_home *home)
-{
-	struct task_struct *task = bpf_get_current_task_btf();
-	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
-	struct dm_gate_count *count;
-	struct party to;
-
-	at->home.owner = home->owner;
-	at->home.account = home->account;
-	at->label = party_of(label, cgroup, &at->home);
-	to = decide(at, table, home->flags);
-	if (at->becomes == DM_BECOMES_REFUSED) {
-		count = counts(at->gate);
-		if (count)
-			count->refused++;
-		return at->account.account;
-	}
-	give(task, label, 0, cgroup, home, at, &to);
-	return 0;
-}
-
-SEC("lsm/task_alloc")
-__s64 dm_gate_create(__u64 *ctx)
-{
-	struct passage at = { .gate = DM_GATE_CREATE, .peer.account = DM_NOBODY };
-	struct dm_gate_table *table = table_for(DM_GATE_CREATE, &at.table);
-	__u64 cgroup = table ? dm_current_container(config.level) : 0;
-	struct dm_gate_home *home;
-	__u64 errno;
-
-	if (!table)
-		return 0;
-	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
-	if (!home)
-		return 0;
-	bpf_preempt_disable();
-	errno = decide_call(&at, table, cgroup, home);
-	bpf_preempt_enable();
-	return failure(errno);
-}
-
 /* Finds the paths of the table above a file. */
 static __always_inline void find_paths(struct file *file, struct passage *at)
 {
@@ -136,12 +93,37 @@ static __always_inline void find_paths(struct file *file, struct passage *at)
 		at->below = *below;
 }
 
-SEC("lsm/file_open")
-__s64 dm_gate_open(__u64 *ctx)
+/* Decides a passage of the calling task, which opens `file` if that is given. Returns the errno with which its call
+ * fails, or 0. With preemption off. */
+static __always_inline __u32 decide_call(struct passage *at, struct dm_gate_table *table, __u64 cgroup,
+					 struct dm_gate_home *home, struct file *file)
 {
-	struct file *file = (void *)ctx[0];
-	struct passage at = { .gate = DM_GATE_OPEN, .peer.account = DM_NOBODY };
-	struct dm_gate_table *table = table_for(DM_GATE_OPEN, &at.table);
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct label *label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
+	struct dm_gate_count *count;
+	struct party to;
+
+	if (file)
+		find_paths(file, at);
+	at->home.owner = home->owner;
+	at->home.account = home->account;
+	at->label = party_of(label, cgroup, &at->home);
+	to = decide(at, table, home->flags);
+	if (at->becomes == DM_BECOMES_REFUSED) {
+		count = counts(at->gate);
+		if (count)
+			count->refused++;
+		return at->account.account;
+	}
+	give(task, label, 0, cgroup, home, at, &to);
+	return 0;
+}
+
+/* A call of the calling task, before the kernel does it. Returns 0 or -errno. */
+static __always_inline __s64 pass_call(__u32 gate, struct file *file)
+{
+	struct passage at = { .gate = gate, .peer.account = DM_NOBODY };
+	struct dm_gate_table *table = table_for(gate, &at.table);
 	__u64 cgroup = table ? dm_current_container(config.level) : 0;
 	struct dm_gate_home *home;
 	__u64 errno;
@@ -152,10 +134,21 @@ __s64 dm_gate_open(__u64 *ctx)
 	if (!home)
 		return 0;
 	bpf_preempt_disable();
-	find_paths(file, &at);
-	errno = decide_call(&at, table, cgroup, home);
+	errno = decide_call(&at, table, cgroup, home, file);
 	bpf_preempt_enable();
 	return failure(errno);
+}
+
+SEC("lsm/task_alloc")
+__s64 dm_gate_create(__u64 *ctx)
+{
+	return pass_call(DM_GATE_CREATE, 0);
+}
+
+SEC("lsm/file_open")
+__s64 dm_gate_open(__u64 *ctx)
+{
+	return pass_call(DM_GATE_OPEN, (void *)ctx[0]);
 }
 
 /* ---- messages of System V ---- */
