@@ -585,17 +585,24 @@ fn answer_is_no_request_unless_a_rule_says_so() {
     assert!(figure(&all, "@site", "CpuTakenNs") > 1_000_000, "{all:?}");
 }
 
-/// A front with one thread works for two clients at once, and a service behind it works for whom the front has asked:
-/// for `a` 20 requests of 2 ms, for `b` 40 of 5 ms, and the front as long for each of their answers.
+/// A front with one thread works for two clients at once, and a service behind it for the client of each request:
+/// for `a` 20 requests of 2 ms, for `b` 40 of 5 ms, and the front as long for each of their answers. Over TCP a fast
+/// service reads the first request of a connection before the note of its client is made (docs/accounts.md).
 #[track_caller]
-fn assert_passed_on(host: &Host) {
+fn assert_passed_on(host: &Host, is_tcp: bool) {
     thread::scope(|scope| {
         let _both = [("a", 20, 2000), ("b", 40, 5000)]
             .map(|(client, times, us)| scope.spawn(move || work(host, client, "front", times, us)));
     });
     let all = accounts(host);
-    assert_taken(&all, "@a", 2 * 40);
-    assert_taken(&all, "@b", 2 * 200);
+    for (account, ms, first_ms) in [("@a", 2 * 40, 2), ("@b", 2 * 200, 5)] {
+        let taken = figure(&all, account, "CpuTakenNs");
+        let is_late = is_tcp && is_near(taken, ms - first_ms);
+        assert!(is_late || is_near(taken, ms), "{account}: {taken} ns, not {ms} ms: {all:?}");
+    }
+    let taken = figure(&all, "@front", "CpuTakenNs");
+    let most = if is_tcp { (2 + 5) * 1_200_000 + stolen_ns() } else { 0 };
+    assert!(taken <= most, "{taken} ns: {all:?}");
 }
 
 #[test]
@@ -606,9 +613,7 @@ fn vm_front_passes_its_clients_on_over_tcp() {
     clients(&host, &["a", "b"]);
     work(&host, "a", "db", 0, 0);
     serve(&host, "front", &["front", "0.0.0.0", "80", &host.address_of("db"), "80"]);
-    assert_passed_on(&host);
-    let all = accounts(&host);
-    assert_eq!(figure(&all, "@front", "CpuTakenNs"), 0, "{all:?}");
+    assert_passed_on(&host, true);
 }
 
 #[test]
@@ -623,9 +628,7 @@ fn front_passes_its_clients_on_over_a_unix_socket() {
     run("db", &["burn", "/v/socket", "-"]);
     run("front", &["front", "0.0.0.0", "80", "/v/socket", "-"]);
     clients(&host, &["a", "b"]);
-    assert_passed_on(&host);
-    let all = accounts(&host);
-    assert_eq!(figure(&all, "@front", "CpuTakenNs"), 0, "{all:?}");
+    assert_passed_on(&host, false);
 }
 
 /// Front and backend are programs of one container.
@@ -639,7 +642,7 @@ fn program_passes_its_clients_on_to_another_one_of_its_container() {
         let run = ["run", "-d", "--name", "front", "--shared", "busybox", "sh", "-c", &both];
         host.dm(&run).ok();
         clients(&host, &["a", "b"]);
-        assert_passed_on(&host);
+        assert_passed_on(&host, port != "-");
     }
 }
 
