@@ -93,7 +93,7 @@ fn turn(host: &Host, server: &Server, units: [u64; 2]) -> Turn {
     turn
 }
 
-/// Starts a server with two customers, and compares their charges with each other and with a customer who is alone.
+/// Starts a server with two customers, and compares their charges with each other and with those of one customer alone.
 #[track_caller]
 fn assert_charged(server: &Server) {
     let host = Host::with_busybox();

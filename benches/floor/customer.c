@@ -1,4 +1,4 @@
-/* A customer of a shared server, whose workers do one operation after the other.
+/* The workers of a customer of a shared server. Each does one operation after the other.
  *
  * customer PROTOCOL ADDRESS PORT WORKERS SECONDS THINK_MS REQUEST
  *

@@ -114,7 +114,7 @@ struct Room {
     slots: Vec<Slot>,
 }
 
-/// A stopped thread whose tracer has ended, and which has not run since.
+/// A stopped thread that has not run since its tracer ended.
 #[derive(Debug)]
 pub(super) struct Parked {
     /// Its own registers, and its own mask.
@@ -209,8 +209,8 @@ impl Ground {
 
     /// What a stopped thread with these registers continues behind the landing code. `None` if it is elsewhere.
     ///
-    /// The registers may be the program's invention, which then has only its own state to lose: `call` is munmap(2) or
-    /// close(2), which no filter of system calls is there to prevent.
+    /// A program can forge these registers. It changes its own state alone: `call` is munmap(2) or close(2), and no
+    /// filter of system calls protects the host from these.
     pub(super) fn parked(&self, registers: &Registers) -> Option<Parked> {
         let room = self.room.as_ref()?;
         let (place, is_again) = match how(registers) {

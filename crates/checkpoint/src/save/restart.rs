@@ -47,7 +47,7 @@ pub(super) fn begin_again(registers: Registers) -> Registers {
 }
 
 /// Whether a stopped thread is about to call restart_syscall(2): the kernel has decided that it continues its wait.
-/// What it waits for is known to the kernel alone as soon as it is back in the call.
+/// The kernel function of the wait identifies it, once the thread is back in the call.
 ///
 /// LIMIT: a thread that a job control signal has stopped here is saved as it is, and its wait fails with EINTR.
 pub(super) fn is_to_come(tid: u32, registers: &Registers) -> bool {
