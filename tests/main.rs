@@ -10,6 +10,7 @@
 mod accounts;
 mod across;
 mod bandwidth;
+mod barrier;
 mod bundle;
 mod bundles;
 mod checkpoint;

@@ -21,6 +21,7 @@ fn main() {
         "rate",
         "socket_count",
         "sysinfo",
+        "barrier",
     ] {
         let source = format!("src/{name}/{name}.bpf.c");
         println!("cargo:rerun-if-changed={source}");

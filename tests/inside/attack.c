@@ -636,6 +636,103 @@ static int leaked_fd(char **args)
 	return stopped("three descriptors, none a directory");
 }
 
+/* Gives a descriptor of a directory to each process that connects to a unix socket, for ten minutes at most. */
+static int give_directory(char **args)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int dir = open(args[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	strncpy(at.sun_path, args[0], sizeof(at.sun_path) - 1);
+	if (dir < 0 || bind(listener, (void *)&at, sizeof(at)) || chmod(args[0], 0777) || listen(listener, 16))
+		return unusable(args[0]);
+	alarm(600);
+	for (;;) {
+		union {
+			struct cmsghdr head;
+			char space[CMSG_SPACE(sizeof(int))];
+		} control = { .head = { CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS } };
+		struct iovec data = { "d", 1 };
+		struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control,
+					  .msg_controllen = sizeof(control) };
+		int client = accept(listener, NULL, NULL);
+
+		memcpy(CMSG_DATA(&control.head), &dir, sizeof(dir));
+		if (client < 0 || sendmsg(client, &message, 0) != 1)
+			return unusable("sendmsg");
+		close(client);
+	}
+}
+
+/* A directory of the host has come into the container as a descriptor. It has the files `mark`, which everyone may read
+ * and write, and `program`, this one. */
+static int through_directory(char **args)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int giver = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), dir, result = -1;
+	char space[CMSG_SPACE(sizeof(int))], path[64];
+	struct iovec data = { path, 1 };
+	struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = space,
+				  .msg_controllen = sizeof(space) };
+	const char *way = args[1];
+
+	strncpy(at.sun_path, args[0], sizeof(at.sun_path) - 1);
+	if (connect(giver, (void *)&at, sizeof(at)) || recvmsg(giver, &message, 0) != 1 || !CMSG_FIRSTHDR(&message))
+		return unusable(args[0]);
+	memcpy(&dir, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(dir));
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/mark", dir);
+	if (!strcmp(way, "read"))
+		result = openat(dir, "mark", O_RDONLY);
+	else if (!strcmp(way, "write"))
+		result = openat(dir, "mark", O_WRONLY);
+	else if (!strcmp(way, "link"))
+		result = open(path, O_RDONLY);
+	else if (!strcmp(way, "up"))
+		result = openat(dir, "..", O_RDONLY | O_DIRECTORY);
+	else if (!strcmp(way, "root"))
+		result = fchdir(dir) || chroot(".") ? -1 : open("/mark", O_RDONLY);
+	else if (!strcmp(way, "create"))
+		result = openat(dir, "created", O_WRONLY | O_CREAT | O_EXCL, 0600);
+	else if (!strcmp(way, "mkdir"))
+		result = mkdirat(dir, "made", 0755);
+	else if (!strcmp(way, "rmdir"))
+		result = unlinkat(dir, "empty", AT_REMOVEDIR);
+	else if (!strcmp(way, "mkfifo"))
+		result = mkfifoat(dir, "fifo", 0600);
+	else if (!strcmp(way, "symlink"))
+		result = symlinkat("mark", dir, "pointer");
+	else if (!strcmp(way, "hard-link"))
+		result = linkat(dir, "mark", dir, "second", 0);
+	else if (!strcmp(way, "rename"))
+		result = renameat(dir, "other", dir, "renamed");
+	else if (!strcmp(way, "unlink"))
+		result = unlinkat(dir, "spare", 0);
+	else if (!strcmp(way, "truncate"))
+		result = truncate(path, 1);
+	else if (!strcmp(way, "run"))
+		/* The descriptor of the directory is still there, so the program calls itself broken. */
+		result = syscall(SYS_execveat, dir, "program", (char *[]){ "attack", "leaked-fd", NULL }, environ, 0);
+	else
+		return unusable(way);
+	return result < 0 ? stopped(way) : broken(way);
+}
+
+/* A process with all permissions and namespaces of the host, and the cgroup of a container. */
+static int from_cgroup(char **args)
+{
+	int procs = open(args[0], O_WRONLY | O_CLOEXEC), pid = atoi(args[2]);
+	char path[64];
+
+	if (procs < 0 || write(procs, "0", 1) != 1)
+		return unusable(args[0]);
+	if (!strcmp(args[1], "signal"))
+		return kill(pid, 0) ? stopped("kill") : broken("signalled");
+	if (strcmp(args[1], "read"))
+		return trace(args + 2);
+	snprintf(path, sizeof(path), "/proc/%d/environ", pid);
+	return read_file((char *[]){ path });
+}
+
 /* One line of /proc/self/status as a mask that must be zero. */
 static int status_mask(char **args)
 {
@@ -668,7 +765,9 @@ static const struct {
 	{ "find-key", 1, find_key },
 	{ "find-listener", 1, find_listener },
 	{ "find-process", 1, find_process },
+	{ "from-cgroup", 3, from_cgroup },
 	{ "gain-root", 0, gain_root },
+	{ "give-directory", 2, give_directory },
 	{ "host-files", 0, host_files },
 	{ "io-uring", 0, io_uring },
 	{ "ipc-remove", 2, ipc_remove },
@@ -694,6 +793,7 @@ static const struct {
 	{ "status-mask", 1, status_mask },
 	{ "tcp-bind", 2, tcp_bind },
 	{ "tcp-connect", 2, tcp_connect },
+	{ "through-directory", 2, through_directory },
 	{ "trace", 1, trace },
 	{ "type", 1, type_for_another },
 	{ "with-key", 2, with_key },

@@ -127,6 +127,9 @@ pub struct Inspect<'a> {
     /// Memory that is charged to a warm sleeper, in bytes; absent for other containers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warm_memory_bytes: Option<u64>,
+    /// Calls that reached out of the container and were refused by the barrier; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub barrier_refused: Option<u64>,
     /// Limits that this host takes and does not enforce, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_enforced: Vec<String>,

@@ -417,16 +417,21 @@ pub fn attach_to_tracepoint(program: BorrowedFd<'_>) -> Result<OwnedFd> {
 }
 
 /// Returns whether the kernel calls BPF programs at the hooks of security modules. It loads them also where it does
-/// not. lsm_list_modules(2), Linux 6.8; true if that is not known.
-pub fn has_bpf_module() -> bool {
+/// not. lsm_list_modules(2), Linux 6.8; `None` before.
+pub fn bpf_module() -> Option<bool> {
     const LIST_MODULES: libc::c_long = 461;
     const BPF: u64 = 109;
     let mut ids = [0_u64; 64];
     let mut bytes = size_of_val(&ids) as u32;
     // SAFETY: the kernel writes at most `bytes` bytes to `ids`, and then their number.
     let count = unsafe { libc::syscall(LIST_MODULES, ids.as_mut_ptr(), &raw mut bytes, 0) };
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    ids.get(..count).is_none_or(|ids| ids.contains(&BPF))
+    let ids = ids.get(..usize::try_from(count).ok()?)?;
+    Some(ids.contains(&BPF))
+}
+
+/// The same; true if that is not known.
+pub fn has_bpf_module() -> bool {
+    bpf_module().unwrap_or(true)
 }
 
 /// The id of the program of a link (Linux 5.8).

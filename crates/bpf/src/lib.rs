@@ -18,6 +18,7 @@
 //!   (`load`, `find`, `detach`, `remove`), which keeps them.
 //! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
 //! - `sysinfo` is attached to the return of sysinfo(2), and kept by names in a bpffs as `gates` are (`load`, `find`).
+//! - `barrier` is attached to hooks of security modules, and kept in the same way (`load`, `find`).
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -27,6 +28,7 @@
 pub mod abstract_unix;
 pub mod address;
 pub mod aio;
+pub mod barrier;
 pub mod call;
 pub mod embryo;
 mod error;

@@ -3,7 +3,7 @@
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
 //! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `sysinfo`, `net`, `pending`,
-//! `rate`, `drive`, `shared`, `socket`, `view`, `later`, `warmth` and `unwoken`.
+//! `rate`, `drive`, `shared`, `socket`, `view`, `later`, `warmth`, `unwoken` and `barrier`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -25,8 +25,8 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate, shared,
-    socket, sysinfo, unwoken, view, warmth,
+    account, barrier, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate,
+    shared, socket, sysinfo, unwoken, view, warmth,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -92,6 +92,7 @@ fn end_life(
     account::charge_end(ground, id, config, cgroup, init);
     // What stays is removed with the program.
     let _ = sysinfo::leave(ground, config, cgroup);
+    let _ = barrier::leave(ground, cgroup);
     cgroup.remove()?;
     config.map_or(Ok(()), |config| socket::leave(ground, config, cgroup))?;
     gates::leave(ground, cgroup)

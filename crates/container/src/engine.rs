@@ -54,10 +54,10 @@ use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::warmth::Warm;
 use crate::{
-    account, archive, contract, create, debt, drive, drowsy, exec, gating, hold, idle, inspect,
-    later, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved, settings,
-    sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb, view, volume,
-    wake, warm, warmth,
+    account, archive, barrier, contract, create, debt, drive, drowsy, exec, gating, hold, idle,
+    inspect, later, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
+    settings, sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb,
+    view, volume, wake, warm, warmth,
 };
 
 /// The engine on one set of directories.
@@ -408,6 +408,11 @@ impl Engine {
     /// Returns the memory that is charged to a warm sleeper, in bytes.
     pub fn warm_bytes(&self, id: &ContainerId) -> Result<Option<u64>> {
         warm::bytes(&self.ground, id)
+    }
+
+    /// Returns how many calls of a running container the barrier has refused; `None` if it is not behind one.
+    pub fn barrier_refused(&self, id: &ContainerId) -> Result<Option<u64>> {
+        barrier::refused(&self.ground, id)
     }
 
     /// Returns the idle times of a container that falls asleep or becomes drowsy by itself; `None`

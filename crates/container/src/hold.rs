@@ -3,7 +3,7 @@
 //! `LIB/custody` names the keeper that holds them: boot, pid, start time. Every command reads that
 //! small file first. [`crate::recover::custody`] describes the recovery from a killed keeper.
 //!
-//! Uses `ground`.
+//! Uses `ground`, `settings` and `barrier`.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
-use crate::settings;
+use crate::{barrier, settings};
 
 /// How long a killed keeper may take until the kernel has closed all its descriptors.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -71,7 +71,7 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
     if let Some(keeper) = calling.map_or(Ok(None), Calling::answer)? {
         return Ok(keeper);
     }
-    let mut keeper = Keeper::connect_or_start(&KeeperStart {
+    let start = KeeperStart {
         run_dir: ground.places.run.clone(),
         program: keeper_program(&ground::own_program()?),
         cgroups: ground.cgroups()?.keeper_dirs()?,
@@ -85,6 +85,12 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
         },
         // A wake does not fail because of unreadable settings: the keeper then stays a second.
         linger: settings::linger(&ground.settings()).unwrap_or_default(),
+    };
+    // Beside each other: the kernel takes some milliseconds for either.
+    let mut keeper = std::thread::scope(|scope| {
+        // Without a barrier namespaces are the lock, which fails no start.
+        scope.spawn(|| barrier::load(&ground.places));
+        Keeper::connect_or_start(&start)
     })?;
     record_keeper(ground, &mut keeper)?;
     Ok(keeper)

@@ -37,7 +37,7 @@
 //! ```text
 //! error place disk bpffs name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! shortage state gates account gating exit hold log io saved    records and facts of one container
+//! shortage state gates account gating exit barrier hold log io saved    records and facts of one container
 //! silence shared volume usage debt writeback drive rate bandwidth socket    the same
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
@@ -55,6 +55,8 @@
 //! ```text
 //! RUN/gates/                        a bpffs with the gates, while they are loaded (`gates`, `gating`)
 //! RUN/sysinfo/                      a bpffs with the program for sysinfo(2), once a daemon has run (`sysinfo`)
+//! RUN/barrier/                      a bpffs with the programs of the barrier (`barrier`)
+//! RUN/barrier.refused               the kernel has no trampolines of BPF for it
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
@@ -120,6 +122,7 @@
 //!    `RUN/views.lock`: held while the tmpfs of views is mounted (`view`);
 //!    `RUN/sysinfo.lock`: held while the program for sysinfo(2) is loaded, and what it shows is changed
 //!    (`sysinfo`);
+//!    `RUN/barrier.lock`: held while the programs of the barrier are loaded (`barrier`);
 //!    `RUN/spares.lock`: held by the nursery for its life; other processes only try it (`spare`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
@@ -147,6 +150,7 @@ mod account;
 mod admission;
 mod archive;
 mod bandwidth;
+mod barrier;
 mod bpffs;
 mod caller;
 mod contract;

@@ -104,6 +104,11 @@ impl Places {
         self.run.join("sysinfo")
     }
 
+    /// The bpffs of the programs of the barrier; see `barrier.rs`.
+    pub(crate) fn barrier(&self) -> PathBuf {
+        self.run.join("barrier")
+    }
+
     /// The tmpfs of views; see `view.rs`.
     pub(crate) fn views(&self) -> PathBuf {
         self.run.join("views")

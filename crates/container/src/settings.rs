@@ -14,6 +14,7 @@
 //! [run]
 //! default-volume = "noidmap"   # options of each -v HOST:CTR and --mount type=bind, before its own
 //! log-driver = "k8s-file"      # of containers without --log-driver: k8s-file, file, none
+//! barrier = true               # calls that reach out of a container are refused by security modules as well
 //! pids = 2048                  # tasks of new containers without --pids, 0 for no limit
 //!
 //! [wake]
@@ -277,6 +278,7 @@ pub(crate) fn linger(path: &Path) -> Result<Duration> {
 struct RunSection {
     default_volume: Option<String>,
     log_driver: Option<LogDriver>,
+    barrier: Option<bool>,
     #[serde(default)]
     pids: Tasks,
 }
@@ -313,6 +315,11 @@ pub(crate) fn default_pids(path: &Path) -> Result<Option<u32>> {
 /// The options before those of every mount of a host directory, in the form of `-v`.
 pub(crate) fn default_volume(path: &Path) -> Result<String> {
     Ok(read(path)?.run.default_volume.unwrap_or_default())
+}
+
+/// Whether containers are put behind the barrier, where the kernel has what it needs.
+pub(crate) fn barrier(path: &Path) -> Result<bool> {
+    Ok(read(path)?.run.barrier.unwrap_or(true))
 }
 
 /// The log driver of containers without `--log-driver`.

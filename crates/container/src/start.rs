@@ -20,8 +20,8 @@
 //! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
 //! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `sysinfo`,
-//! `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked` and
-//! `remove`.
+//! `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked`,
+//! `remove` and `barrier`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,8 +49,8 @@ use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate, remove,
-    socket, stacked, sysinfo, usage, view,
+    barrier, contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate,
+    remove, socket, stacked, sysinfo, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -439,6 +439,7 @@ pub(crate) fn introduce(
     }
     // Without it the container sees the host there, which fails no start.
     let _ = sysinfo::enter(ground, config, cgroup);
+    barrier::enter(ground, config, cgroup)?;
     gating::enter(ground, config, cgroup, net.netns_cookie())
 }
 
@@ -474,9 +475,11 @@ fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
         net::name(ground, config, domain)?;
         ground.network()?.resolv_conf(domain); // up to date with the host's, as at each start
     }
-    if gates::find(ground)?.is_some()
+    let (has_gates, has_barrier) = (gates::find(ground)?.is_some(), barrier::is_loaded(ground)?);
+    if (has_gates || has_barrier)
         && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
     {
+        barrier::enter(ground, config, &cgroup)?;
         gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     }
     Ok(())

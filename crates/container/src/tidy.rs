@@ -1,7 +1,7 @@
 //! Removal of the kernel objects that containers share.
 //!
-//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `writeback`, `spare`, `view`, `sysinfo` and
-//! `end`.
+//! Uses `ground`, `state`, `gating`, `hold`, `net`, `pending`, `shared`, `writeback`, `spare`, `view`, `sysinfo`,
+//! `barrier` and `end`.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use dormouse_model::State;
 use crate::error::{Error, Result};
 use crate::ground::Ground;
 use crate::{
-    disk, end, gating, hold, net, pending, shared, spare, state, sysinfo, view, writeback,
+    barrier, disk, end, gating, hold, net, pending, shared, spare, state, sysinfo, view, writeback,
 };
 
 /// How long the last output of containers that have ended is waited for.
@@ -90,6 +90,7 @@ fn tidy_alone(ground: &Ground) -> Result<bool> {
     ground.images()?.unmount_all()?;
     shared::unmount_all(ground)?;
     sysinfo::unload(ground)?;
+    barrier::unload(ground)?;
     writeback::sweep(ground)?;
     view::unmount(ground)?;
     ground.cgroups()?.remove_parent()?;

@@ -165,6 +165,7 @@ fn container_json(engine: &Engine, details: Details) -> Result<()> {
         unproven: engine.unproven(&c.id),
         not_shown_inside: engine.view_gaps(c),
         warm_memory_bytes: engine.warm_bytes(&c.id)?,
+        barrier_refused: engine.barrier_refused(&c.id)?,
         not_enforced: engine.not_enforced(c)?,
         logs: logs.map(|p| p.display().to_string()).collect(),
         config: c,
@@ -241,6 +242,7 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
         ("tasks", number(host.pids_limit.into())),
         ("sockets", sockets),
         ("capabilities", list(&c.spec.security.capabilities)),
+        ("barrier", engine.barrier_refused(&c.id)?.map_or_else(String::new, barrier)),
         ("output", logs.stdout.display().to_string()),
         ("errors", logs.stderr.map_or_else(String::new, |p| p.display().to_string())),
     ];
@@ -256,6 +258,11 @@ fn container_table(engine: &Engine, details: Details) -> Result<()> {
     rows.extend(c.spec.process.env.iter().map(|e| ("environment", e.clone())));
     rows.extend(c.spec.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
     print(rows)
+}
+
+/// How many calls were refused.
+fn barrier(refused: u64) -> String {
+    format!("{refused} calls refused")
 }
 
 /// What is done with it while the host is short of memory; empty if nothing is.
