@@ -97,7 +97,7 @@ fn begin(host: &Host, client: &str, service: &str, ms: u32) -> Child {
 
 /// Waits until a service has used so much CPU time.
 #[track_caller]
-fn await_counted(host: &Host, service: &str, ms: u64) {
+pub(crate) fn await_counted(host: &Host, service: &str, ms: u64) {
     let id = host.inspect(service)["id"].as_str().expect("an id").to_owned();
     let is_done = || counted_ns(host, &id) >= ms * 1_000_000;
     assert!(wait_until(soon(), is_done), "{service} does not work");
@@ -128,7 +128,7 @@ pub(crate) fn assert_taken(all: &[Value], account: &str, ms: u64) {
     assert!(is_near(taken, ms), "{account}: {taken} ns, not {ms} ms: {all:?}");
 }
 
-fn is_near(taken_ns: u64, ms: u64) -> bool {
+pub(crate) fn is_near(taken_ns: u64, ms: u64) -> bool {
     let stolen = stolen_ns();
     let least = (ms * 1_000_000).saturating_sub(stolen);
     (least..=ms * 1_200_000 + 10_000_000 + stolen).contains(&taken_ns)
@@ -1003,7 +1003,8 @@ fn unloaded_gates_leave_no_program() {
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "");
     assert_eq!(host.dm(&["gate", "load", "receive"]).ok(), "receive");
     let first = programs(&host);
-    assert_eq!(first.len(), 9, "{first:?}");
+    // The tenth answers calls of tasks, from Linux 6.16 on.
+    assert!(matches!(first.len(), 9 | 10), "{first:?}");
     assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive");
     work(&host, "a", "db", 10, 1000);
     // Another set, in the place of the first.

@@ -11,6 +11,7 @@ mod accounts;
 mod across;
 mod bandwidth;
 mod barrier;
+mod bound;
 mod bundle;
 mod bundles;
 mod checkpoint;

@@ -27,6 +27,7 @@ fn main() {
         println!("cargo:rerun-if-changed={source}");
         println!("cargo:rerun-if-changed=src/{name}/record.h");
         println!("cargo:rerun-if-changed=src/gates/security.h");
+        println!("cargo:rerun-if-changed=src/gates/bind.h");
         println!("cargo:rerun-if-changed=src/identity/identity.h");
         println!("cargo:rerun-if-changed=src/identity/wire.h");
         let include = format!("-I/usr/include/{arch}-linux-gnu");

@@ -93,6 +93,7 @@ pub(crate) enum ProgramType {
     SockOps = 13,
     CgroupDevice = 15,
     CgroupSockAddr = 18,
+    CgroupSockopt = 25,
     Tracing = 26,
     Lsm = 29,
 }
@@ -112,6 +113,7 @@ pub(crate) enum AttachType {
     PostBind4 = 12,
     Sendmsg4 = 14,
     Sendmsg6 = 15,
+    Setsockopt = 22,
     RawTracepoint = 23,
     Fentry = 24,
     Fexit = 25,

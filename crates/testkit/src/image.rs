@@ -165,14 +165,23 @@ pub fn probe() -> PathBuf {
 
 /// [`busybox()`] with the program that builds kernel state (`tests/inside/state.c`) in `/bin`.
 pub fn state() -> PathBuf {
-    let program = compiled("state");
+    busybox_with("state")
+}
+
+/// [`busybox()`] with the programs that name their clients (`tests/inside/bound.c`) in `/bin`.
+pub fn bound() -> PathBuf {
+    busybox_with("bound")
+}
+
+fn busybox_with(name: &str) -> PathBuf {
+    let program = compiled(name);
     let base = busybox();
-    let name = program.file_name().expect("a file name").to_string_lossy().into_owned();
-    cached(&format!("image-{name}"), |dir| {
+    let version = program.file_name().expect("a file name").to_string_lossy().into_owned();
+    cached(&format!("image-{version}"), |dir| {
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(base).arg(dir);
         run(copy, b"", Duration::from_secs(60)).ok();
-        fs::copy(&program, dir.join("bin/state")).expect("copy the file");
+        fs::copy(&program, dir.join("bin").join(name)).expect("copy the file");
     })
 }
 

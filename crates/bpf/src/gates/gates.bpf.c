@@ -6,7 +6,8 @@
  * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
  * not: it is the rest of what the cgroup counts.
  *
- * Gates of the other set are in security.h: they need trampolines, which not every host permits.
+ * Gates of the other set are in security.h: they need trampolines, which not every host permits. The call by which a
+ * task names its client is in bind.h.
  *
  * Hooks, tracepoints with BTF and cgroup programs, without trampolines:
  *
@@ -198,6 +199,7 @@ struct connection {
 	__u64 owner; /* of the other side */
 	__u32 account; /* of the other side, or DM_NOBODY */
 	__u32 is_opened; /* this side has opened it */
+	__u64 reader; /* the container of the task that has received from it last; 0 for none yet */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -985,8 +987,11 @@ int dm_gate_state(__u64 *ctx)
 	return 0;
 }
 
+/* In the functions that look at a socket, `of` is the socket, and `sk` the same one for helpers: a program of a cgroup
+ * reads the fields by a pointer that helpers do not take. */
+
 /* Finds the account of the last request of this side. */
-static __always_inline void look_asked(struct sock *sk, struct passage *at)
+static __always_inline void look_asked(void *sk, struct passage *at)
 {
 	struct party *asked = bpf_sk_storage_get(&dm_gate_askeds, sk, 0, 0);
 
@@ -995,7 +1000,7 @@ static __always_inline void look_asked(struct sock *sk, struct passage *at)
 }
 
 /* Finds the other side of a connection of this container. Returns whether this side has opened it. */
-static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home *home,
+static __always_inline int look_inet(void *sk, struct sock *of, const struct dm_gate_home *home,
 				     struct passage *at)
 {
 	struct connection *known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
@@ -1003,7 +1008,7 @@ static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home 
 	struct way way = {};
 
 	/* In another stack, such as one that the container has made itself, any side has any address. */
-	if (known && home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns) {
+	if (known && home->netns && of->__sk_common.skc_net.net->net_cookie == home->netns) {
 		at->peer.owner = known->owner;
 		at->peer.account = known->account;
 	}
@@ -1013,8 +1018,8 @@ static __always_inline int look_inet(struct sock *sk, const struct dm_gate_home 
 		look_asked(sk, at);
 		return 1;
 	}
-	if (home->netns && sk->__sk_common.skc_net.net->net_cookie == home->netns &&
-	    way_of(sk, 1, &way)) {
+	if (home->netns && of->__sk_common.skc_net.net->net_cookie == home->netns &&
+	    way_of(of, 1, &way)) {
 		told = bpf_map_lookup_elem(&dm_gate_tolds, &way);
 		if (told)
 			at->peer = *told;
@@ -1088,7 +1093,7 @@ static __always_inline void note_first(struct sock *sk)
 }
 
 /* Finds the account for which the sender of what this unix socket has received worked. Returns `is_opened`. */
-static __always_inline int look_said(struct sock *sk, struct passage *at, int is_opened)
+static __always_inline int look_said(void *sk, struct passage *at, int is_opened)
 {
 	struct party *said;
 
@@ -1289,6 +1294,15 @@ static __always_inline void note_edge(const struct passage *at)
 		__sync_fetch_and_add(&count->passages, 1);
 }
 
+/* Notes that this container has received from a connection: from now on its tasks may name the client (bind.h). */
+static __always_inline void note_reader(struct sock *sk, __u64 cgroup)
+{
+	struct connection *known = bpf_sk_storage_get(&dm_gate_sockets, sk, 0, 0);
+
+	if (known && known->reader != cgroup)
+		known->reader = cgroup;
+}
+
 static __always_inline int pass(struct sock *sk, __u32 gate)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -1323,7 +1337,7 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 	if (family == AF_INET || family == AF_INET6) {
 		at.port = sk->__sk_common.skc_num;
 		if (sk->sk_type != SOCK_DGRAM)
-			at.is_opened = look_inet(sk, home, &at);
+			at.is_opened = look_inet(sk, sk, home, &at);
 		else if (gate == DM_GATE_RECEIVE)
 			at.is_opened = look_datagram(&at);
 	} else if (family == AF_UNIX) {
@@ -1335,6 +1349,8 @@ static __always_inline int pass(struct sock *sk, __u32 gate)
 		note_edge(&at);
 	if (!may_change)
 		return 0;
+	if (gate == DM_GATE_RECEIVE && sk->sk_type != SOCK_DGRAM)
+		note_reader(sk, cgroup);
 	label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
 	at.label = party_of(label, cgroup, &at.home);
 	to = decide(&at, table, home->flags);
@@ -1355,5 +1371,6 @@ int dm_gate_send(__u64 *ctx)
 }
 
 #include "security.h"
+#include "bind.h"
 
 char _license[] SEC("license") = "GPL";

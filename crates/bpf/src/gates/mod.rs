@@ -144,6 +144,10 @@ const SENDERS: [(&str, u32); 2] = [
     ("dm_gate_udp6", libbpf_rs::libbpf_sys::BPF_CGROUP_UDP6_RECVMSG),
 ];
 
+/// The program that answers the call by which a task names its client, and its hook of the same cgroup. Not every
+/// kernel that has the gates takes it.
+const BIND: (&str, u32) = ("dm_gate_bind", libbpf_rs::libbpf_sys::BPF_CGROUP_SETSOCKOPT);
+
 /// Programs that exchange accounts with other hosts, and their hooks of the same cgroup. They are attached while there
 /// is such a host.
 const WIRES: [(&str, u32); 2] = [
@@ -183,7 +187,8 @@ fn programs(gates: &[Gate]) -> Vec<&'static str> {
     let senders = SENDERS.into_iter().filter(|_| receives).map(|(name, _)| name);
     let messages = MESSAGES.into_iter().filter(|_| gates.contains(&Gate::Message));
     let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
-    ALWAYS.into_iter().chain(notes).chain(senders).chain(messages).chain(own).collect()
+    let bind = Some(BIND.0).filter(|_| receives);
+    ALWAYS.into_iter().chain(notes).chain(senders).chain(messages).chain(own).chain(bind).collect()
 }
 
 record! {
@@ -327,6 +332,7 @@ record! {
         owner: u64,
         account: u32,
         is_opened: u32,
+        reader: u64,
     }
 }
 
@@ -446,7 +452,8 @@ fn config(constants: Constants) -> Vec<u8> {
 /// Tests whether this kernel loads and attaches the programs of a set. They see every task of the host for a moment,
 /// and know no container. Those of a cgroup are attached to none.
 pub fn supported(set: Set) -> Result<()> {
-    let is_of_set = |name: &str| SECURITY.contains(&name) == (set == Set::Security);
+    let is_of_set =
+        |name: &str| name != BIND.0 && SECURITY.contains(&name) == (set == Set::Security);
     let (_maps, programs) = GROUP.load_some(&config(some_constants()), &is_of_set)?;
     let mut traces = programs.iter().filter(|program| hook(program).is_none());
     traces.try_for_each(|program| attach(program, None).map(drop))?;
@@ -454,6 +461,11 @@ pub fn supported(set: Set) -> Result<()> {
         return Err(BpfError::Inactive);
     }
     Ok(())
+}
+
+/// Tests whether this kernel loads the program that answers the call of a task.
+pub fn supports_calls() -> Result<()> {
+    GROUP.load_some(&config(some_constants()), &|name| name == BIND.0).map(drop)
 }
 
 fn some_constants() -> Constants {
@@ -466,6 +478,7 @@ fn hook(program: &Program) -> Option<u32> {
     SENDERS
         .into_iter()
         .chain(WIRES)
+        .chain([BIND])
         .find(|(name, _)| is_named(&program.name, name))
         .map(|(_, hook)| hook)
 }
@@ -555,8 +568,18 @@ impl Gates {
             return Err(BpfError::Inactive);
         }
         let wanted = programs(which);
-        let is_wanted = |name: &str| !SECURITY.contains(&name) || wanted.contains(&name);
-        let (maps, programs) = GROUP.load_some(&config(constants), &is_wanted)?;
+        let load = |with_calls: bool| {
+            let is_wanted = |name: &str| match name {
+                name if name == BIND.0 => with_calls,
+                name => !SECURITY.contains(&name) || wanted.contains(&name),
+            };
+            GROUP.load_some(&config(constants), &is_wanted)
+        };
+        let (maps, programs) = match load(wanted.contains(&BIND.0)) {
+            // KERNEL(6.16): earlier ones refuse that program.
+            Err(BpfError::Load { .. }) if wanted.contains(&BIND.0) => load(false)?,
+            other => other?,
+        };
         let (homes, others): (Vec<Map>, Vec<Map>) =
             maps.into_iter().partition(|map| is_named(&map.name, HOMES));
         let homes = homes.into_iter().next().ok_or_else(|| missing(HOMES))?;
@@ -820,7 +843,7 @@ impl Gates {
         let senders = SENDERS.map(|(name, _)| name);
         let wires = WIRES.map(|(name, _)| name);
         let always = ALWAYS.into_iter().chain(NOTES).chain(senders).chain(MESSAGES).chain(wires);
-        let always = always.map(|name| (None, name, name));
+        let always = always.chain([BIND.0]).map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
             let id = call::program_of_link(link.as_fd())?;
@@ -857,7 +880,7 @@ impl Gates {
         let wires = WIRES.map(|(name, _)| name);
         let messages = MESSAGES.into_iter().rev();
         let notes = senders.into_iter().chain(messages).chain(wires).chain(NOTES);
-        for file in gates.chain(notes).chain(ALWAYS.into_iter().rev()) {
+        for file in [BIND.0].into_iter().chain(gates).chain(notes).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
         Ok(())
@@ -958,6 +981,9 @@ impl Loaded {
         }
         for name in programs(&self.gates.which) {
             let program = self.programs.iter().find(|program| is_named(&program.name, name));
+            if program.is_none() && name == BIND.0 {
+                continue;
+            }
             let program = program.ok_or_else(|| missing(name))?;
             let link = attach(program, Some(cgroup))?;
             let of = Gate::ALL.into_iter().find(|gate| self::program(*gate) == name);
@@ -1020,6 +1046,18 @@ mod tests {
     #[test]
     fn root_kernel_takes_the_programs() {
         supported(Set::Tracepoints).unwrap();
+    }
+
+    #[test]
+    fn root_kernel_takes_the_program_of_calls_or_refuses_it_alone() {
+        match supports_calls() {
+            Ok(()) => {}
+            Err(error @ BpfError::Load { .. }) => {
+                assert!(error.to_string().contains("dm_gate_bind"), "{error}");
+                eprintln!("NOT RUN: {error}");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
     }
 
     #[test]

@@ -55,6 +55,13 @@
 /* The call fails with the errno in `account` of the row, and the label stays. */
 #define DM_BECOMES_REFUSED 4
 
+/* setsockopt(2) by which a task names its client (bind.h): the level, the option, and its values. Programs are written
+ * with these numbers (docs/accounts.md). */
+#define DM_BIND_LEVEL 0x646d
+#define DM_BIND_WORK_FOR 1
+#define DM_BIND_SELF 0 /* the account of the container */
+#define DM_BIND_CLIENT 1 /* the client of the connection */
+
 /* Matches every account, and the other side that is in no container or not known. */
 #define DM_ANY 0xffffffffu
 /* The other side is in no container, or not known (gates.bpf.c). No account has this number. */

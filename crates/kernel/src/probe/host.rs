@@ -193,6 +193,19 @@ pub(super) fn bpf_sock_release(scratch: &Scratch) -> Probed {
     hooks(scratch, ProgramType::CgroupSock, &[AttachType::SockRelease])
 }
 
+/// A program that calls the helper without a map. The kernel refuses the argument (EACCES) if such programs may call
+/// the helper, and else the call (EINVAL).
+pub(super) fn bpf_task_storage(_: &Scratch) -> Probed {
+    const TASK_STORAGE_GET: i32 = 156;
+    let code = [Insn::call(TASK_STORAGE_GET), Insn::set(0, 1), Insn::exit()];
+    let (kind, attach) = (ProgramType::CgroupSockopt, AttachType::Setsockopt);
+    match bpf::load(&Program { kind, attach, code: &code, name: "dormouse_probe", btf_id: None }) {
+        Err(e) if e.errno() == libc::EACCES => Ok(String::new()),
+        Err(e) => Err(e.into()),
+        Ok(_) => lack("a program without a map was taken"),
+    }
+}
+
 pub(super) fn bpf_skb(scratch: &Scratch) -> Probed {
     hooks(scratch, ProgramType::CgroupSkb, &[AttachType::SkbIngress])
 }

@@ -435,6 +435,13 @@ static FEATURES: &[Feature] = &[
         btf::receive,
     ),
     feature(
+        "cgroup BPF: task storage",
+        "6.16",
+        "gates: a program of a shared container says for which client it works",
+        ("none", "the call fails with ENOPROTOOPT; the label is that of the last passage"),
+        host::bpf_task_storage,
+    ),
+    feature(
         "BPF: iterator over a task",
         "6.1",
         "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; \
