@@ -7,6 +7,7 @@
 //! or much memory and runs in the nightly ring only.
 #![forbid(unsafe_code)]
 
+mod account_limits;
 mod accounts;
 mod across;
 mod bandwidth;

@@ -66,6 +66,12 @@ pub struct Account {
     /// Connections that it may have; root has no limit.
     #[serde(default)]
     pub limit: Option<ConnectionLimit>,
+    /// Sockets that its containers may have, with those of the accounts below it; root has no limit.
+    #[serde(default)]
+    pub sockets: Option<u32>,
+    /// Processes and threads, in the same way.
+    #[serde(default)]
+    pub pids: Option<u32>,
     /// It is being removed: it takes no container, and its balance moves to its parent.
     #[serde(default)]
     pub is_closing: bool,
@@ -83,6 +89,8 @@ impl Account {
             keep_days: None,
             labels: None,
             limit: None,
+            sockets: None,
+            pids: None,
             is_closing: false,
         }
     }

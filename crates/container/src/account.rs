@@ -47,8 +47,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use dormouse_account::{
-    Account, Balance, Book, BookError, Charge, Client, ConnectionLimit, Day, Holder, Life, Number,
-    OnLimit, ROOT, Usage, Work, fit,
+    Account, Balance, Book, BookError, Charge, Client, ConnectionLimit, DEPTH_MAX, Day, Holder,
+    Life, Number, OnLimit, ROOT, Usage, Work, fit,
 };
 use dormouse_bpf::gates::Party;
 use dormouse_kernel::cgroup::{Cgroup, Counters};
@@ -110,6 +110,10 @@ pub struct AccountUpdate {
     pub connections: Option<Option<u32>>,
     /// What becomes of further ones.
     pub on_limit: Option<OnLimit>,
+    /// How many sockets its containers may have at once; `Some(None)` for any number.
+    pub sockets: Option<Option<u32>>,
+    /// How many processes and threads, in the same way.
+    pub pids: Option<Option<u32>>,
 }
 
 /// Returns the name of a container's account, as verbs accept it.
@@ -382,6 +386,27 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     Ok(all)
 }
 
+/// Returns the processes and threads of the containers of each account, by its number.
+pub(crate) fn tasks(ground: &Ground) -> Result<BTreeMap<u32, u64>> {
+    let mut all = BTreeMap::new();
+    for id in ground.started()? {
+        let config = match ground.config(&id) {
+            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
+            other => other?,
+        };
+        *all.entry(party(ground, &config)?.account).or_default() += tasks_of(ground, &id)?;
+    }
+    Ok(all)
+}
+
+/// Those of one container; 0 after its end.
+fn tasks_of(ground: &Ground, id: &ContainerId) -> Result<u64> {
+    match ground.cgroups()?.find(id.as_str())? {
+        Some(cgroup) => Ok(cgroup.tasks()?.unwrap_or(0)),
+        None => Ok(0),
+    }
+}
+
 /// The counters of one life, beside the account that is charged for it.
 #[derive(Debug, Clone)]
 pub struct LifeReading {
@@ -395,6 +420,8 @@ pub struct LifeReading {
     pub work: Vec<(String, Work)>,
     /// Whether it goes on.
     pub is_running: bool,
+    /// Processes and threads that it has now.
+    pub tasks: u64,
 }
 
 /// Returns readings of the lives that go on, and of ended ones that are in no balance yet. Nothing is charged.
@@ -432,17 +459,23 @@ pub(crate) fn readings(ground: &Ground) -> Result<Vec<LifeReading>> {
         (None, Some(id)) => own_name(id),
         (None, None) => ROOT.to_owned(),
     };
-    let reading = |charge: Charge, is_running: bool| {
+    let reading = |charge: Charge, tasks: Option<u64>| {
         let account = match &charge.to {
             Holder::Root => ROOT.to_owned(),
             Holder::Made(name) => name.to_string(),
             Holder::Own(id) => own_name(id),
         };
         let work = charge.work.iter().map(|work| (name_of(&work.client), *work)).collect();
-        LifeReading { account, life: charge.life, usage: charge.usage, work, is_running }
+        let (life, usage, is_running) = (charge.life, charge.usage, tasks.is_some());
+        LifeReading { account, life, usage, work, is_running, tasks: tasks.unwrap_or(0) }
     };
-    let ended = ended.into_iter().map(|charge| reading(charge, false));
-    Ok(running.into_iter().map(|charge| reading(charge, true)).chain(ended).collect())
+    let mut all = Vec::new();
+    for charge in running {
+        let tasks = tasks_of(ground, &charge.life.container)?;
+        all.push(reading(charge, Some(tasks)));
+    }
+    all.extend(ended.into_iter().map(|charge| reading(charge, None)));
+    Ok(all)
 }
 
 /// Returns the account of a client, if it is made and exists. Its number may be that of a removed account.
@@ -674,6 +707,14 @@ pub(crate) fn set(ground: &Ground, name: &Name, update: AccountUpdate) -> Result
     if let Some(days) = update.keep_days {
         account.keep_days = days;
     }
+    if is_root && (update.sockets.is_some() || update.pids.is_some()) {
+        return Err(Error::Invalid(
+            "account 'root' has no limit of sockets or processes: set one for an account below it"
+                .into(),
+        ));
+    }
+    account.sockets = update.sockets.unwrap_or(account.sockets);
+    account.pids = update.pids.unwrap_or(account.pids);
     if update.share_labels {
         account.labels = None;
     }
@@ -709,6 +750,68 @@ pub(crate) fn set(ground: &Ground, name: &Name, update: AccountUpdate) -> Result
         ground.record("account_limit", "", "", &[("account", name.to_string())]);
     }
     Ok(())
+}
+
+/// An account with a limit, of a container or above its account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Above {
+    pub(crate) number: u32,
+    pub(crate) name: Name,
+    pub(crate) most: u32,
+}
+
+/// Returns the accounts with a limit of sockets among that of a container and those above it.
+pub(crate) fn socket_limits_above(ground: &Ground, config: &Config) -> Result<Vec<Above>> {
+    limits_above(ground, config, |account| account.sockets)
+}
+
+/// The same for limits of tasks.
+pub(crate) fn task_limits_above(ground: &Ground, config: &Config) -> Result<Vec<Above>> {
+    limits_above(ground, config, |account| account.pids)
+}
+
+/// A record that is gone or damaged ends the line: that stops no container.
+fn limits_above(
+    ground: &Ground,
+    config: &Config,
+    limit: impl Fn(&Account) -> Option<u32>,
+) -> Result<Vec<Above>> {
+    let mut all = Vec::new();
+    let mut next = match holder(&config.spec, &config.id) {
+        Holder::Made(name) => Some(name),
+        Holder::Root | Holder::Own(_) => None,
+    };
+    // The bound ends a circle that was made by hand.
+    for _ in 0..DEPTH_MAX {
+        let Some(name) = next.filter(|name| name.as_str() != ROOT) else { break };
+        next = match store::made(ground, &name) {
+            Ok(Some(account)) => {
+                let above = |most| Above { number: account.number.0, name: name.clone(), most };
+                all.extend(limit(&account).map(above));
+                account.parent
+            }
+            Ok(None) | Err(Error::AccountDamaged { .. }) => None,
+            Err(e) => return Err(e),
+        };
+    }
+    Ok(all)
+}
+
+/// Returns whether an account has a limit of tasks.
+pub(crate) fn has_task_limits(ground: &Ground) -> Result<bool> {
+    Ok(store::book(ground)?.iter().any(|account| account.pids.is_some()))
+}
+
+/// Returns whether an account of the operator is charged for a container.
+pub(crate) fn is_made(config: &Config) -> bool {
+    matches!(holder(&config.spec, &config.id), Holder::Made(_))
+}
+
+/// Returns the limits of sockets by the numbers of the accounts.
+pub(crate) fn socket_limits(ground: &Ground) -> Result<BTreeMap<u32, u32>> {
+    let book = store::book(ground)?;
+    let limits = book.iter().filter(|account| !account.is_closing);
+    Ok(limits.filter_map(|account| Some((account.number.0, account.sockets?))).collect())
 }
 
 /// Limits of connections: for the number of each account the accounts with a limit among it and those above it.

@@ -2,8 +2,8 @@
 //!
 //! Every step accepts half-built and half-removed containers and is repeated until nothing remains.
 //!
-//! Uses `ground`, `state`, `account`, `gates`, `gating`, `exit`, `hold`, `contract`, `sysinfo`, `net`, `pending`,
-//! `rate`, `drive`, `shared`, `socket`, `view`, `later`, `warmth`, `unwoken` and `barrier`.
+//! Uses `ground`, `state`, `account`, `gates`, `deal`, `gating`, `exit`, `barrier`, `hold`, `contract`, `sysinfo`,
+//! `net`, `pending`, `rate`, `drive`, `shared`, `socket`, `view`, `later`, `warmth` and `unwoken`.
 //!
 //! **The answer first.** A container that removes itself may be withdrawn before its end is settled: its exit
 //! status is known, and no process of it is left. The keeper then has it settled and removed ([`complete`]), or the
@@ -25,8 +25,8 @@ use crate::exit::{self, SIGKILL};
 use crate::ground::{CONFIG, Ground};
 use crate::state::{self, Exit, InitRecord, Observed};
 use crate::{
-    account, barrier, contract, disk, drive, event, gates, gating, hold, later, net, pending, rate,
-    shared, socket, sysinfo, unwoken, view, warmth,
+    account, barrier, contract, deal, disk, drive, event, gates, gating, hold, later, net, pending,
+    rate, shared, socket, sysinfo, unwoken, view, warmth,
 };
 
 /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
@@ -95,6 +95,9 @@ fn end_life(
     let _ = barrier::leave(ground, cgroup);
     cgroup.remove()?;
     config.map_or(Ok(()), |config| socket::leave(ground, config, cgroup))?;
+    if let Some(config) = config {
+        deal::again(ground, config);
+    }
     gates::leave(ground, cgroup)
 }
 

@@ -54,10 +54,10 @@ use crate::verb::{pause, settle, stop, update, wait};
 use crate::volume::Volume;
 use crate::warmth::Warm;
 use crate::{
-    account, archive, barrier, contract, create, debt, drive, drowsy, exec, gating, hold, idle,
-    inspect, later, list, listen, log, nursery, policy, proof, rate, recover, remove, save, saved,
-    settings, sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage, verb,
-    view, volume, wake, warm, warmth,
+    account, archive, barrier, contract, create, deal, debt, drive, drowsy, exec, gating, hold,
+    idle, inspect, later, list, listen, log, nursery, policy, proof, rate, recover, remove, save,
+    saved, settings, sleep, socket, spare, start, state, sysinfo, template, tidy, unborn, usage,
+    verb, view, volume, wake, warm, warmth,
 };
 
 /// The engine on one set of directories.
@@ -806,6 +806,9 @@ impl Engine {
 
     /// Changes an account.
     pub fn set_account(&self, name: &Name, update: AccountUpdate) -> Result<()> {
+        if let Some(Some(_)) = update.sockets {
+            socket::check_account(&self.ground)?;
+        }
         gating::change(&self.ground, || account::set(&self.ground, name, update))
     }
 
@@ -852,6 +855,21 @@ impl Engine {
     /// Returns how many connections to shared services each account has now, by the numbers of accounts.
     pub fn account_connections(&self) -> Result<BTreeMap<u32, u32>> {
         debt::connections(&self.ground)
+    }
+
+    /// Returns the sockets of the accounts that have a limit, by their numbers, each with those of the accounts below.
+    pub fn account_sockets(&self) -> Result<BTreeMap<u32, Count>> {
+        socket::of_accounts(&self.ground)
+    }
+
+    /// Returns the processes and threads of the containers of each account, by its number.
+    pub fn account_tasks(&self) -> Result<BTreeMap<u32, u64>> {
+        account::tasks(&self.ground)
+    }
+
+    /// Deals the tasks that accounts may have to their containers again. Returns whether an account has a limit.
+    pub fn deal_tasks(&self) -> Result<bool> {
+        deal::tick(&self.ground)
     }
 
     /// Returns made accounts with the one above each.

@@ -50,6 +50,17 @@ pub enum Error {
         /// The use, and what to do.
         why: String,
     },
+    /// The containers of an account have as many tasks as they may have.
+    #[error(
+        "account '{name}' has its {most} processes and threads already: end some, or give it more with \
+         `dormouse account set --pids`"
+    )]
+    AccountFull {
+        /// Its name.
+        name: String,
+        /// The limit.
+        most: u32,
+    },
     /// The record of an account is damaged.
     #[error("'{}' is damaged ({what}): remove the file, and make the account again", path.display())]
     AccountDamaged {
@@ -410,6 +421,7 @@ impl Error {
             Self::State { .. }
             | Self::VolumeInUse { .. }
             | Self::AccountInUse { .. }
+            | Self::AccountFull { .. }
             | Self::NotIdle(_)
             | Self::Entered(_)
             | Self::Awaited(_)

@@ -1,6 +1,6 @@
 //! End of a freeze, and the completion of interrupted changes of freezer and limits.
 //!
-//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `socket`, `contract`, `view` and `sysinfo`.
+//! Uses `ground`, `state`, `hold`, `rate`, `bandwidth`, `socket`, `contract`, `deal`, `view` and `sysinfo`.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use dormouse_model::Config;
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::state::{self, InitRecord};
-use crate::{bandwidth, contract, hold, rate, socket, sysinfo, view};
+use crate::{bandwidth, contract, deal, hold, rate, socket, sysinfo, view};
 
 /// Thaws a container.
 ///
@@ -46,6 +46,7 @@ pub(crate) fn finish_limits(ground: &Ground, config: &Config) -> Result<()> {
     let limits = &config.spec.limits;
     let cgroup = state::cgroup(ground, config)?;
     cgroup.set(limits)?;
+    deal::again(ground, config);
     rate::set(ground, config, &cgroup)?;
     bandwidth::set(ground, config)?;
     if limits.sockets_max.is_some() {

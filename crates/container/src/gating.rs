@@ -12,7 +12,7 @@
 //! **Changes of rules and accounts** are written to the disk, and then the table follows ([`change`]). A file in
 //! `LIB/pending` marks the time in between, so that the next command finishes what a killed one has begun.
 //!
-//! Uses `ground`, `gates`, `account` and `disk`.
+//! Uses `ground`, `gates`, `account`, `socket`, `deal` and `disk`.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -29,7 +29,7 @@ use dormouse_model::Config;
 use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
-use crate::{account, bpffs, gates};
+use crate::{account, bpffs, deal, gates, socket};
 
 /// Makes a container with a new cgroup known. `netns` is the cookie of the stack of its domain.
 pub(crate) fn enter(
@@ -179,7 +179,8 @@ fn apply_at(gates: &Gates, table: &Table) -> Result<()> {
 /// Kind of the file that marks a change in progress.
 pub(crate) const CHANGE: &str = "table";
 
-/// Changes what the table is made from, and puts the new one in force, if gates are loaded.
+/// Changes what the table is made from, and puts the new one in force, if gates are loaded. Limits of sockets and
+/// tasks follow as well, which need no gates.
 ///
 /// ORDER: the mark is there before the change, and until the table is in force.
 pub(crate) fn change<T>(ground: &Ground, change: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -191,7 +192,7 @@ pub(crate) fn change<T>(ground: &Ground, change: impl FnOnce() -> Result<T>) -> 
     };
     let changed = change();
     // A change that has failed may have been made all the same.
-    let refreshed = refresh(ground);
+    let refreshed = follow(ground);
     if refreshed.is_ok() {
         disk::remove(&mark)?;
     }
@@ -201,7 +202,7 @@ pub(crate) fn change<T>(ground: &Ground, change: impl FnOnce() -> Result<T>) -> 
 
 /// Finishes the change of a killed command. A table that cannot be made now is left to the next command.
 pub(crate) fn finish_change(ground: &Ground, mark: &Path) -> Result<bool> {
-    match refresh(ground) {
+    match follow(ground) {
         Ok(()) => {
             // The killed command may have said nothing to the daemon.
             account::record_change(ground);
@@ -209,6 +210,13 @@ pub(crate) fn finish_change(ground: &Ground, mark: &Path) -> Result<bool> {
         }
         Err(_) => Ok(false),
     }
+}
+
+/// Has the kernel follow the disk.
+fn follow(ground: &Ground) -> Result<()> {
+    refresh(ground)?;
+    socket::follow(ground)?;
+    deal::follow(ground)
 }
 
 /// Puts the table of the rules, which have changed, in force, if gates are loaded.

@@ -37,8 +37,8 @@
 //! ```text
 //! error place disk bpffs name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
-//! shortage state gates account gating exit barrier hold log io saved    records and facts of one container
-//! silence shared volume usage debt writeback drive rate bandwidth socket    the same
+//! shortage state gates account socket deal gating exit barrier hold log io saved    records and facts of one container
+//! silence shared volume usage debt writeback drive rate bandwidth    the same
 //! contract view sysinfo                                the same
 //! process net stacked freeze pending holder later    one subject each: program, network
 //! policy unwoken admission caller                        the same
@@ -124,6 +124,7 @@
 //!    (`sysinfo`);
 //!    `RUN/barrier.lock`: held while the programs of the barrier are loaded (`barrier`);
 //!    `RUN/spares.lock`: held by the nursery for its life; other processes only try it (`spare`);
+//!    `RUN/tasks.lock`: held while the tasks that accounts may have are dealt to containers (`deal`);
 //!    `RUN/volume-N.lock`: held while a volume is made, filled or removed (`volume`);
 //!    `RUN/limits.lock`: held while limits of memory are written; below it `RUN/contract.lock`: held while
 //!    reservations are added up, and container locks and that of the daemon are only tried (`contract`);
@@ -155,6 +156,7 @@ mod bpffs;
 mod caller;
 mod contract;
 mod create;
+mod deal;
 mod debt;
 mod disk;
 mod drive;

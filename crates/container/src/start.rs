@@ -19,9 +19,9 @@
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]), and
 //! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
-//! Uses `ground`, `state`, `gates`, `gating`, `spare`, `exit`, `hold`, `io`, `usage`, `contract`, `view`, `sysinfo`,
-//! `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`, `stacked`,
-//! `remove` and `barrier`.
+//! Uses `ground`, `state`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`, `contract`,
+//! `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`,
+//! `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,8 +49,8 @@ use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    barrier, contract, end, event, exit, gates, gating, hold, io, later, layer, process, rate,
-    remove, socket, stacked, sysinfo, usage, view,
+    barrier, contract, deal, end, event, exit, gates, gating, hold, io, later, layer, process,
+    rate, remove, socket, stacked, sysinfo, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -431,6 +431,7 @@ pub(crate) fn introduce(
 ) -> Result<()> {
     rate::set_new(ground, config, cgroup)?;
     socket::enter(ground, config, cgroup, begin)?;
+    deal::enter(ground, config, cgroup, begin != socket::Begin::Start)?;
     if config.spec.systemd {
         cgroup.delegate(config.ids.base, config.ids.base)?;
     }
@@ -632,6 +633,7 @@ fn conduct(
     let record = || {
         let elsewhere = |e: Error| CheckpointError::Elsewhere(e.to_string());
         socket::enforce(ground, config).map_err(elsewhere)?;
+        deal::enforce(ground, config).map_err(elsewhere)?;
         match init.unready {
             true => {
                 let init = InitRecord { unready: false, ..init.clone() };

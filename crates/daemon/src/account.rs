@@ -4,12 +4,15 @@
 //! The periods (`[account] every` in config.toml) begin at midnight, UTC, and a reading is made half a second before
 //! the end of each, so that it still counts for the day.
 //!
+//! **Limits of tasks** of accounts are dealt to their containers again each second, as long as there are any, so that a
+//! container gets what another one does not use.
+//!
 //! **Cost.** A reading takes about a tenth of a millisecond for each running container, and one write for each
 //! account whose containers have run. A thread makes it, because a turn of a room must be short.
 
 use std::os::fd::BorrowedFd;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use dormouse_container::{Engine, Places};
 use dormouse_kernel::clock::now_unix_ms;
@@ -20,6 +23,10 @@ use crate::room::{Notice, Room};
 
 /// How long before the end of a period the counters are read.
 const BEFORE_MS: u64 = 500;
+/// Time between two deals.
+const DEAL_EVERY: Duration = Duration::from_secs(1);
+/// The same while no account has a limit.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The room of accounts.
 #[derive(Debug)]
@@ -28,13 +35,51 @@ pub(crate) struct Accounts {
     every: Duration,
     next: Instant,
     reading: Option<JoinHandle<()>>,
+    next_deal: Instant,
+    /// Returns whether an account has a limit.
+    dealing: Option<JoinHandle<bool>>,
+    /// When an account had changed last, at the last deal.
+    looked: Option<Option<SystemTime>>,
 }
 
 impl Accounts {
     pub(crate) fn begin(engine: &Engine) -> Result<Self> {
         let every = engine.account_period()?;
         let next = Instant::now() + until_next(now_unix_ms(), every);
-        Ok(Self { places: engine.places().clone(), every, next, reading: None })
+        let (places, next_deal) = (engine.places().clone(), Instant::now());
+        Ok(Self { places, every, next, reading: None, next_deal, dealing: None, looked: None })
+    }
+
+    /// Begins a deal, unless the last one goes on, or no account has a limit.
+    fn deal(&mut self, now: Instant) -> Result<()> {
+        self.next_deal = now + DEAL_EVERY;
+        let has_limits = match self.dealing.take() {
+            Some(dealing) if !dealing.is_finished() => {
+                self.dealing = Some(dealing);
+                return Ok(());
+            }
+            Some(dealing) => dealing.join().unwrap_or(false), // a panic was printed
+            None => false,
+        };
+        // A record of an account is replaced, which changes the directory.
+        let made = self.places.lib.join("accounts/made");
+        let changed = std::fs::metadata(made).and_then(|meta| meta.modified()).ok();
+        if !has_limits && self.looked == Some(changed) {
+            self.next_deal = now + LOOK_EVERY;
+            return Ok(());
+        }
+        self.looked = Some(changed);
+        let places = self.places.clone();
+        let body = move || {
+            let dealt = Engine::open(places).and_then(|engine| engine.deal_tasks());
+            dealt.unwrap_or_else(|e| {
+                say(&format!("cannot deal the tasks of accounts: {e}"));
+                true
+            })
+        };
+        let thread = Builder::new().name("tasks".into()).spawn(body);
+        self.dealing = Some(thread.map_err(step("make a thread"))?);
+        Ok(())
     }
 }
 
@@ -59,10 +104,13 @@ impl Room for Accounts {
     }
 
     fn due(&self) -> Option<Instant> {
-        Some(self.next)
+        Some(self.next.min(self.next_deal))
     }
 
     fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
+        if now >= self.next_deal {
+            self.deal(now)?;
+        }
         if now < self.next {
             return Ok(Vec::new());
         }
@@ -86,6 +134,9 @@ impl Room for Accounts {
         // A reading ends by itself, and a killed one is repeated.
         if let Some(reading) = self.reading {
             let _ = reading.join(); // a panic was printed
+        }
+        if let Some(dealing) = self.dealing {
+            let _ = dealing.join();
         }
     }
 }

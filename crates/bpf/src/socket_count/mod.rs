@@ -2,6 +2,7 @@
 //!
 //! The group is attached to the parent cgroup of all containers by the first container with a limit, and stays there.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use libbpf_rs::libbpf_sys as sys;
@@ -22,7 +23,17 @@ pub static GROUP: Description = Description {
         ("dm_count_arrive", sys::BPF_CGROUP_INET_INGRESS),
     ],
     anchor: CREATE,
-    maps: &[OWNERS, LIMITS, USES, "dm_count_marks", "dm_count_about"],
+    maps: &[
+        OWNERS,
+        LIMITS,
+        USES,
+        PAYERS,
+        BOUNDS,
+        SUMS,
+        "dm_count_marks",
+        "dm_count_paid",
+        "dm_count_about",
+    ],
     about: "dm_count_about",
 };
 
@@ -30,9 +41,16 @@ const CREATE: &str = "dm_count_create";
 const OWNERS: &str = "dm_count_owners";
 const LIMITS: &str = "dm_count_limits";
 const USES: &str = "dm_count_uses";
+const PAYERS: &str = "dm_count_payers";
+const BOUNDS: &str = "dm_count_bounds";
+const SUMS: &str = "dm_count_sums";
 
 /// LIMIT: containers with a limit of sockets: one per slot of host ids.
 pub const OWNERS_MAX: u32 = 1 << 17;
+/// LIMIT: accounts that have or had a limit of sockets.
+pub const ACCOUNTS_MAX: u32 = 1 << 16;
+/// LIMIT: accounts that count one socket.
+pub const DEPTH: usize = 8;
 
 record! {
     /// The constants of the programs.
@@ -50,6 +68,19 @@ record! {
 record! {
     struct Limit = "dm_socket_limit" {
         serial: u64,
+        most: u32,
+        is_exempt: u32,
+    }
+}
+
+record! {
+    struct Payers = "dm_socket_payers" {
+        accounts: [u32; DEPTH],
+    }
+}
+
+record! {
+    struct Bound = "dm_socket_bound" {
         most: u32,
         reserved: u32,
     }
@@ -120,8 +151,31 @@ pub struct Count {
     pub most: Option<u32>,
 }
 
+/// What holds for a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// The most sockets; `None` if there is no limit.
+    pub most: Option<u32>,
+    /// Whether the limits of its accounts do not hold. Its sockets are counted there all the same.
+    pub is_exempt: bool,
+}
+
+impl Terms {
+    /// Any number of sockets.
+    pub const ANY: Self = Self { most: None, is_exempt: true };
+}
+
 /// The value of a limit that is none.
 const NO_LIMIT: u32 = u32::MAX;
+
+fn limit(serial: u64, terms: Terms) -> Limit {
+    let most = terms.most.unwrap_or(NO_LIMIT);
+    Limit { serial, most, is_exempt: u32::from(terms.is_exempt) }
+}
+
+fn bound(most: Option<u32>) -> Bound {
+    Bound { most: most.unwrap_or(NO_LIMIT), reserved: 0 }
+}
 
 impl Counts {
     fn map(&self, name: &'static str) -> Result<&Map, BpfError> {
@@ -139,23 +193,69 @@ impl Counts {
     /// E2BIG if a map is full.
     ///
     /// ORDER: the limit last. A socket of an earlier life finds another serial number, and counts nothing back.
-    pub fn begin(&self, slot: u32, serial: u64, most: Option<u32>) -> Result<(), BpfError> {
+    pub fn begin(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
         self.map(LIMITS)?.remove(&slot.to_ne_bytes())?;
         self.map(USES)?.set(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
-        self.write(slot, serial, most)
+        self.write(slot, serial, terms)
     }
 
-    fn write(&self, slot: u32, serial: u64, most: Option<u32>) -> Result<(), BpfError> {
-        let limit = Limit { serial, most: most.unwrap_or(NO_LIMIT), reserved: 0 };
-        Ok(self.map(LIMITS)?.set(&slot.to_ne_bytes(), &limit.to_bytes())?)
+    /// The same for a container that runs already, unless it is counted.
+    pub fn begin_new(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
+        self.map(USES)?.set_new(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        self.map(LIMITS)?.set_new(&slot.to_ne_bytes(), &limit(serial, terms).to_bytes())?;
+        Ok(())
     }
 
-    /// Changes the limit of a container, in force at once. `false` if it is not counted.
-    pub fn set(&self, slot: u32, most: Option<u32>) -> Result<bool, BpfError> {
+    fn write(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
+        Ok(self.map(LIMITS)?.set(&slot.to_ne_bytes(), &limit(serial, terms).to_bytes())?)
+    }
+
+    /// Changes what holds for a container, in force at once. `false` if it is not counted.
+    pub fn set(&self, slot: u32, terms: Terms) -> Result<bool, BpfError> {
         match self.limit(slot)? {
-            Some(limit) => self.write(slot, limit.serial, most).map(|()| true),
+            Some(limit) => self.write(slot, limit.serial, terms).map(|()| true),
             None => Ok(false),
         }
+    }
+
+    /// Has these accounts count the sockets that a container makes from now on, in the place of others. Each has a
+    /// limit ([`bound`](Self::bound)).
+    pub fn pay(&self, slot: u32, accounts: &[u32]) -> Result<(), BpfError> {
+        let mut payers = Payers { accounts: [0; DEPTH] };
+        payers.accounts.iter_mut().zip(accounts).for_each(|(to, account)| *to = *account);
+        match accounts {
+            [] => self.map(PAYERS)?.remove(&slot.to_ne_bytes()).map(drop)?,
+            _ => self.map(PAYERS)?.set(&slot.to_ne_bytes(), &payers.to_bytes())?,
+        }
+        Ok(())
+    }
+
+    /// Changes the limit of an account, in force at once; `None` is none. E2BIG if the map is full.
+    ///
+    /// ORDER: the sum first: without it nothing is counted.
+    pub fn bound(&self, account: u32, most: Option<u32>) -> Result<(), BpfError> {
+        self.map(SUMS)?.set_new(&account.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        Ok(self.map(BOUNDS)?.set(&account.to_ne_bytes(), &bound(most).to_bytes())?)
+    }
+
+    /// The same for an account that has no limit here yet.
+    pub fn bound_new(&self, account: u32, most: Option<u32>) -> Result<(), BpfError> {
+        self.map(SUMS)?.set_new(&account.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        self.map(BOUNDS)?.set_new(&account.to_ne_bytes(), &bound(most).to_bytes())?;
+        Ok(())
+    }
+
+    /// The accounts that have or had a limit, each with its sockets and those of the accounts below it.
+    pub fn accounts(&self) -> Result<BTreeMap<u32, Count>, BpfError> {
+        let mut all = BTreeMap::new();
+        for (key, value) in self.map(BOUNDS)?.entries()? {
+            let sum = self.map(SUMS)?.get(&key)?;
+            let sockets = sum.map_or(0, |sum| Uses::from_bytes(&sum).sockets);
+            let most = Some(Bound::from_bytes(&value).most).filter(|most| *most != NO_LIMIT);
+            let account = key.first_chunk().map_or(0, |number| u32::from_ne_bytes(*number));
+            all.insert(account, Count { sockets, most });
+        }
+        Ok(all)
     }
 
     fn limit(&self, slot: u32) -> Result<Option<Limit>, BpfError> {
@@ -179,6 +279,7 @@ impl Counts {
     pub fn end(&self, slot: u32) -> Result<(), BpfError> {
         self.map(LIMITS)?.remove(&slot.to_ne_bytes())?;
         self.map(USES)?.remove(&slot.to_ne_bytes())?;
+        self.map(PAYERS)?.remove(&slot.to_ne_bytes())?;
         Ok(())
     }
 
@@ -221,6 +322,8 @@ mod tests {
         assert_same::<Owner>(GROUP.object);
         assert_same::<Limit>(GROUP.object);
         assert_same::<Uses>(GROUP.object);
+        assert_same::<Payers>(GROUP.object);
+        assert_same::<Bound>(GROUP.object);
         assert_same::<Mark>(GROUP.object);
         assert_same::<About>(GROUP.object);
     }
@@ -233,9 +336,16 @@ mod tests {
     #[test]
     fn root_full_maps_refuse_one_more_entry_and_take_it_after_a_removal() {
         let maps = GROUP.load_alone_with(&constants(2)).unwrap().0;
-        for name in [OWNERS, LIMITS, USES] {
+        for (name, most) in [
+            (OWNERS, OWNERS_MAX),
+            (LIMITS, OWNERS_MAX),
+            (USES, OWNERS_MAX),
+            (PAYERS, OWNERS_MAX),
+            (BOUNDS, ACCOUNTS_MAX),
+            (SUMS, ACCOUNTS_MAX),
+        ] {
             let map = maps.iter().find(|map| map.name == name).unwrap();
-            assert_full(map, OWNERS_MAX);
+            assert_full(map, most);
         }
     }
 }

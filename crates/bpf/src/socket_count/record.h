@@ -6,6 +6,11 @@
  * fails with E2BIG, and the container does not start. The marks have no capacity of their own: each is part of the
  * memory of its socket, and without memory for it the socket is refused with ENOBUFS. */
 #define DM_SOCKET_OWNERS_MAX 131072
+/* LIMIT: accounts that have or had a limit of sockets since the programs were attached. When the map is full, an
+ * insertion by the loader fails with E2BIG, and so does the command that sets the limit. */
+#define DM_SOCKET_ACCOUNTS_MAX 65536
+/* LIMIT: accounts that count one socket: made ones nest eight deep. */
+#define DM_SOCKET_DEPTH 8
 
 /* Known before the programs are loaded. */
 struct dm_socket_config {
@@ -20,6 +25,18 @@ struct dm_socket_owner {
 /* What a container may have. Written by the loader alone. */
 struct dm_socket_limit {
 	__u64 serial; /* of this life of the container: sockets of an earlier life with this slot are not counted */
+	__u32 most; /* ~0 for no limit */
+	__u32 is_exempt; /* limits of accounts do not hold: the container is restored, or asleep */
+};
+
+/* The accounts that count the sockets of a container: its own and those above it, as far as they have a limit. 0 ends
+ * the list: root has no limit. Kept for each slot, and with each socket as it was when the socket was counted. */
+struct dm_socket_payers {
+	__u32 accounts[DM_SOCKET_DEPTH];
+};
+
+/* What an account may have, with those below it. Written by the loader alone. */
+struct dm_socket_bound {
 	__u32 most; /* ~0 for no limit */
 	__u32 reserved;
 };

@@ -15,6 +15,11 @@
  *   last descriptor. One with a connection ends when both the last descriptor and the connection are gone. A
  *   connection that ends before accept(2) is no socket of a process, and ends at once.
  *
+ * Accounts. An account with a limit counts the sockets of its containers and of the accounts below it. A container has
+ * the list of these accounts (dm_count_payers), and each socket has the list with which it was counted (dm_count_paid),
+ * so that it is counted back there, whichever account is moved or given another limit meanwhile. A limit of an account
+ * is kept as that of a container is.
+ *
  * Hooks: all programs are attached to the parent cgroup of all containers (BPF_PROG_ATTACH, several per hook). Those
  * of socket(2) and close(2) run in the calling task, the others also in softirq, for the cgroup that the socket was
  * made in. All run for every container, and do nothing for sockets without a mark. No program may sleep.
@@ -80,6 +85,41 @@ struct {
 	__type(value, struct dm_socket_mark);
 } dm_count_marks SEC(".maps");
 
+/* Slot -> accounts. Absent where no account of the container has a limit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_SOCKET_OWNERS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_socket_payers);
+} dm_count_payers SEC(".maps");
+
+/* Number of an account -> limit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_SOCKET_ACCOUNTS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_socket_bound);
+} dm_count_bounds SEC(".maps");
+
+/* Number of an account -> use. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_SOCKET_ACCOUNTS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_socket_use);
+} dm_count_sums SEC(".maps");
+
+/* The accounts that count a socket. A connection inherits those of its listener, and gets its own when it counts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct dm_socket_payers);
+} dm_count_paid SEC(".maps");
+
 /* The version of the group, written last (group.rs). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -111,14 +151,74 @@ static __always_inline void count_back(__u32 slot)
 		__sync_fetch_and_add(&use->sockets, -1);
 }
 
+/* Counts one more socket of these accounts. Returns whether it is within the limit of each. */
+static __always_inline int count_paid(const struct dm_socket_payers *payers)
+{
+	struct dm_socket_bound *bound;
+	struct dm_socket_use *use;
+	int i, is_within = 1;
+	__u32 account;
+
+	for (i = 0; i < DM_SOCKET_DEPTH; i++) {
+		account = payers->accounts[i];
+		if (!account)
+			break;
+		bound = bpf_map_lookup_elem(&dm_count_bounds, &account);
+		use = bpf_map_lookup_elem(&dm_count_sums, &account);
+		if (use && __sync_fetch_and_add(&use->sockets, 1) >= (bound ? bound->most : NO_LIMIT))
+			is_within = 0;
+	}
+	return is_within;
+}
+
+static __always_inline void count_back_paid(const struct dm_socket_payers *payers)
+{
+	struct dm_socket_use *use;
+	__u32 account;
+	int i;
+
+	for (i = 0; i < DM_SOCKET_DEPTH; i++) {
+		account = payers->accounts[i];
+		if (!account)
+			break;
+		use = bpf_map_lookup_elem(&dm_count_sums, &account);
+		if (use)
+			__sync_fetch_and_add(&use->sockets, -1);
+	}
+}
+
+/* Whether one of these accounts has as many sockets as it may have. */
+static __always_inline int is_full(const struct dm_socket_payers *payers)
+{
+	struct dm_socket_bound *bound;
+	struct dm_socket_use *use;
+	__u32 account;
+	int i;
+
+	for (i = 0; i < DM_SOCKET_DEPTH; i++) {
+		account = payers->accounts[i];
+		if (!account)
+			break;
+		bound = bpf_map_lookup_elem(&dm_count_bounds, &account);
+		use = bpf_map_lookup_elem(&dm_count_sums, &account);
+		if (use && bound && use->sockets >= bound->most)
+			return 1;
+	}
+	return 0;
+}
+
 /* Ends the count of a socket, once. */
-static __always_inline void end(struct dm_socket_mark *mark)
+static __always_inline void end(void *sk, struct dm_socket_mark *mark)
 {
 	__u32 slot = mark->slot;
 	struct dm_socket_limit *limit;
+	struct dm_socket_payers *paid;
 
 	if (!__sync_lock_test_and_set(&mark->is_counted, 0))
 		return;
+	paid = bpf_sk_storage_get(&dm_count_paid, sk, 0, 0);
+	if (paid)
+		count_back_paid(paid);
 	limit = bpf_map_lookup_elem(&dm_count_limits, &slot);
 	/* Of an earlier life: its use is gone. */
 	if (limit && limit->serial == mark->serial)
@@ -131,6 +231,7 @@ int dm_count_create(struct bpf_sock *ctx)
 {
 	__u64 cgroup = dm_current_container(config.level);
 	struct dm_socket_owner *owner = bpf_map_lookup_elem(&dm_count_owners, &cgroup);
+	struct dm_socket_payers *payers, *paid;
 	struct dm_socket_limit *limit;
 	struct dm_socket_mark *mark;
 	__u32 slot;
@@ -147,8 +248,25 @@ int dm_count_create(struct bpf_sock *ctx)
 		bpf_set_retval(-E_NOBUFS);
 		return 0;
 	}
+	payers = bpf_map_lookup_elem(&dm_count_payers, &slot);
+	if (payers) {
+		paid = bpf_sk_storage_get(&dm_count_paid, ctx, payers, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!paid) {
+			bpf_set_retval(-E_NOBUFS);
+			return 0;
+		}
+		/* ORDER: of the copy, which does not change. */
+		if (!count_paid(paid) && !limit->is_exempt) {
+			count_back_paid(paid);
+			bpf_set_retval(-E_MFILE);
+			return 0;
+		}
+	}
 	if (!count(slot, limit->most)) {
 		count_back(slot);
+		paid = bpf_sk_storage_get(&dm_count_paid, ctx, 0, 0);
+		if (paid)
+			count_back_paid(paid);
 		bpf_set_retval(-E_MFILE);
 		return 0;
 	}
@@ -172,7 +290,7 @@ int dm_count_release(struct bpf_sock *ctx)
 	before = __sync_fetch_and_or(&mark->flags, DM_SOCKET_RELEASED);
 	/* A listen(2) that fails leaves a closed socket without an event, and so may its close(2). */
 	if (!(before & DM_SOCKET_CONNECTS) || (before & DM_SOCKET_CLOSED) || ctx->state == STATE_CLOSE)
-		end(mark);
+		end(ctx, mark);
 	return 1;
 }
 
@@ -188,6 +306,7 @@ static __always_inline int has_owner(struct bpf_sock *sk)
 SEC("sockops")
 int dm_count_ops(struct bpf_sock_ops *ctx)
 {
+	struct dm_socket_payers *payers, *paid, none = {};
 	struct bpf_sock *sk;
 	struct dm_socket_mark *mark;
 	struct dm_socket_limit *limit;
@@ -209,7 +328,7 @@ int dm_count_ops(struct bpf_sock_ops *ctx)
 			return 1;
 		before = __sync_fetch_and_or(&mark->flags, DM_SOCKET_CLOSED);
 		if ((before & DM_SOCKET_RELEASED) || !has_owner(sk))
-			end(mark);
+			end(sk, mark);
 		return 1;
 	}
 	if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
@@ -225,6 +344,16 @@ int dm_count_ops(struct bpf_sock_ops *ctx)
 		/* Of a listener of an earlier life, which another container cannot have by chance. */
 		if (limit && limit->serial == mark->serial) {
 			count(slot, NO_LIMIT);
+			payers = bpf_map_lookup_elem(&dm_count_payers, &slot);
+			paid = bpf_sk_storage_get(&dm_count_paid, sk, &none,
+						  payers ? BPF_SK_STORAGE_GET_F_CREATE : 0);
+			if (paid) {
+				/* What it has inherited is counted for its listener. */
+				__builtin_memset(paid, 0, sizeof(*paid));
+				if (payers)
+					*paid = *payers;
+				count_paid(paid);
+			}
 			mark->is_counted = 1;
 		}
 	} else {
@@ -243,6 +372,7 @@ int dm_count_arrive(struct __sk_buff *skb)
 	struct bpf_sock *sk = skb->sk;
 	struct dm_socket_mark *mark;
 	struct dm_socket_limit *limit;
+	struct dm_socket_payers *payers;
 	struct dm_socket_use *use;
 	__u32 slot;
 
@@ -257,7 +387,10 @@ int dm_count_arrive(struct __sk_buff *skb)
 	slot = mark->slot;
 	limit = bpf_map_lookup_elem(&dm_count_limits, &slot);
 	use = bpf_map_lookup_elem(&dm_count_uses, &slot);
-	return !limit || !use || limit->serial != mark->serial || use->sockets < limit->most;
+	if (!limit || !use || limit->serial != mark->serial)
+		return 1;
+	payers = limit->is_exempt ? 0 : bpf_map_lookup_elem(&dm_count_payers, &slot);
+	return use->sockets < limit->most && (!payers || !is_full(payers));
 }
 
 char _license[] SEC("license") = "GPL";

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use dormouse_account::{AgreedHost, Balance, Day, ROOT, Usage};
-use dormouse_container::{AccountDetails, AccountUpdate, Engine, NewAccount};
+use dormouse_container::{AccountDetails, AccountUpdate, Engine, NewAccount, SocketCount};
 use dormouse_model::Name;
 use serde::Serialize;
 
@@ -64,12 +64,19 @@ enum Of {
         label: Vec<String>,
         /// How many connections to shared services its containers may have at once, with those of the accounts below
         /// it: a number, or unlimited. A daemon enforces it while gates are loaded
-        #[arg(long, value_name = "N", value_parser = connections)]
-        connections: Option<Connections>,
+        #[arg(long, value_name = "N", value_parser = most)]
+        connections: Option<Most>,
         /// What becomes of a further connection: wait in order until another one ends (the default), refuse it
         /// (ECONNREFUSED), drop its packets (ETIMEDOUT), or pass it all the same
         #[arg(long, value_name = "WHAT")]
         on_limit: Option<OnLimit>,
+        /// How many sockets of IPv4 and IPv6 its containers may have at once, with those of the accounts below it: a
+        /// number, or unlimited. Further ones fail with EMFILE
+        #[arg(long, value_name = "N", value_parser = most)]
+        sockets: Option<Most>,
+        /// How many processes and threads, in the same way. Further ones fail with EAGAIN
+        #[arg(long, value_name = "N", value_parser = most)]
+        pids: Option<Most>,
         /// Share a value with its parent again: keep-days or labels
         #[arg(long, value_name = "VALUE", conflicts_with_all = ["keep_days", "label"])]
         share: Vec<Share>,
@@ -197,15 +204,15 @@ enum OfHost {
     },
 }
 
-/// A limit of connections; `None` for any number.
+/// A limit; `None` for any number.
 #[derive(Debug, Clone, Copy)]
-struct Connections(Option<u32>);
+struct Most(Option<u32>);
 
-fn connections(text: &str) -> Result<Connections, String> {
+fn most(text: &str) -> Result<Most, String> {
     match text {
-        "unlimited" => Ok(Connections(None)),
+        "unlimited" => Ok(Most(None)),
         number => match number.parse() {
-            Ok(number) => Ok(Connections(Some(number))),
+            Ok(number) => Ok(Most(Some(number))),
             Err(_) => Err(format!("a number from 0 to {}, or unlimited", u32::MAX)),
         },
     }
@@ -247,17 +254,23 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             output::line(&engine.create_account(new)?.to_string())?;
             Ok(0)
         }
-        Of::Set { parent, keep_days, label, connections, on_limit, share, name } => {
+        Of::Set { parent, keep_days, label, connections, on_limit, sockets, pids, share, name } => {
             let shares = |one| share.contains(&one);
             let keep_days = match keep_days {
                 None if shares(Share::KeepDays) => Some(None),
                 days => days.map(Some),
             };
             let (labels, share_labels) = (labels(&label)?, shares(Share::Labels));
-            let connections = connections.map(|connections| connections.0);
-            let on_limit = on_limit.map(dormouse_account::OnLimit::from);
-            let update =
-                AccountUpdate { parent, keep_days, labels, share_labels, connections, on_limit };
+            let update = AccountUpdate {
+                parent,
+                keep_days,
+                labels,
+                share_labels,
+                connections: connections.map(|most| most.0),
+                on_limit: on_limit.map(dormouse_account::OnLimit::from),
+                sockets: sockets.map(|most| most.0),
+                pids: pids.map(|most| most.0),
+            };
             engine.set_account(&name, update)?;
             output::line(name.as_str())?;
             Ok(0)
@@ -268,8 +281,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Ok(0)
         }
         Of::Inspect { format, names } => {
-            let (all, used) = (read(&engine)?, engine.account_connections()?);
-            inspect(&all, &used, format.as_deref(), &names)
+            let all = read(&engine)?;
+            let held = Held {
+                connections: engine.account_connections()?,
+                tasks: engine.account_tasks()?,
+                sockets: engine.account_sockets()?,
+            };
+            inspect(&all, &held, format.as_deref(), &names)
         }
         Of::Report { since, until, days, recursive, format, noheading, names } => {
             let format = Report::read(format.as_deref())?;
@@ -479,10 +497,18 @@ struct Whole<'a> {
     keep_days: u32,
     labels: &'a BTreeMap<String, String>,
     /// Connections to shared services now, with those of the accounts below it.
-    connections: u32,
+    connections: u64,
     /// The most.
     connections_max: Option<u32>,
     on_limit: Option<dormouse_account::OnLimit>,
+    /// Processes and threads now, with those of the accounts below it.
+    pids: u64,
+    /// The most.
+    pids_max: Option<u32>,
+    /// Sockets now, in the same way; none without a limit, when they are not counted.
+    sockets: Option<u64>,
+    /// The most.
+    sockets_max: Option<u32>,
     /// Values that are those of its parent.
     shared: Vec<&'static str>,
     total: Figures,
@@ -492,16 +518,25 @@ struct Whole<'a> {
     days: BTreeMap<String, Figures>,
 }
 
+/// What accounts hold now, by their numbers.
+#[derive(Debug)]
+struct Held {
+    connections: BTreeMap<u32, u32>,
+    tasks: BTreeMap<u32, u64>,
+    /// With those of the accounts below each.
+    sockets: BTreeMap<u32, SocketCount>,
+}
+
 fn inspect(
     all: &[AccountDetails],
-    used: &BTreeMap<u32, u32>,
+    held: &Held,
     format: Option<&str>,
     names: &[String],
 ) -> Result<u8> {
     let format = format.filter(|text| *text != "json").map(Template::read).transpose()?;
     let mut found = Vec::new();
     let code = fail::for_each(names, |name| {
-        found.push(whole(all, used, find(all, name)?));
+        found.push(whole(all, held, find(all, name)?));
         Ok(())
     });
     match format {
@@ -515,22 +550,20 @@ fn inspect(
     Ok(code)
 }
 
-/// The connections of an account and of all below it.
-fn connections_of(
+/// The sum of a figure of an account and of all below it.
+fn with_below(
     all: &[AccountDetails],
-    used: &BTreeMap<u32, u32>,
     account: &AccountDetails,
-) -> u32 {
+    figure: &dyn Fn(u32) -> u64,
+) -> u64 {
     let below = all.iter().filter(|other| other.parent.as_ref() == Some(&account.name));
-    let own = used.get(&account.number.0).copied().unwrap_or(0);
-    below.map(|child| connections_of(all, used, child)).fold(own, u32::saturating_add)
+    let own = figure(account.number.0);
+    below.map(|child| with_below(all, child, figure)).fold(own, u64::saturating_add)
 }
 
-fn whole<'a>(
-    all: &[AccountDetails],
-    used: &BTreeMap<u32, u32>,
-    account: &'a AccountDetails,
-) -> Whole<'a> {
+fn whole<'a>(all: &[AccountDetails], held: &Held, account: &'a AccountDetails) -> Whole<'a> {
+    let connections = |number| held.connections.get(&number).copied().unwrap_or(0).into();
+    let tasks = |number| held.tasks.get(&number).copied().unwrap_or(0);
     let shared =
         [(account.shares_keep_days, "keep-days"), (account.shares_labels, "labels")].into_iter();
     let made = account.created_unix_ms;
@@ -543,9 +576,13 @@ fn whole<'a>(
         containers: &account.containers,
         keep_days: account.keep_days,
         labels: &account.labels,
-        connections: connections_of(all, used, account),
+        connections: with_below(all, account, &connections),
         connections_max: account.limit.map(|limit| limit.connections),
         on_limit: account.limit.map(|limit| limit.on_limit),
+        pids: with_below(all, account, &tasks),
+        pids_max: account.pids_max,
+        sockets: held.sockets.get(&account.number.0).map(|count| count.sockets),
+        sockets_max: account.sockets_max,
         shared: shared.filter(|(is, _)| *is).map(|(_, name)| name).collect(),
         total: account.balance.total.into(),
         total_with_below: account.with_below(all, &|balance| balance.total).into(),
@@ -754,6 +791,8 @@ mod tests {
             parent: parent.map(str::to_owned),
             own: None,
             limit: None,
+            sockets_max: None,
+            pids_max: None,
             containers: Vec::new(),
             keep_days: 1,
             shares_keep_days: true,

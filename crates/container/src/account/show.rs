@@ -36,6 +36,10 @@ pub struct AccountDetails {
     pub created_unix_ms: i64,
     /// Connections that it may have, with the accounts below it.
     pub limit: Option<ConnectionLimit>,
+    /// Sockets that it may have, with the accounts below it.
+    pub sockets_max: Option<u32>,
+    /// Processes and threads that it may have, in the same way.
+    pub pids_max: Option<u32>,
     /// What was charged to it alone.
     pub balance: Balance,
 }
@@ -95,6 +99,8 @@ pub(crate) fn all(ground: &Ground) -> Result<Vec<AccountDetails>> {
             shares_labels: account.parent.is_some() && account.labels.is_none(),
             created_unix_ms: account.created_unix_ms,
             limit: account.limit,
+            sockets_max: account.sockets,
+            pids_max: account.pids,
             balance: store::read(ground, &holder)?,
         });
     }
@@ -129,6 +135,8 @@ fn own_account(ground: &Ground, book: &Book, id: &ContainerId) -> Result<Option<
         shares_labels: true,
         created_unix_ms: config.created_unix_s.saturating_mul(1000),
         limit: None,
+        sockets_max: None,
+        pids_max: None,
         balance: store::read(ground, &holder)?,
     }))
 }

@@ -1,7 +1,7 @@
 //! `update`: limits, policies and addresses of an existing container.
 //!
-//! Uses `ground`, `state`, `usage`, `contract`, `view`, `sysinfo`, `net`, `rate`, `bandwidth`, `drive`, `freeze`,
-//! `pending`, `spare`, `socket`, `end` and `shortage`.
+//! Uses `ground`, `state`, `deal`, `usage`, `contract`, `view`, `sysinfo`, `net`, `rate`, `bandwidth`, `drive`,
+//! `freeze`, `pending`, `spare`, `socket`, `end` and `shortage`.
 
 use std::os::fd::AsFd;
 
@@ -13,8 +13,8 @@ use crate::ground::Ground;
 use crate::pending::{self, Intent};
 use crate::spec::{self, Update};
 use crate::{
-    bandwidth, contract, drive, end, freeze, net, rate, shortage, socket, spare, state, sysinfo,
-    usage, view,
+    bandwidth, contract, deal, drive, end, freeze, net, rate, shortage, socket, spare, state,
+    sysinfo, usage, view,
 };
 
 /// Changes limits, policies and addresses; of a running container at once. Returns whether it sleeps for want of
@@ -98,6 +98,9 @@ pub(crate) fn update(ground: &Ground, id: &ContainerId, update: &Update) -> Resu
         }
         if bandwidth::is_in(&update.limits) {
             bandwidth::set(ground, &config)?;
+        }
+        if update.limits.pids_max.is_some() {
+            deal::again(ground, &config);
         }
         if update.limits.sockets_max.is_some() {
             socket::set(ground, &config, &cgroup)?;

@@ -124,6 +124,12 @@ impl Cgroup {
         dir.map_or(Ok(None), |dir| dir.read_number("pids.current")).map_err(CgroupError::Read)
     }
 
+    /// Returns the most of these; `None` if there is no limit.
+    pub fn tasks_max(&self) -> Result<Option<u64>, CgroupError> {
+        let dir = self.in_v2(Controllers::PIDS).or_else(|| self.in_v1(Controllers::PIDS));
+        dir.map_or(Ok(None), |dir| dir.read_number("pids.max")).map_err(CgroupError::Read)
+    }
+
     fn pids_stats(&self, stats: &mut Stats) -> CallResult<()> {
         let dir = self.in_v2(Controllers::PIDS).or_else(|| self.in_v1(Controllers::PIDS));
         if let Some(dir) = dir {

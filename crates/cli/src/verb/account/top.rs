@@ -44,6 +44,8 @@ struct Use {
     usage: Usage,
     /// Lives that go on.
     containers: usize,
+    /// Their processes and threads at the last reading.
+    tasks: u64,
 }
 
 impl Meter {
@@ -62,7 +64,9 @@ impl Meter {
             let it = used.entry(account).or_default();
             it.usage = it.usage.plus(latest.beyond(*last));
             // A life that ends meanwhile has two readings.
-            it.containers += usize::from(reading.is_running && *seen < self.tables);
+            let is_new = reading.is_running && *seen < self.tables;
+            it.containers += usize::from(is_new);
+            it.tasks += if is_new { reading.tasks } else { 0 };
             (*last, *seen) = (latest, self.tables);
             for (client, work) in &reading.work {
                 let key = (reading.life.clone(), work.client);
@@ -99,6 +103,7 @@ fn with_below(
             let sum = all.entry(above.to_owned()).or_default();
             sum.usage = sum.usage.plus(it.usage);
             sum.containers += it.containers;
+            sum.tasks += it.tasks;
         }
     }
     all
@@ -111,6 +116,8 @@ struct Row {
     name: String,
     /// Containers with processes.
     containers: usize,
+    /// Their processes and threads.
+    pids: u64,
     /// Of one CPU: for this account, wherever it is used.
     cpu_percent: f64,
     /// In its containers, for whatever account.
@@ -141,6 +148,7 @@ fn rows(used: BTreeMap<String, Use>, time: Duration) -> Vec<Row> {
     let row = |(name, it): (String, Use)| Row {
         name,
         containers: it.containers,
+        pids: it.tasks,
         cpu_percent: percent(it.usage.charged_ns()),
         cpu_user_percent: percent(it.usage.cpu_user_ns),
         page_faults: per_second(it.usage.page_faults),
@@ -158,6 +166,7 @@ fn table(rows: &[Row]) -> String {
     let mut table = Table::new([
         "NAME",
         "CONTAINERS",
+        "PIDS",
         "CPU %",
         "USER %",
         "FAULTS/S",
@@ -169,6 +178,7 @@ fn table(rows: &[Row]) -> String {
         table.row([
             row.name.clone(),
             row.containers.to_string(),
+            row.pids.to_string(),
             format!("{:.1}", row.cpu_percent),
             format!("{:.1}", row.cpu_user_percent),
             format!("{:.0}", row.page_faults),
@@ -298,7 +308,8 @@ mod tests {
         let container = ContainerId::from_bytes([7; 16]);
         let life = Life { container, boot: "b".into(), cgroup: life };
         let usage = Usage { cpu_ns, lives: 1, ..Usage::default() };
-        LifeReading { account: account.into(), life, usage, work: Vec::new(), is_running }
+        let (account, work) = (account.into(), Vec::new());
+        LifeReading { account, life, usage, work, is_running, tasks: 3 }
     }
 
     fn cpu(used: &BTreeMap<String, Use>) -> Vec<(&str, u64, usize)> {
@@ -379,7 +390,8 @@ mod tests {
 
     #[test]
     fn use_below_is_part_of_each_account_above_once() {
-        let it = |cpu_ns| Use { usage: Usage { cpu_ns, ..Usage::default() }, containers: 1 };
+        let it =
+            |cpu_ns| Use { usage: Usage { cpu_ns, ..Usage::default() }, containers: 1, tasks: 2 };
         let text = |name: &str| name.to_owned();
         let used = [("a", 1), ("b", 10), ("@x", 100), ("root", 1000), ("p", 10_000)];
         let used = used.into_iter().map(|(name, ns)| (text(name), it(ns))).collect();
