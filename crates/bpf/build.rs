@@ -18,6 +18,7 @@ fn main() {
         "request",
         "reuseport",
         "gates",
+        "pass",
         "rate",
         "socket_count",
         "sysinfo",

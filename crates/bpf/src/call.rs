@@ -29,6 +29,7 @@ const MAP_BY_ID: i32 = 14;
 const INFO: i32 = 15;
 const PROG_QUERY: i32 = 16;
 const RAW_TRACEPOINT_OPEN: i32 = 17;
+const MAP_TAKE: i32 = 21;
 const MAP_LOOKUP_BATCH: i32 = 24;
 const LINK_CREATE: i32 = 28;
 const ENABLE_STATS: i32 = 32;
@@ -232,6 +233,19 @@ impl Map {
             Ok(_) => Ok(true),
             Err(libc::ENOENT) => Ok(false),
             Err(e) => Err(self.error("MAP_DELETE_ELEM", e)),
+        }
+    }
+
+    /// Removes a key of a hash map, and returns its value if it was there (`MAP_LOOKUP_AND_DELETE_ELEM`, Linux 5.14).
+    /// Not for per-CPU maps.
+    pub fn take(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut value = vec![0u8; self.value_bytes];
+        let mut attr = self.element(key, value.as_mut_ptr() as u64, 0)?;
+        // SAFETY: the kernel writes value_size bytes into a buffer of that size.
+        match unsafe { bpf(MAP_TAKE, &mut attr) } {
+            Ok(_) => Ok(Some(value)),
+            Err(libc::ENOENT) => Ok(None),
+            Err(e) => Err(self.error("MAP_LOOKUP_AND_DELETE_ELEM", e)),
         }
     }
 

@@ -17,6 +17,7 @@
 //! - `gates` are attached to tracepoints. Links and maps have names in a bpffs of their instance
 //!   (`load`, `find`, `detach`, `remove`), which keeps them.
 //! - `rate` is attached to the ends of an uplink (`Loaded`, `Classes`), and ends with them.
+//! - `pass` is in a rule of nftables, which keeps it (`Passes`).
 //! - `sysinfo` is attached to the return of sysinfo(2), and kept by names in a bpffs as `gates` are (`load`, `find`).
 //! - `barrier` is attached to hooks of security modules, and kept in the same way (`load`, `find`).
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
@@ -36,6 +37,7 @@ pub mod gates;
 pub mod group;
 pub mod handshake;
 pub mod identity;
+pub mod pass;
 pub mod rate;
 mod record;
 pub mod request;

@@ -8,7 +8,8 @@
 //!     set services { ... }
 //!     set begun { both ends of each connection that was admitted less than a second ago }
 //!     chain in { type filter hook input priority filter; tcp flags syn ... ip daddr @services jump held }
-//!     chain held { meta mark 25710 add to begun, accept; queue flags bypass to 25709 }
+//!     chain held { meta mark 25710 add to begun, accept; jump passes; queue flags bypass to 25709 }
+//!     chain passes { those that the program of [`Passes`] allows, accept }
 //!     chain out { type filter hook output priority filter; tcp flags rst ... @begun drop }
 //! }
 //! ```
@@ -28,13 +29,15 @@
 //!
 //! KERNEL: `queue` of nftables is a module (`nft_queue`). Where it is missing, the target NFQUEUE of xtables does the
 //! same, which nft(8) cannot write. The rule in the chain `held` is then made by a request of ours
-//! ([`queue::add_rule`]).
+//! ([`queue::add_rule`]). So is that in the chain `passes`, as nft(8) writes no match of xtables ([`queue::add_pass`]).
+//! Without it all are held.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
+use dormouse_bpf::pass::Passes;
 use dormouse_kernel::CallError;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::netlink::listener::Listeners;
@@ -73,6 +76,8 @@ pub struct Holding {
     pub listeners: Listeners,
     /// What refuses them.
     pub resets: Resets,
+    /// How many go on without being held; `None` where the kernel has no such programs, or no rules with them.
+    pub passes: Option<Passes>,
 }
 
 /// Opens the queue of a stack. No packet comes before [`hold`]. EBUSY or EPERM if another process has it.
@@ -80,7 +85,8 @@ pub fn open(netns: BorrowedFd<'_>) -> Result<Holding> {
     inside(netns, || {
         let queue = Queue::open(QUEUE, HELD_MAX).map_err(elsewhere)?;
         let listeners = Listeners::open().map_err(elsewhere)?;
-        Ok(Holding { queue, listeners, resets: Resets::open().map_err(elsewhere)? })
+        let resets = Resets::open().map_err(elsewhere)?;
+        Ok(Holding { queue, listeners, resets, passes: Passes::load().ok() })
     })
 }
 
@@ -98,6 +104,15 @@ pub fn hold(netns: BorrowedFd<'_>, services: &[IpAddr]) -> Result<()> {
         let add = |(_, _, family): (_, _, u8)| queue::add_rule(family, (TABLE, "held"), QUEUE);
         FAMILIES.into_iter().try_for_each(add).map_err(elsewhere)
     })
+}
+
+/// Has first packets to the addresses of [`hold`] go on as far as they are allowed. A later [`hold`] ends this.
+pub fn pass(netns: BorrowedFd<'_>, passes: &Passes) -> Result<()> {
+    let program = passes.program();
+    let add = |(_, _, family): (_, _, u8)| {
+        queue::add_pass(family, (TABLE, "passes"), Some(program)).map_err(elsewhere)
+    };
+    inside(netns, || FAMILIES.into_iter().try_for_each(add))
 }
 
 /// Accounts that programs in the kernel have noted with connections.
@@ -191,9 +206,10 @@ fn rules(services: &[IpAddr], has_queue: bool) -> String {
             "table {family} {TABLE} {{\n\
              set services {{ type {kind}; {elements} }}\n\
              set begun {{ type {ends}; size {BEGUN_MAX}; flags dynamic,timeout; timeout {BEGUN}; }}\n\
+             chain passes {{ }}\n\
              chain held {{\n\
              meta mark {ADMITTED} update @begun {{ {family} saddr . tcp sport . {family} daddr . tcp dport }}\n\
-             meta mark {ADMITTED} accept\n{rule}\n}}\n\
+             meta mark {ADMITTED} accept\njump passes\n{rule}\n}}\n\
              chain in {{ type filter hook input priority filter;\n\
              {flags} == syn meta mark != {mark} {family} daddr @services jump held\n}}\n\
              chain out {{ type filter hook output priority filter;\n\
@@ -299,6 +315,97 @@ mod tests {
             assert!(!left.contains(TABLE), "{left}");
         }
     }
+
+    #[test]
+    fn root_connections_pass_as_far_as_they_are_allowed() {
+        let netns = stack();
+        for any in ["127.0.0.1:0", "[::1]:0"] {
+            let [listener, other] =
+                [(); 2].map(|()| there(&netns, || TcpListener::bind(any).unwrap()));
+            let [to, other_to] = [&listener, &other].map(|one| one.local_addr().unwrap());
+            let mut holding = open(netns.as_fd()).unwrap();
+            hold(netns.as_fd(), &[to.ip()]).unwrap();
+            let passes = holding.passes.take().expect("this kernel has them");
+            if let Err(e) = pass(netns.as_fd(), &passes) {
+                eprintln!("SKIPPED: {e}");
+                return;
+            }
+            let connect = |to| there(&netns, || TcpStream::connect(to).unwrap());
+            passes.allow(to, 3).unwrap();
+            let clients = [(); 3].map(|()| connect(to));
+            assert_eq!(holding.queue.take().unwrap(), None, "none was held");
+            // The next one is, and so is one for another port.
+            for to in [to, other_to] {
+                std::thread::scope(|scope| {
+                    let client = scope.spawn(|| connect(to));
+                    let packet = next(&mut holding);
+                    assert_eq!(packet.ends.expect("TCP")[1], to);
+                    holding.queue.decide(packet.id, ADMIT).unwrap();
+                    client.join().unwrap();
+                });
+            }
+            let passed = passes.take_back(to).unwrap().expect("an allowance");
+            let expected = clients.each_ref().map(|client| client.local_addr().unwrap());
+            assert_eq!((passed.count, &passed.clients[..]), (3, &expected[..]));
+            // What is left of one that was taken back allows nothing.
+            passes.allow(to, 3).unwrap();
+            drop(connect(to));
+            assert_eq!(passes.take_back(to).unwrap().expect("an allowance").count, 1);
+            std::thread::scope(|scope| {
+                let client = scope.spawn(|| connect(to));
+                let packet = next(&mut holding);
+                holding.queue.decide(packet.id, ADMIT).unwrap();
+                client.join().unwrap();
+            });
+            // A process that ends leaves its allowance, and none waits for it.
+            passes.allow(to, 1).unwrap();
+            drop((holding, passes));
+            for _ in 0..3 {
+                drop(connect(to));
+            }
+            hold(netns.as_fd(), &[]).unwrap();
+            let left = there(&netns, || nft::list().unwrap());
+            assert!(!left.contains(TABLE), "{left}");
+        }
+    }
+
+    /// Clients on all processors at once.
+    #[test]
+    fn root_no_more_pass_at_once_than_are_allowed() {
+        const ROUNDS: usize = 40;
+        let netns = stack();
+        let listener = there(&netns, || TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = listener.local_addr().unwrap();
+        let mut holding = open(netns.as_fd()).unwrap();
+        hold(netns.as_fd(), &[to.ip()]).unwrap();
+        let passes = holding.passes.take().expect("this kernel has them");
+        if let Err(e) = pass(netns.as_fd(), &passes) {
+            eprintln!("SKIPPED: {e}");
+            return;
+        }
+        for _ in 0..ROUNDS {
+            passes.allow(to, 5).unwrap();
+            let mut held = 0;
+            std::thread::scope(|scope| {
+                let connect = || there(&netns, || TcpStream::connect(to).unwrap());
+                let clients = [(); 8].map(|()| scope.spawn(connect));
+                while held < 3 {
+                    let packet = next(&mut holding);
+                    holding.queue.decide(packet.id, ADMIT).unwrap();
+                    held += 1;
+                }
+                clients.into_iter().for_each(|client| drop(client.join().unwrap()));
+            });
+            let passed = passes.take_back(to).unwrap().expect("an allowance");
+            assert_eq!((passed.count, passed.clients.len()), (5, 5));
+            assert_eq!(holding.queue.take().unwrap(), None);
+            for _ in 0..8 {
+                listener.accept().unwrap();
+            }
+        }
+        hold(netns.as_fd(), &[]).unwrap();
+    }
+
     #[test]
     fn root_client_that_polls_is_answered_each_time() {
         const CONNECTIONS: usize = 3000;

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
@@ -167,7 +167,8 @@ impl AsFd for Queue {
     }
 }
 
-/// `NFT_MSG_NEWRULE` of `NFNL_SUBSYS_NFTABLES`, its flags (create, append), and its attributes.
+/// `NFT_MSG_NEWRULE` of `NFNL_SUBSYS_NFTABLES`, its flags (create, append), and its attributes. A match of xtables has
+/// those of a target.
 const NEW_RULE: u16 = 10 << 8 | 6;
 const APPEND: u16 = 0x400 | 0x800;
 const RULE_TABLE: u16 = 1;
@@ -179,26 +180,73 @@ const EXPRESSION_DATA: u16 = 2;
 const TARGET_NAME: u16 = 1;
 const TARGET_REVISION: u16 = 2;
 const TARGET_INFO: u16 = 3;
+/// Attributes of the expression `immediate`, of its data, and of a verdict in these.
+const REGISTER: u16 = 1;
+const REGISTER_DATA: u16 = 2;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+/// Bytes of `struct xt_bpf_info_v1`: 64 instructions, what is before them, and a pointer.
+const PASS_BYTES: usize = 8 + 64 * 8 + 8;
 
 /// Appends a rule to a chain of a table of AF_INET or AF_INET6, in the stack of the calling thread: all its packets go
 /// to a queue, or on if no process has that. By the target NFQUEUE of xtables, which nft(8) cannot write, and which is
 /// in kernels without the `queue` of nftables. ENOENT if neither table, chain nor target is there.
-pub fn add_rule(family: u8, (table, chain): (&str, &str), number: u16) -> Result<()> {
+pub fn add_rule(family: u8, chain: (&str, &str), number: u16) -> Result<()> {
     let [low, high] = number.to_ne_bytes();
     // struct xt_NFQ_info_v3: number, how many queues, flags (bypass); aligned as xtables does.
     let [one, zero] = 1u16.to_ne_bytes();
     let info = [low, high, one, zero, one, zero, 0, 0];
-    let data = Message::new(&[])
-        .with_text(TARGET_NAME, "NFQUEUE")
-        .with(TARGET_REVISION, &3u32.to_be_bytes())
-        .with(TARGET_INFO, &info);
-    let expression =
-        Message::new(&[]).with_text(EXPRESSION_NAME, "target").nested(EXPRESSION_DATA, &data);
-    let expressions = Message::new(&[]).nested(ELEMENT, &expression);
+    append(family, chain, &[expression("target", &extension("NFQUEUE", 3, &info))])
+}
+
+/// Appends a rule that accepts the packets for which a program returns anything but 0, or all. By the match `bpf` of
+/// xtables (xt_bpf), which nft(8) cannot write. The program is one of BPF_PROG_TYPE_SOCKET_FILTER, and the rule keeps
+/// it. ENOENT if neither table, chain nor match is there.
+///
+/// KERNEL(4.16): the descriptor of a program.
+pub fn add_pass(family: u8, chain: (&str, &str), program: Option<BorrowedFd<'_>>) -> Result<()> {
+    // struct xt_bpf_info_v1: mode, number of classic instructions, descriptor, instructions, a pointer of the kernel.
+    let mut info = [0; PASS_BYTES];
+    match program {
+        Some(program) => {
+            info[..2].copy_from_slice(&2u16.to_ne_bytes()); // XT_BPF_MODE_FD_ELF
+            info[4..8].copy_from_slice(&program.as_raw_fd().to_ne_bytes());
+        }
+        None => {
+            info[2..4].copy_from_slice(&1u16.to_ne_bytes());
+            info[8..10].copy_from_slice(&6u16.to_ne_bytes()); // BPF_RET, and the constant after it
+            info[12..16].copy_from_slice(&1u32.to_ne_bytes());
+        }
+    }
+    let verdict = Message::new(&[]).with(VERDICT_CODE, &1u32.to_be_bytes()); // NF_ACCEPT
+    let verdict = Message::new(&[]).nested(DATA_VERDICT, &verdict);
+    let accept = Message::new(&[]).with(REGISTER, &0u32.to_be_bytes()); // NFT_REG_VERDICT
+    let rule = [
+        expression("match", &extension("bpf", 1, &info)),
+        expression("immediate", &accept.nested(REGISTER_DATA, &verdict)),
+    ];
+    append(family, chain, &rule)
+}
+
+/// A target or match of xtables.
+fn extension(name: &str, revision: u32, info: &[u8]) -> Message {
+    Message::new(&[])
+        .with_text(TARGET_NAME, name)
+        .with(TARGET_REVISION, &revision.to_be_bytes())
+        .with(TARGET_INFO, info)
+}
+
+fn expression(name: &str, data: &Message) -> Message {
+    Message::new(&[]).with_text(EXPRESSION_NAME, name).nested(EXPRESSION_DATA, data)
+}
+
+/// Appends a rule to a chain.
+fn append(family: u8, (table, chain): (&str, &str), rule: &[Message]) -> Result<()> {
+    let add = |all: Message, one| all.nested(ELEMENT, one);
     let message = Message::new(&[family, 0, 0, 0])
         .with_text(RULE_TABLE, table)
         .with_text(RULE_CHAIN, chain)
-        .nested(RULE_EXPRESSIONS, &expressions);
+        .nested(RULE_EXPRESSIONS, &rule.iter().fold(Message::new(&[]), add));
     Socket::open(Protocol::Filter)?.request_in_batch(NEW_RULE, APPEND, &message)
 }
 

@@ -528,6 +528,13 @@ static FEATURES: &[Feature] = &[
         net::queue,
     ),
     feature(
+        "xt_bpf",
+        "4.16",
+        "connections of shared services that need not wait are not held",
+        ("each is held", "some 20 us for each connection"),
+        net::passes,
+    ),
+    feature(
         "CAP_SYS_RESOURCE",
         "-",
         "resource limits above the caller's own",
