@@ -17,9 +17,13 @@ pub(crate) const SECOND: usize = 10;
 /// A service that accepts nothing before [`go`], and works 3 ms for each connection.
 #[track_caller]
 fn serve(host: &Host, style: &str, address: &str, options: &[&str]) {
+    serve_for(host, style, address, options, "3000");
+}
+
+#[track_caller]
+fn serve_for(host: &Host, style: &str, address: &str, options: &[&str], us: &str) {
     let run = [&["run", "-d", "--name", "db"], options].concat();
-    host.dm(&[&run[..], &["busybox", "probe", "queue", style, address, "80", "3000"]].concat())
-        .ok();
+    host.dm(&[&run[..], &["busybox", "probe", "queue", style, address, "80", us]].concat()).ok();
     host.wait_inside("db", "grep -q ':0050 .* 0A ' /proc/net/tcp /proc/net/tcp6");
 }
 
@@ -206,9 +210,15 @@ fn other_services_have_their_clients_as_they_come() {
 /// A service with an order, and two clients.
 #[track_caller]
 fn ordered(style: &str, options: &[&str]) -> (Host, Daemon) {
+    ordered_for(style, options, "3000")
+}
+
+/// The same, where each connection has so many microseconds of work.
+#[track_caller]
+fn ordered_for(style: &str, options: &[&str], us: &str) -> (Host, Daemon) {
     let host = Host::with_busybox();
     host.dm(&["gate", "load"]).ok();
-    serve(&host, style, "0.0.0.0", &[&["--shared"], options].concat());
+    serve_for(&host, style, "0.0.0.0", &[&["--shared"], options].concat(), us);
     clients(&host, &["a", "b"]);
     let daemon = Daemon::start(&host);
     await_order(&host, "db");
@@ -334,6 +344,119 @@ fn vm_shared_service_that_sleeps_is_woken_and_ordered_again() {
     assert_eq!(bursts.map(Burst::answered), [SECOND; 2]);
     await_order(&host, "db");
     assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+}
+
+/// Packets that this daemon has held so far: the last column but one of the kernel's list of queues.
+#[track_caller]
+fn held(host: &Host) -> u64 {
+    let net = host.root().join("run/domains/default/net");
+    let list =
+        format!("nsenter --net={} cat /proc/self/net/netfilter/nfnetlink_queue", net.display());
+    let queues = host.sh(&list).stdout;
+    let numbers =
+        |line: &str| line.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>();
+    let all: Vec<Vec<u64>> = queues.lines().filter_map(|line| numbers(line).ok()).collect();
+    let own = all.iter().find(|queue| queue.first() == Some(&25709));
+    *own.and_then(|queue| queue.get(7)).unwrap_or_else(|| panic!("no queue in {queues}"))
+}
+
+/// How many first packets are held of so many connections, one after the other.
+#[track_caller]
+fn held_of(host: &Host, client: &str, service: &str, count: u64) -> u64 {
+    let before = held(host);
+    host.dm(&["exec", client, "probe", "visit", service, "80", &count.to_string()]).ok();
+    held(host) - before
+}
+
+/// Waits until most connections of a client need not wait; `false` where the kernel cannot do that.
+#[track_caller]
+fn await_passes(host: &Host, client: &str) -> bool {
+    let checked = host.dm(&["check"]).stdout;
+    if checked.lines().any(|line| line.starts_with("lack") && line.contains("xt_bpf")) {
+        eprintln!("SKIPPED: this kernel has no xt_bpf, so each connection is held");
+        return false;
+    }
+    let mut last = 0;
+    let is_so = wait_until(soon(), || {
+        last = held_of(host, client, "db", 200);
+        last <= 60
+    });
+    assert!(is_so, "{last} of 200 are held");
+    true
+}
+
+#[test]
+fn connections_that_need_not_wait_are_not_held_until_others_wait() {
+    let (host, mut daemon) = ordered_for("block", &[], "20");
+    go(&host);
+    if !await_passes(&host, "b") {
+        return;
+    }
+    // Those of a killed daemon go on as well, and the next one begins anew.
+    daemon.kill();
+    assert_eq!(Burst::begin(&host, "b", "db", FIRST).answered(), FIRST);
+    let _daemon = Daemon::start(&host);
+    await_order(&host, "db");
+    assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+    assert!(await_passes(&host, "b"));
+    // A limit holds all of them: it counts connections before they are made.
+    host.dm(&["account", "create", "other"]).ok();
+    host.dm(&["account", "set", "--connections", "1", "other"]).ok();
+    assert!(wait_until(soon(), || held_of(&host, "b", "db", 50) >= 50));
+    host.dm(&["account", "set", "--connections", "unlimited", "other"]).ok();
+    assert!(await_passes(&host, "b"));
+    // Those of a service that sleeps wake it.
+    host.put_to_sleep("db");
+    let address = host.address_of("db");
+    assert!(wait_until(soon(), || !is_ordered(&host, &address)), "no process is ordered");
+    assert_eq!(Burst::begin(&host, "a", "db", SECOND).answered(), SECOND);
+    await_order(&host, "db");
+    assert!(await_passes(&host, "b"));
+}
+
+/// No more than [`ALLOWED_MAX`] of a flood are ahead of the others, and those that come after it are in turn.
+#[test]
+fn flood_within_an_allowance_waits_afterwards() {
+    /// LIMIT: connections that are admitted ahead of a service.
+    const ALLOWED_MAX: usize = 16;
+    let (host, _daemon) = ordered_for("block", &[], "20");
+    go(&host);
+    if !await_passes(&host, "b") {
+        return;
+    }
+    let pid = host.inspect("db")["pid"].as_i64().expect("a number");
+    let pid = Pid::from_raw(pid as i32).expect("a process");
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let before = held(&host);
+    let first = Burst::begin(&host, "b", "db", FIRST);
+    let second = Burst::begin(&host, "a", "db", SECOND);
+    let count = held(&host) - before;
+    kill_process(pid, Signal::CONT).expect("it is stopped");
+    assert_eq!([first.answered(), second.answered()], [FIRST, SECOND], "all are answered");
+    assert!(count as usize >= FIRST + SECOND - ALLOWED_MAX, "{count} were held");
+    // The lines of visits end with the sign of their request.
+    let bursts =
+        || served(&host).into_iter().filter(|line| !line.contains(' ')).collect::<Vec<_>>();
+    assert!(wait_until(soon(), || bursts().len() == FIRST + SECOND), "{:?}", bursts());
+    let own = host.address_of("a");
+    let places = places_of(bursts().iter().map(String::as_str), |line| line == own);
+    assert!(mean(&places) <= ALLOWED_MAX + SECOND + 4, "{places:?}");
+}
+
+/// What a service was allowed ends with it, wherever the next one has its address.
+#[test]
+fn allowance_of_a_removed_service_is_for_no_other_one() {
+    let (host, _daemon) = ordered_for("block", &[], "20");
+    go(&host);
+    if !await_passes(&host, "b") {
+        return;
+    }
+    let address = host.address_of("db");
+    host.dm(&["rm", "--force", "db"]).ok();
+    serve(&host, "block", "0.0.0.0", &["--shared", "--ip", &address]);
+    await_order(&host, "db");
+    let places = places(&host, "db");
+    assert!(mean(&places) <= MEAN_ORDERED, "{places:?}");
 }
 
 /// Connections of an account to shared services now, with those of the accounts below it.

@@ -24,6 +24,13 @@
 //! each 25 ms, while some are held: the CPU time that services have used for each account
 //! ```
 //!
+//! **Connections that need not wait.** A packet that is held costs the connection some 20 us. So when the daemon
+//! admits one and none waits, as many more as it would admit at once may go on ([`Queue::allowance`]); a program in
+//! the kernel counts them and notes their clients ([`held::pass`]). The packet after these is held. Then the daemon
+//! takes the allowance back, and admits the noted ones afterwards. So pending ones are as few as before, and none
+//! overtakes a held one. With limits of connections, and with agreed hosts, each packet is held: these need the account
+//! before the admission. A listener of a group (SO_REUSEPORT) has no allowance either.
+//!
 //! **Bounds.** A service that accepts and reads nothing for [`STALLS`] is no longer ordered until it does so again. An
 //! account has at most [`WAITING_MAX`] held connections at one listener, as if its backlog were full, and
 //! [`ACCOUNT_MAX`] in a stack: further first packets are dropped, and repeated by the client. Those of the outside,
@@ -38,11 +45,13 @@
 //! here alone ([`Coming`]).
 //!
 //! **Ends.** After SIGKILL the kernel drops the held packets, and clients repeat them after a second. All later ones go
-//! on. At an end on purpose all are admitted, and the rules are removed.
+//! on, within an allowance and without. At an end on purpose all are admitted, and the rules are removed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -183,6 +192,7 @@ impl Admitter {
                 places: Services::new(places),
                 services: BTreeMap::new(),
                 used: Used::default(),
+                clock: Clock::begin(),
             },
             again: None,
             said: None,
@@ -257,6 +267,8 @@ struct Listening {
     is_open: bool,
     /// It accepts connections before it has begun with those that it has.
     is_eager: bool,
+    /// Where connections to it are allowed without waiting.
+    allowed: Option<SocketAddr>,
 }
 
 impl Listening {
@@ -311,6 +323,30 @@ impl Listening {
         Ok(found.pending.max(unread) + being_made)
     }
 
+    /// Notes a connection that was admitted.
+    fn note(&mut self, ends: [SocketAddr; 2], account: Account, since: Instant) {
+        if self.admitted.len() == ADMITTED_MAX {
+            self.admitted.pop_front();
+        }
+        let (was_made, was_read) = (false, false);
+        self.admitted.push_back(Admitted { ends, account, since, was_made, was_read });
+    }
+
+    /// Forgets the connections admitted before the last one, if the service has begun with that or ended it. A count
+    /// for each connection would be a part of its price. The service has then begun with the others, or does so in
+    /// other tasks.
+    fn forget_begun(&mut self, listeners: &mut Listeners) -> Result<(), CallError> {
+        let Some(last) = self.admitted.back() else { return Ok(()) };
+        let has_begun = match listeners.connection(last.ends)? {
+            Some(Found::Connection(is)) => is.received_bytes > 0 && !is.is_unread(),
+            Some(Found::Listener(_)) | None => true,
+        };
+        if has_begun {
+            self.admitted.clear();
+        }
+        Ok(())
+    }
+
     /// The connections in service by account, as of the last look.
     fn serving(&self) -> BTreeMap<Account, u32> {
         let mut all = BTreeMap::new();
@@ -349,6 +385,8 @@ struct Stack {
     /// Held packets by account.
     counts: BTreeMap<Account, u32>,
     coming: Coming,
+    /// The listeners that have allowances, by where connections come, and since when it is these.
+    targets: HashMap<SocketAddr, (u64, Instant)>,
 }
 
 /// A service, and when a connection to it was admitted last.
@@ -451,6 +489,35 @@ struct All {
     /// By cgroup.
     services: BTreeMap<u64, Served>,
     used: Used,
+    clock: Clock,
+}
+
+/// A clock that stands still while the thread waits for a processor: on a busy machine that is a part of the time
+/// between two packets, and none of the service.
+#[derive(Debug)]
+struct Clock {
+    begun: Instant,
+    /// `schedstat` of the thread (proc(5)). Without it the clock goes on.
+    delays: Option<File>,
+}
+
+impl Clock {
+    /// The clock of the calling thread.
+    fn begin() -> Self {
+        Self { begun: Instant::now(), delays: File::open("/proc/thread-self/schedstat").ok() }
+    }
+
+    fn at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.begun).saturating_sub(self.delay().unwrap_or_default())
+    }
+
+    /// For how long the thread has waited: the second of the numbers.
+    fn delay(&self) -> Option<Duration> {
+        let mut text = [0; 64];
+        let length = self.delays.as_ref()?.read_at(&mut text, 0).ok()?;
+        let text = str::from_utf8(text.get(..length)?).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+    }
 }
 
 impl All {
@@ -524,6 +591,13 @@ impl Stack {
         if self.counts.get(&account).is_some_and(|count| *count >= ACCOUNT_MAX) {
             return self.decide(id, refuses);
         }
+        let now = Instant::now();
+        // ORDER: before the backlog is read, which has those that have used the allowance. In a group that may be one
+        // of another listener, and would be for packets after this one.
+        let has_passed = match self.targets.get(&ends[1]).copied() {
+            Some((cookie, _)) => self.take_back(cookie, plan, all, now)?,
+            None => false,
+        };
         let Some(found) = self.find(ends, service)? else {
             return self.decide(id, held::ADMIT);
         };
@@ -531,7 +605,8 @@ impl Stack {
         if !is_known && self.listening.len() >= LISTENERS_MAX {
             return self.decide(id, held::ADMIT);
         }
-        let now = Instant::now();
+        // One that is for another address of the listener.
+        let has_passed = self.take_back(found.cookie, plan, all, now)? || has_passed;
         let listening = self.listening.entry(found.cookie).or_insert_with(|| Listening {
             service: service.cgroup_v2_id,
             queue: Queue::default(),
@@ -541,6 +616,7 @@ impl Stack {
             backlog: 0,
             is_open: false,
             is_eager: false,
+            allowed: None,
         });
         let waits = !listening.queue.is_empty();
         if !waits {
@@ -561,6 +637,9 @@ impl Stack {
         if waits && !listening.is_open {
             return Ok(());
         }
+        if has_passed && served.order.ahead_of_any() == order::LIMIT_MAX {
+            listening.forget_begun(&mut self.holding.listeners)?;
+        }
         let own = listening.admitted.iter().filter(|one| one.account == account).count();
         let is_crowded = own > served.order.ahead(&account) as usize;
         let is_new = listening.admitted.iter().any(|one| !one.was_made);
@@ -575,7 +654,101 @@ impl Stack {
         if is_crowded {
             served.look(now);
         }
+        if !waits {
+            listening.queue.limit.arrives(pending, all.clock.at(now));
+        }
         self.admit(Listener { pending, ..found }, plan, all, now)
+    }
+
+    /// Ends the allowance of a listener, and notes the connections that have used it. Returns whether some have.
+    fn take_back(
+        &mut self,
+        cookie: u64,
+        plan: &Plan,
+        all: &mut All,
+        now: Instant,
+    ) -> Result<bool, CallError> {
+        let Some(listening) = self.listening.get_mut(&cookie) else { return Ok(false) };
+        let Some(to) = listening.allowed.take() else { return Ok(false) };
+        let Some(passes) = &self.holding.passes else { return Ok(false) };
+        let Some(passed) = passes.take_back(to)? else { return Ok(false) };
+        let Some(served) = all.services.get_mut(&listening.service) else { return Ok(false) };
+        if passed.count == 0 {
+            return Ok(false);
+        }
+        served.admitted = now;
+        listening.moved = now;
+        for client in &passed.clients {
+            // No host sends accounts along where connections pass.
+            let account = self.plan.clients.get(&client.ip()).copied();
+            listening.queue.passed(&mut served.order, &account, plan.weight(&account));
+            listening.note([*client, to], account, now);
+        }
+        // Of the others no account is known.
+        let others = passed.count.saturating_sub(passed.clients.len() as u32);
+        listening.queue.limit.admitted(others);
+        Ok(true)
+    }
+
+    /// Lets as many connections to a listener go on as it has room for, if none waits.
+    fn allow(
+        &mut self,
+        found: Listener,
+        to: SocketAddr,
+        plan: &Plan,
+        all: &All,
+        now: Instant,
+    ) -> Result<(), CallError> {
+        // What has a limit is counted before it is admitted, and what is sent along is in the held packet.
+        if !plan.limits.is_empty() || !plan.agreement.is_none() {
+            return Ok(());
+        }
+        let Some(passes) = &self.holding.passes else { return Ok(()) };
+        let Some(listening) = self.listening.get_mut(&found.cookie) else { return Ok(()) };
+        let Some(served) = all.services.get(&listening.service) else { return Ok(()) };
+        let count = listening.queue.allowance(&served.order, found.pending);
+        if count == 0 || listening.is_open {
+            return Ok(());
+        }
+        // The listeners of a group have connections to one place in turn, and an allowance is for all of them.
+        let target = self.targets.entry(to).or_insert((found.cookie, now));
+        if target.0 != found.cookie {
+            *target = (found.cookie, now + FORGOTTEN);
+        }
+        if target.1 > now {
+            return Ok(());
+        }
+        match passes.allow(to, count) {
+            Ok(()) => listening.allowed = Some(to),
+            // LIMIT: listeners with an allowance. The connections of others are held.
+            Err(e) if e.errno() == rustix::io::Errno::TOOBIG.raw_os_error() => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Forgets listeners that have had no held connection lately.
+    fn forget(&mut self, now: Instant) {
+        let passes = &self.holding.passes;
+        self.listening.retain(|_, one| {
+            if !one.queue.is_empty() || one.moved + FORGOTTEN > now {
+                return true;
+            }
+            // One whose allowance cannot be ended is known.
+            match (passes, one.allowed) {
+                (Some(passes), Some(to)) => passes.take_back(to).is_err(),
+                _ => false,
+            }
+        });
+        let listening = &self.listening;
+        self.targets.retain(|_, (cookie, since)| listening.contains_key(cookie) || *since > now);
+    }
+
+    /// Ends all allowances, without a note of what has used them.
+    fn disallow(&mut self) -> Result<(), CallError> {
+        let Some(passes) = &self.holding.passes else { return Ok(()) };
+        let mut all = self.listening.values_mut().filter_map(|one| one.allowed.take());
+        all.try_for_each(|to| passes.take_back(to).map(drop))
     }
 
     /// Counts the connections of accounts with a limit; `is_due`: whenever that was done last. Returns whether it was
@@ -684,19 +857,16 @@ impl Stack {
                 listening.moved = now;
             }
             pending += 1;
-            if listening.admitted.len() == ADMITTED_MAX {
-                listening.admitted.pop_front();
-            }
-            let ends = next.ends;
-            listening.admitted.push_back(Admitted {
-                ends,
-                account,
-                since: now,
-                was_made: false,
-                was_read: false,
-            });
+            listening.note(next.ends, account, now);
+            let is_last = listening.queue.is_empty();
             self.leaves(next.ends);
+            // ORDER: before the packet goes on, which wakes its client. That may have the processor of this thread.
+            let allowed = match is_last {
+                true => self.allow(Listener { pending, ..found }, next.ends[1], plan, all, now),
+                false => Ok(()),
+            };
             self.decide(next.id, held::ADMIT)?;
+            allowed?;
         }
         Ok(())
     }
@@ -763,7 +933,10 @@ impl Stack {
     /// Lets all held packets of a listener go on.
     fn release(&mut self, cookie: u64) -> Result<(), CallError> {
         let Some(mut listening) = self.listening.remove(&cookie) else { return Ok(()) };
-        let mut done = Ok(());
+        let mut done = match (&self.holding.passes, listening.allowed) {
+            (Some(passes), Some(to)) => passes.take_back(to).map(drop),
+            _ => Ok(()),
+        };
         for held in listening.queue.take_all() {
             self.leaves(held.ends);
             done = done.and(self.decide(held.id, held::ADMIT));
@@ -827,6 +1000,7 @@ impl Work {
         // The thread works some microseconds at a time, for which a service may wait. Without the right to set it, the
         // wait is longer.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+        self.all.clock = Clock::begin();
         let (mut look, mut read) = (Instant::now(), Instant::now());
         loop {
             let now = Instant::now();
@@ -997,6 +1171,8 @@ impl Work {
         if let Some(stack) = self.stacks.get_mut(name)
             && inode(&stack.netns) == inode(&netns)
         {
+            // ORDER: before the next plan has other accounts, limits or hosts.
+            stack.disallow().map_err(|e| e.to_string())?;
             let is_same = stack.plan.services.keys().eq(plan.services.keys());
             stack.plan = plan;
             let live: Vec<u64> =
@@ -1013,9 +1189,10 @@ impl Work {
         let holding = held::open(netns.as_fd()).map_err(|e| e.to_string())?;
         let number = inode(&netns).map_err(|e| e.to_string())?;
         let (listening, held, counts) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
-        let coming = Coming::default();
-        let stack = Stack { netns, number, holding, plan, listening, held, counts, coming };
-        hold(&stack)?;
+        let (coming, targets) = (Coming::default(), HashMap::new());
+        let mut stack =
+            Stack { netns, number, holding, plan, listening, held, counts, coming, targets };
+        hold(&mut stack)?;
         self.stacks.insert(name.clone(), stack);
         Ok(())
     }
@@ -1039,12 +1216,16 @@ impl Work {
             served.order.read(load, used_ns, readings, weight);
         }
         for stack in self.stacks.values_mut() {
-            stack.listening.retain(|_, one| !one.queue.is_empty() || one.moved + FORGOTTEN > now);
+            stack.forget(now);
         }
     }
 }
 
-fn hold(stack: &Stack) -> Result<(), String> {
+fn hold(stack: &mut Stack) -> Result<(), String> {
     let services: Vec<IpAddr> = stack.plan.services.keys().copied().collect();
-    held::hold(stack.netns.as_fd(), &services).map_err(|e| e.to_string())
+    held::hold(stack.netns.as_fd(), &services).map_err(|e| e.to_string())?;
+    // Where it is not supported, all are held.
+    let passes = stack.holding.passes.take();
+    stack.holding.passes = passes.filter(|passes| held::pass(stack.netns.as_fd(), passes).is_ok());
+    Ok(())
 }

@@ -27,9 +27,15 @@
 //! **How many are admitted.** Connections that the service has not accepted yet are in the order of the kernel. They
 //! should be few, but the service should not have to wait for the next look either. [`Limit`] finds their number as the
 //! kernel's queue limits of network devices do (lib/dynamic_queue_limits.c): doubled when all were accepted since the
-//! last look, lowered by those that were left over in each of some looks. It is found with the connections of the past.
+//! last look, lowered by those that were left over in each of some looks. Where none waits, it is doubled when as many
+//! were begun within [`BETWEEN_NS_MAX`]. It is found with the connections of the past.
 //! If those of the account that is next are known to be costly, only as many are admitted as make [`AHEAD_NS`] of work,
 //! or work until the next look where looks are farther apart: a service is not to wait for them.
+//!
+//! **Connections that need not wait.** While none waits, so many may go on before the next look ([`Queue::allowance`]):
+//! as many as would be admitted then, at the cost of the costliest ones that are known. So never more are pending than
+//! the limit. They are admitted afterwards ([`Queue::passed`]), and have the same estimates. None are allowed before a
+//! cost is known.
 //!
 //! A server that accepts at once, and works for all by processes or threads, has an empty backlog whatever it has to
 //! do. More connections do not make it faster when its tasks already wait for a processor. Meanwhile ([`Bounds`]) an
@@ -140,6 +146,8 @@ pub struct Service<A> {
     own: Mean,
     /// The last reading of that.
     own_read_ns: Option<u64>,
+    /// The largest mean cost of an account's connections at the last reading.
+    costliest_ns: Option<f64>,
     /// Connections were admitted in the last two periods, the last one first.
     admits: [bool; 2],
     /// The counters that readings are of.
@@ -158,6 +166,7 @@ impl<A> Default for Service<A> {
             mean: Mean::default(),
             own: Mean::default(),
             own_read_ns: None,
+            costliest_ns: None,
             admits: [false; 2],
             load: 0,
             between_ns: 0.0,
@@ -197,7 +206,15 @@ impl<A: Ord + Clone> Service<A> {
     /// How many connections of the account are [`AHEAD_NS`] of work, or that until the next look; at least one.
     pub fn ahead(&self, account: &A) -> u32 {
         let charged = self.accounts.get(account).and_then(|one| one.mean.cost_ns());
-        let cost_ns = charged.or(self.mean.cost_ns()).unwrap_or(0.0) + self.own_ns();
+        self.ahead_at(charged.or(self.mean.cost_ns()).unwrap_or(0.0) + self.own_ns())
+    }
+
+    /// The same for the account with the costliest connections; 0 if no cost is known.
+    pub fn ahead_of_any(&self) -> u32 {
+        self.costliest_ns.map_or(0, |cost_ns| self.ahead_at(cost_ns + self.own_ns()))
+    }
+
+    fn ahead_at(&self, cost_ns: f64) -> u32 {
         if cost_ns <= 0.0 {
             return LIMIT_MAX;
         }
@@ -256,7 +273,7 @@ impl<A: Ord + Clone> Service<A> {
         for (account, ns) in readings {
             *now.entry(account.clone()).or_default() += ns;
         }
-        let (mut used, mut admitted) = (0.0, 0);
+        let (mut used, mut admitted, mut costliest_ns) = (0.0, 0, None);
         self.reached.ages();
         let reached = self.reached.sum();
         for (account, one) in &mut self.accounts {
@@ -272,6 +289,7 @@ impl<A: Ord + Clone> Service<A> {
             one.tag.ages();
             one.tag.is_at_most(reached + BEHIND_NS / weight);
             one.mean.add(new_ns, one.admitted);
+            costliest_ns = costliest_ns.into_iter().chain(one.mean.cost_ns()).reduce(f64::max);
             used += new_ns;
             admitted += std::mem::take(&mut one.admitted);
         }
@@ -286,6 +304,7 @@ impl<A: Ord + Clone> Service<A> {
         }
         self.admits = [false, self.admits[0]];
         self.readings = now;
+        self.costliest_ns = costliest_ns;
         self.mean.add(used, admitted);
     }
 }
@@ -299,16 +318,18 @@ pub struct Limit {
     /// The least number that was left over in the last looks.
     left: u32,
     looks: u32,
+    /// A time, those pending then, and the number admitted since.
+    since: Option<(Duration, u32, u32)>,
 }
 
 /// LIMIT: connections that wait in the kernel.
-const LIMIT_MAX: u32 = 16;
+pub const LIMIT_MAX: u32 = 16;
 /// Looks after which the limit is lowered.
 const LOOKS: u32 = 8;
 
 impl Default for Limit {
     fn default() -> Self {
-        Self { limit: 1, admitted: 0, left: u32::MAX, looks: 0 }
+        Self { limit: 1, admitted: 0, left: u32::MAX, looks: 0, since: None }
     }
 }
 
@@ -317,8 +338,7 @@ impl Limit {
     pub fn look(&mut self, pending: u32) {
         let admitted = std::mem::take(&mut self.admitted);
         if pending == 0 && admitted >= self.limit {
-            self.limit = (self.limit * 2).min(LIMIT_MAX);
-            (self.left, self.looks) = (u32::MAX, 0);
+            self.doubles();
             return;
         }
         self.left = self.left.min(pending);
@@ -329,8 +349,33 @@ impl Limit {
         }
     }
 
-    fn admitted(&mut self) {
-        self.admitted = self.admitted.saturating_add(1);
+    /// A connection arrives where none is held: `pending` are in the kernel. There are no regular looks then. A service
+    /// that begins with as many as the limit within [`BETWEEN_NS_MAX`] may have more. Only looks lower the limit.
+    ///
+    /// `at`: by a clock that stands still while the caller waits for a processor.
+    pub fn arrives(&mut self, pending: u32, at: Duration) {
+        if let Some((since, before, admitted)) = self.since
+            && at.saturating_sub(since).as_nanos() as f64 <= BETWEEN_NS_MAX
+        {
+            if before.saturating_add(admitted).saturating_sub(pending) < self.limit {
+                return;
+            }
+            self.doubles();
+        }
+        self.since = Some((at, pending, 0));
+    }
+
+    fn doubles(&mut self) {
+        self.limit = (self.limit * 2).min(LIMIT_MAX);
+        (self.left, self.looks) = (u32::MAX, 0);
+    }
+
+    /// So many were admitted.
+    pub fn admitted(&mut self, count: u32) {
+        self.admitted = self.admitted.saturating_add(count);
+        if let Some((.., admitted)) = &mut self.since {
+            *admitted = admitted.saturating_add(count);
+        }
     }
 }
 
@@ -372,17 +417,35 @@ impl<A: Ord + Clone, T> Queue<A, T> {
         weight: u32,
         one: T,
     ) -> Option<T> {
-        let least = match self.waiting.get(account) {
-            Some(waiting) if waiting.len() >= WAITING_MAX => return Some(one),
-            Some(_) => None,
-            None => {
-                let tags = self.waiting.keys().map(|waits| service.tag(waits));
-                Some(tags.min_by(|a, b| a.sum().total_cmp(&b.sum())))
-            }
-        };
-        service.arrives(account, weight, least);
+        if self.waiting.get(account).is_some_and(|waiting| waiting.len() >= WAITING_MAX) {
+            return Some(one);
+        }
+        self.arrives(service, account, weight);
         self.waiting.entry(account.clone()).or_default().push_back(one);
         None
+    }
+
+    fn arrives(&self, service: &mut Service<A>, account: &A, weight: u32) {
+        let least = (!self.waiting.contains_key(account)).then(|| {
+            let tags = self.waiting.keys().map(|waits| service.tag(waits));
+            tags.min_by(|a, b| a.sum().total_cmp(&b.sum()))
+        });
+        service.arrives(account, weight, least);
+    }
+
+    /// How many may go on before the next look while none waits, whatever accounts they are of; so many are pending.
+    pub fn allowance(&self, service: &Service<A>, pending: u32) -> u32 {
+        match self.is_empty() {
+            true => self.limit.limit.min(service.ahead_of_any()).saturating_sub(pending),
+            false => 0,
+        }
+    }
+
+    /// A connection of the account has used an allowance.
+    pub fn passed(&mut self, service: &mut Service<A>, account: &A, weight: u32) {
+        self.arrives(service, account, weight);
+        service.admitted(account, weight);
+        self.limit.admitted(1);
     }
 
     /// How many may be admitted now, while so many are pending.
@@ -418,7 +481,7 @@ impl<A: Ord + Clone, T> Queue<A, T> {
     ) -> Option<(A, T)> {
         let (account, one) = self.take(service, bounds)?;
         service.admitted(&account, weight(&account));
-        self.limit.admitted();
+        self.limit.admitted(1);
         Some((account, one))
     }
 
@@ -701,6 +764,55 @@ mod tests {
             assert_eq!(queue.room(&service, 0, Bounds::NONE), expected, "{account}");
             queue.take_all().for_each(drop);
         }
+    }
+
+    /// Arrivals where none waits, in turn, of a service that begins with a connection each so many microseconds.
+    #[test]
+    fn limit_grows_where_none_waits_while_the_service_is_fast() {
+        for (us, clients, expected) in [(100, 1, 16), (100, 4, 16), (1000, 1, 8), (6000, 1, 1)] {
+            let (mut limit, mut now) =
+                (Limit { limit: clients, ..Limit::default() }, Duration::ZERO);
+            for _ in 0..100 {
+                limit.arrives(clients - 1, now);
+                // One, and those that use an allowance before the next one arrives.
+                let count = 1 + limit.limit.saturating_sub(clients);
+                limit.admitted(count);
+                now += Duration::from_micros(us) * count;
+            }
+            assert_eq!(limit.limit, expected, "{us} us, {clients} clients");
+        }
+    }
+
+    #[test]
+    fn allowance_is_what_the_costliest_account_would_have() {
+        let (mut queue, service) = with_costs(&[('a', 10_000), ('b', 900_000)]);
+        queue.limit.limit = LIMIT_MAX;
+        assert_eq!([0, 1, 2, 9].map(|pending| queue.allowance(&service, pending)), [2, 1, 0, 0]);
+        let (mut queue, mut service) = with_costs(&[('a', 10_000)]);
+        for (limit, expected) in [(1, 1), (4, 4), (LIMIT_MAX, LIMIT_MAX)] {
+            queue.limit.limit = limit;
+            assert_eq!(queue.allowance(&service, 0), expected);
+        }
+        // While one waits, and while no cost is known, none goes on.
+        push(&mut queue, &mut service, 'b', 0..1);
+        assert_eq!(queue.allowance(&service, 0), 0);
+        assert_eq!(Plain::default().allowance(&Service::default(), 0), 0);
+    }
+
+    /// A flood within an allowance: those that come after it wait behind another account.
+    #[test]
+    fn account_that_has_used_an_allowance_waits_afterwards() {
+        let (mut queue, mut service) = with_costs(&[('a', 50_000), ('b', 50_000)]);
+        (queue.limit.limit, queue.limit.admitted) = (LIMIT_MAX, 0);
+        for _ in 0..queue.allowance(&service, 0) {
+            queue.passed(&mut service, &'b', 100);
+        }
+        assert_eq!(queue.limit.admitted, LIMIT_MAX);
+        push(&mut queue, &mut service, 'b', 0..20);
+        push(&mut queue, &mut service, 'a', 1000..1010);
+        let order = drain(&mut queue, &mut service, |_| 100);
+        let last_of_a = order.iter().rposition(|number| *number >= 1000).unwrap();
+        assert!(last_of_a <= 20, "{order:?}");
     }
 
     /// Looks every 4 ms, as on a busy machine, each half millisecond again, and then hardly any.
