@@ -17,6 +17,7 @@
 //! beside the cost of its requests (accounts/bill.rs).
 //!
 //! **price**: connect, request, answer and close, without gates, with gates, and with an order of connections.
+//! `--before DIR` has the programs of an earlier build in the same run.
 //!
 //! **insulation**: two sites share a single-threaded backend, under rising load of one of them, without gates, with
 //! gates, with an order of connections, and with a backend for each (accounts/insulation.rs).
@@ -30,6 +31,7 @@ mod insulation;
 mod services;
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -59,6 +61,9 @@ struct Options {
     /// Mean requests a second of that day, to all sites.
     #[arg(long, default_value_t = 150.0)]
     rate: f64,
+    /// Programs of an earlier build (dormouse and dormouse-keeper), for the price beside.
+    #[arg(long, value_name = "DIR")]
+    before: Option<PathBuf>,
     /// Duration of each load of two sites, in seconds.
     #[arg(long, default_value_t = 5)]
     point_seconds: u64,
@@ -84,7 +89,8 @@ fn main() -> Result<()> {
     // Before the network namespace of the benchmark, which has no packages.
     let needs_services = [Part::Services, Part::Http, Part::Bill].into_iter().any(wants);
     let services = needs_services.then(image::services);
-    let bench = Bench::new()?;
+    let mut bench = Bench::new()?;
+    let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
     if let Some(services) = services {
         ok(bench.dormouse().args(["import", "--name", "services"]).arg(services))?;
     }
@@ -106,7 +112,10 @@ fn main() -> Result<()> {
         insulation::import(&bench)?;
     }
     if wants(Part::Price) {
-        insulation::price(&bench, options.rounds)?;
+        if let Some(before) = &before {
+            insulation::import(before)?;
+        }
+        insulation::price(&bench, before.as_ref(), options.rounds)?;
     }
     if wants(Part::Insulation) {
         insulation::insulation(&bench, options.rounds, options.point_seconds)?;

@@ -257,44 +257,64 @@ pub(super) fn import(bench: &Bench) -> Result<()> {
     ok(bench.dormouse().args(["import", "--name", "probes"]).arg(image::busybox())).map(drop)
 }
 
-/// What the order adds to a connection where none waits.
-pub(super) fn price(bench: &Bench, rounds: usize) -> Result<()> {
-    let (mut times, mut spent) = ([vec![], vec![], vec![]], vec![]);
+/// What the order adds to a connection where none waits. Of `earlier`, only the arm with an order is measured.
+pub(super) fn price(bench: &Bench, earlier: Option<&Bench>, rounds: usize) -> Result<()> {
+    let arms = [
+        ("without gates", Some(bench), Arm::None),
+        ("with gates", Some(bench), Arm::Gates),
+        ("with order", Some(bench), Arm::Order),
+        ("with order, before", earlier, Arm::Order),
+    ];
+    let arms: Vec<(&str, &Bench, Arm)> =
+        arms.into_iter().filter_map(|(name, bench, arm)| Some((name, bench?, arm))).collect();
+    let mut all: Vec<[Vec<f64>; 2]> = arms.iter().map(|_| Default::default()).collect();
     for round in 0..rounds * 2 {
-        for step in 0..3 {
-            let n = (step + round) % 3;
-            let set = Set::begin(bench, n > 0, n == 2)?;
-            run(bench, "svc", &["--shared"], &["probe", "burn-one", "0.0.0.0", "80"])?;
-            run(bench, "a", &[], &["sleep", "1000000"])?;
-            take_processor(bench, "a")?;
-            await_service(bench, "a", "svc", n == 2)?;
-            if let Some(daemon) = &set.daemon {
-                let pid = daemon.pid().to_string();
-                ok(Command::new("taskset").args(["-a", "-c", "-p", "0", &pid]))?;
+        for step in 0..arms.len() {
+            let n = (step + round) % arms.len();
+            let (_, bench, arm) = arms[n];
+            for (figures, figure) in all[n].iter_mut().zip(visits(bench, arm)?) {
+                figures.push(figure);
             }
-            let of_daemon = || set.daemon.as_ref().map(|daemon| cpu_time(daemon.pid())).transpose();
-            let before = of_daemon()?;
-            let mut visit = bench.dormouse();
-            visit.args(["exec", "a", "probe", "visit", "svc", "80", &CONNECTIONS.to_string()]);
-            times[n].push(ok(&mut visit)?.trim().parse::<f64>().context("no figure")? / 1e3);
-            if let (Some(before), Some(after)) = (before, of_daemon()?) {
-                spent.push((after - before) * 1e6 / f64::from(CONNECTIONS));
-            }
-            ok(bench.dormouse().args(["rm", "--force", "a", "svc"]))?;
-            set.end(bench)?;
         }
     }
-    let least = times.each_ref().map(|times| times.iter().copied().fold(f64::INFINITY, f64::min));
-    let [none, gates, order] = times.map(median);
-    let daemon = median(spent);
-    eprintln!(
-        "  a connection: {none:.1} us, with gates {gates:.1}, with order {order:.1}; least {least:.1?}; \
-         the daemon uses {daemon:.1} us for it"
-    );
-    let more = serde_json::json!({
-        "rounds": rounds * 2, "without": none, "with_gates": gates, "least": least, "daemon": daemon,
-    });
-    figure("accounts", "insulation: connect, request, answer, close", order, "us", more);
+    let least = |figures: &[f64]| figures.iter().copied().fold(f64::INFINITY, f64::min);
+    let mut middles = Vec::new();
+    for ((name, ..), figures) in arms.iter().zip(all) {
+        let least = least(&figures[0]);
+        let [us, daemon] = figures.map(median);
+        eprintln!(
+            "  a connection {name}: {us:.1} us, least {least:.1}; the daemon uses {daemon:.1} us for it"
+        );
+        let more = serde_json::json!({ "rounds": rounds * 2, "least": least, "daemon": daemon });
+        figure("accounts", &format!("connect, request, answer, close: {name}"), us, "us", more);
+        middles.push(us);
+    }
+    let [_, gates, order] = [0, 1, 2].map(|n| middles[n]);
     promise("insulation: what the order adds to a connection, us", order - gates, 15.0);
     Ok(())
+}
+
+/// A turn of an arm: the median duration of a connection, and CPU time of the daemon for each, in microseconds.
+fn visits(bench: &Bench, arm: Arm) -> Result<[f64; 2]> {
+    let set = Set::begin(bench, arm != Arm::None, arm == Arm::Order)?;
+    run(bench, "svc", &["--shared"], &["probe", "burn-one", "0.0.0.0", "80"])?;
+    run(bench, "a", &[], &["sleep", "1000000"])?;
+    take_processor(bench, "a")?;
+    await_service(bench, "a", "svc", arm == Arm::Order)?;
+    if let Some(daemon) = &set.daemon {
+        let pid = daemon.pid().to_string();
+        ok(Command::new("taskset").args(["-a", "-c", "-p", "0", &pid]))?;
+    }
+    let of_daemon = || set.daemon.as_ref().map(|daemon| cpu_time(daemon.pid())).transpose();
+    let before = of_daemon()?;
+    let mut visit = bench.dormouse();
+    visit.args(["exec", "a", "probe", "visit", "svc", "80", &CONNECTIONS.to_string()]);
+    let us = ok(&mut visit)?.trim().parse::<f64>().context("no figure")? / 1e3;
+    let daemon_us = match (before, of_daemon()?) {
+        (Some(before), Some(after)) => (after - before) * 1e6 / f64::from(CONNECTIONS),
+        _ => 0.0,
+    };
+    ok(bench.dormouse().args(["rm", "--force", "a", "svc"]))?;
+    set.end(bench)?;
+    Ok([us, daemon_us])
 }

@@ -20,8 +20,8 @@
 //! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
 //! Uses `ground`, `state`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`, `contract`,
-//! `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`, `restore`,
-//! `stacked` and `remove`.
+//! `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`,
+//! `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
