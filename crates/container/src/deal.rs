@@ -189,9 +189,33 @@ fn lock(ground: &Ground) -> Result<Lock> {
     Lock::take_new(&lock_path(ground))
 }
 
-/// Deals the room of all accounts, with a container that is about to run its first task, or that was just restored.
-fn deal_all(ground: &Ground, new: Option<&ContainerId>, has_changed: bool) -> Result<()> {
-    let mut all = members(ground, has_changed)?;
+/// Why room is dealt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause<'i> {
+    /// This container starts. It has no task yet, or its newborn alone.
+    Start(&'i ContainerId),
+    /// This one was restored.
+    Restore(&'i ContainerId),
+    /// Limits or accounts have changed.
+    Change,
+    /// Another one has ended, or time has passed.
+    Again,
+}
+
+impl<'i> Cause<'i> {
+    /// The container to which room is dealt for the first time.
+    fn container(self) -> Option<&'i ContainerId> {
+        match self {
+            Self::Start(id) | Self::Restore(id) => Some(id),
+            Self::Change | Self::Again => None,
+        }
+    }
+}
+
+/// Deals the room of all accounts.
+fn deal_all(ground: &Ground, cause: Cause<'_>) -> Result<()> {
+    let new = cause.container();
+    let mut all = members(ground, cause == Cause::Change)?;
     all.iter_mut()
         .filter(|member| Some(&member.id) == new)
         .for_each(|member| member.is_ready = true);
@@ -226,7 +250,9 @@ fn deal_all(ground: &Ground, new: Option<&ContainerId>, has_changed: bool) -> Re
     }
     let mut bounds: Vec<u64> = all.iter().map(Member::bound).collect();
     let parts = parts(&all);
-    refuse(&all, new, &rooms_with_debts(&all, &bounds, &limits))?;
+    if let Cause::Start(id) = cause {
+        refuse(&all, id, &rooms_with_debts(&all, &bounds, &limits))?;
+    }
     for (at, member) in all.iter_mut().enumerate().filter(|(_, member)| member.is_ready) {
         let left = rooms(&parts, &bounds, &limits);
         let room = member.part.accounts.iter().filter_map(|account| left.get(account)).min();
@@ -256,10 +282,9 @@ fn rooms_with_debts(
     sums
 }
 
-/// Refuses the first task of a container that has none.
-fn refuse(all: &[Member], new: Option<&ContainerId>, beyond: &BTreeMap<u32, u64>) -> Result<()> {
-    let new = all.iter().find(|member| Some(&member.id) == new && member.part.now == 0);
-    let Some(new) = new else { return Ok(()) };
+/// Refuses the start of a container whose first task is beyond a limit.
+fn refuse(all: &[Member], new: &ContainerId, beyond: &BTreeMap<u32, u64>) -> Result<()> {
+    let Some(new) = all.iter().find(|member| member.id == *new) else { return Ok(()) };
     match new.above.iter().find(|above| beyond.contains_key(&above.number)) {
         None => Ok(()),
         Some(above) => Err(Error::AccountFull { name: above.name.to_string(), most: above.most }),
@@ -281,7 +306,7 @@ pub(crate) fn enter(
         true => set(cgroup, ANY),
         false => {
             let _alone = lock(ground)?;
-            deal_all(ground, Some(&config.id), false)
+            deal_all(ground, Cause::Start(&config.id))
         }
     }
 }
@@ -292,7 +317,7 @@ pub(crate) fn enforce(ground: &Ground, config: &Config) -> Result<()> {
         return Ok(());
     }
     let _alone = lock(ground)?;
-    deal_all(ground, Some(&config.id), false)
+    deal_all(ground, Cause::Restore(&config.id))
 }
 
 /// Deals the room of a container that has ended, or whose limit has changed, to those of its accounts. A failure leaves
@@ -303,7 +328,7 @@ pub(crate) fn again(ground: &Ground, config: &Config) {
             return Ok(());
         }
         let _alone = lock(ground)?;
-        deal_all(ground, None, false)
+        deal_all(ground, Cause::Again)
     };
     let _ = step();
 }
@@ -314,7 +339,7 @@ pub(crate) fn follow(ground: &Ground) -> Result<()> {
         return Ok(());
     }
     let _alone = lock(ground)?;
-    deal_all(ground, None, true)
+    deal_all(ground, Cause::Change)
 }
 
 /// The same from time to time. Returns whether an account has a limit.
@@ -323,7 +348,7 @@ pub(crate) fn tick(ground: &Ground) -> Result<bool> {
         return Ok(false);
     }
     let _alone = lock(ground)?;
-    deal_all(ground, None, false).map(|()| true)
+    deal_all(ground, Cause::Again).map(|()| true)
 }
 
 #[cfg(test)]
