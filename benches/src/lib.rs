@@ -913,7 +913,9 @@ pub fn cgroup_of(pid: u32, controller: &str) -> Result<PathBuf> {
 /// The median of some numbers.
 pub fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    let at = |index: usize| all.get(index).copied().unwrap_or(f64::NAN);
+    // Of an even number, the mean of the two in the middle.
+    (at(all.len().saturating_sub(1) / 2) + at(all.len() / 2)) / 2.0
 }
 
 /// Shuffles a slice pseudo-randomly (xorshift64). The same `state`, which must not be 0, gives the

@@ -664,8 +664,8 @@ static int give_directory(char **args)
 	}
 }
 
-/* A directory of the host has come into the container as a descriptor. It has the files `mark`, which everyone may read
- * and write, and `program`, this one. */
+/* A directory of the host has come into the container as a descriptor. It has the files `mark`, which all users may
+ * read and write, and `program`, this one. */
 static int through_directory(char **args)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };

@@ -373,12 +373,9 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     let mut all = Vec::new();
     // ORDER: the parts before the whole: what was worked meanwhile is in the next reading.
     let works = Works::read(ground)?;
-    for id in ground.started()? {
-        let config = match ground.config(&id) {
-            // The end of a container with a damaged configuration is charged all the same.
-            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
-            other => other?,
-        };
+    // The end of a container with a damaged configuration is charged all the same.
+    for config in ground.started_configs()? {
+        let config = config?;
         if let Some(charge) = read_one(ground, &config, &works)? {
             all.push(charge);
         }
@@ -389,12 +386,9 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
 /// Returns the processes and threads of the containers of each account, by its number.
 pub(crate) fn tasks(ground: &Ground) -> Result<BTreeMap<u32, u64>> {
     let mut all = BTreeMap::new();
-    for id in ground.started()? {
-        let config = match ground.config(&id) {
-            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
-            other => other?,
-        };
-        *all.entry(party(ground, &config)?.account).or_default() += tasks_of(ground, &id)?;
+    for config in ground.started_configs()? {
+        let config = config?;
+        *all.entry(party(ground, &config)?.account).or_default() += tasks_of(ground, &config.id)?;
     }
     Ok(all)
 }

@@ -55,10 +55,9 @@ pub(crate) fn load(places: &Places) -> Result<()> {
             return Err(e.into());
         }
     };
-    for id in ground.started()? {
-        // One that ends just now needs no barrier.
-        let Ok(config) = ground.config(&id) else { continue };
-        if let Some(cgroup) = cgroups.find(id.as_str())? {
+    // A container without a readable configuration is no reason to leave out the others.
+    for config in ground.started_configs()?.flatten() {
+        if let Some(cgroup) = cgroups.find(config.id.as_str())? {
             enter_at(&barrier, &config, &cgroup)?;
         }
     }

@@ -141,13 +141,10 @@ fn own(config: &Config) -> u64 {
 /// The running containers of accounts that operators have made.
 fn running(ground: &Ground) -> Result<Vec<(Config, Cgroup)>> {
     let mut all = Vec::new();
-    for id in ground.started()? {
-        let config = match ground.config(&id) {
-            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
-            other => other?,
-        };
+    for config in ground.started_configs()? {
+        let config = config?;
         if account::is_made(&config)
-            && let Some(cgroup) = ground.cgroups()?.find(id.as_str())?
+            && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
         {
             all.push((config, cgroup));
         }
@@ -180,7 +177,7 @@ fn members(ground: &Ground, has_changed: bool) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// The file whose lock a command has that deals. It is there once room was dealt.
+/// The file with the lock of the command that deals. It is there once room was dealt.
 fn lock_path(ground: &Ground) -> PathBuf {
     ground.places.run.join("tasks.lock")
 }
@@ -282,7 +279,7 @@ fn rooms_with_debts(
     sums
 }
 
-/// Refuses the start of a container whose first task is beyond a limit.
+/// Refuses the start of a container if its first task is beyond a limit.
 fn refuse(all: &[Member], new: &ContainerId, beyond: &BTreeMap<u32, u64>) -> Result<()> {
     let Some(new) = all.iter().find(|member| member.id == *new) else { return Ok(()) };
     match new.above.iter().find(|above| beyond.contains_key(&above.number)) {
@@ -311,7 +308,7 @@ pub(crate) fn enter(
     }
 }
 
-/// Deals room to a restored container, whose processes are there and have not run yet.
+/// Deals room to a restored container. Its processes are there, and have not run yet.
 pub(crate) fn enforce(ground: &Ground, config: &Config) -> Result<()> {
     if account::task_limits_above(ground, config)?.is_empty() {
         return Ok(());
@@ -320,8 +317,8 @@ pub(crate) fn enforce(ground: &Ground, config: &Config) -> Result<()> {
     deal_all(ground, Cause::Restore(&config.id))
 }
 
-/// Deals the room of a container that has ended, or whose limit has changed, to those of its accounts. A failure leaves
-/// the limits as they are, which are kept: the next command deals again.
+/// Deals the room of a container that has ended, or has another limit, to those of its accounts. After a failure the
+/// limits stay as they are, and hold: the next command deals again.
 pub(crate) fn again(ground: &Ground, config: &Config) {
     let step = || -> Result<()> {
         if account::task_limits_above(ground, config)?.is_empty() {

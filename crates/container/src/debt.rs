@@ -175,11 +175,8 @@ pub(crate) fn debtors(
 pub(crate) fn connections(ground: &Ground) -> Result<BTreeMap<u32, u32>> {
     let mut services: BTreeMap<Name, BTreeSet<IpAddr>> = BTreeMap::new();
     let mut clients: BTreeMap<IpAddr, u32> = BTreeMap::new();
-    for id in ground.started()? {
-        let config = match ground.config(&id) {
-            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
-            other => other?,
-        };
+    for config in ground.started_configs()? {
+        let config = config?;
         let Some(domain) = config.spec.net.domain().cloned() else { continue };
         let number = account::party(ground, &config)?.account;
         clients.extend(config.addresses.iter().map(|ip| (*ip, number)));

@@ -281,6 +281,16 @@ impl Ground {
     pub(crate) fn started(&self) -> Result<Vec<ContainerId>> {
         ids_in(&self.places.running())
     }
+
+    /// Returns their configurations. A container that was removed meanwhile has none, and one whose configuration is
+    /// damaged is left out.
+    pub(crate) fn started_configs(&self) -> Result<impl Iterator<Item = Result<Config>> + '_> {
+        let configs = self.started()?.into_iter().map(|id| self.config(&id));
+        let is_left_out = |config: &Result<Config>| {
+            matches!(config, Err(Error::NoContainer(_) | Error::Corrupt { .. }))
+        };
+        Ok(configs.filter(move |config| !is_left_out(config)))
+    }
 }
 
 /// The file with the operator's settings, of an instance with these places.

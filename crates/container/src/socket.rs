@@ -143,11 +143,8 @@ pub(crate) fn follow(ground: &Ground) -> Result<()> {
     let wanted = limits.into_iter().map(|(account, most)| (account, Some(most)));
     let all: BTreeMap<u32, Option<u32>> = known.chain(wanted).collect();
     all.into_iter().try_for_each(|(account, most)| counts.bound(account, most))?;
-    for id in ground.started()? {
-        let config = match ground.config(&id) {
-            Err(Error::NoContainer(_) | Error::Corrupt { .. }) => continue,
-            other => other?,
-        };
+    for config in ground.started_configs()? {
+        let config = config?;
         if account::is_made(&config) {
             follow_one(ground, &counts, &config)?;
         }

@@ -734,7 +734,7 @@ impl Stack {
             if !one.queue.is_empty() || one.moved + FORGOTTEN > now {
                 return true;
             }
-            // One whose allowance cannot be ended is known.
+            // A listener stays known while its allowance cannot be ended.
             match (passes, one.allowed) {
                 (Some(passes), Some(to)) => passes.take_back(to).is_err(),
                 _ => false,

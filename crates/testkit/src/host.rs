@@ -307,6 +307,15 @@ impl Host {
         }
     }
 
+    /// The row of `check` for a feature of the kernel, by its name.
+    #[track_caller]
+    pub fn feature(&self, name: &str) -> Value {
+        let text = self.dm(&["check", "--json"]).stdout;
+        let all: Value = serde_json::from_str(&text).expect("check --json prints JSON");
+        let rows = all["features"].as_array().expect("a list");
+        rows.iter().find(|row| row["name"] == name).expect("a feature of this name").clone()
+    }
+
     /// The state that `inspect` shows.
     #[track_caller]
     pub fn state_of(&self, name: &str) -> String {

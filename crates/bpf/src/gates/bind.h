@@ -11,9 +11,9 @@
  *
  * Trust: the call names a descriptor, and no account. It counts for connections from which a task of the same
  * container has received data, as the gate `receive` has noted (`reader`). So a container names accounts alone that
- * have sent to it, for which it works by that gate anyway. A socket of another container, whose descriptor was passed
- * on (SCM_RIGHTS), one in a stack that the container has made, a pair of its own, and one of an earlier life give no
- * other account than its own. A container that neither is shared nor has a rule for `receive` is refused.
+ * have sent to it, for which it works by that gate anyway. A socket of another container that was passed on as a
+ * descriptor (SCM_RIGHTS), one in a stack that the container has made, a pair of its own, and one of an earlier life
+ * give no other account than its own. A container that neither is shared nor has a rule for `receive` is refused.
  *
  * LIMIT: datagrams have a sender each, and a socket of them no client.
  *

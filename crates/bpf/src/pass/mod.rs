@@ -50,7 +50,7 @@ record! {
 pub struct Passed {
     /// How many.
     pub count: u32,
-    /// Their clients, in the order of arrival. One whose note was not complete is missing.
+    /// Their clients, in the order of arrival, without those of incomplete notes.
     pub clients: Vec<SocketAddr>,
 }
 
