@@ -112,6 +112,11 @@ fn vm_seccomp_refuses_io_uring() {
 }
 
 #[test]
+fn vm_seccomp_refuses_long_turns() {
+    only_stopped_by("seccomp", |host| attack(host, &["--net", "none"], &["long-turns"]));
+}
+
+#[test]
 fn vm_seccomp_holds_while_a_checkpoint_is_taken() {
     only_stopped_by("seccomp", |host| {
         victim(host, &["attack", "filter-gap"]);

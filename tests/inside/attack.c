@@ -15,6 +15,7 @@
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,6 +142,20 @@ static int io_uring(char **args)
 	(void)args;
 	long fd = syscall(SYS_io_uring_setup, 4, params);
 	return fd < 0 ? stopped("io_uring_setup") : broken("io_uring_setup");
+}
+
+/* Turns of 100 ms, the longest that the kernel has: struct sched_attr of sched_setattr(2). */
+static int long_turns(char **args)
+{
+	struct {
+		uint32_t size, policy;
+		uint64_t flags;
+		int32_t nice;
+		uint32_t priority;
+		uint64_t runtime_ns, deadline_ns, period_ns;
+	} attr = { .size = sizeof(attr), .runtime_ns = 100 * 1000 * 1000 };
+	(void)args;
+	return syscall(SYS_sched_setattr, 0, &attr, 0) ? stopped("sched_setattr") : broken("sched_setattr");
 }
 
 static volatile sig_atomic_t is_over;
@@ -774,6 +789,7 @@ static const struct {
 	{ "leaked-fd", 0, leaked_fd },
 	{ "leave-root", 1, leave_root },
 	{ "listen-unbound", 0, listen_unbound },
+	{ "long-turns", 0, long_turns },
 	{ "make-device", 0, make_device },
 	{ "mount-host", 0, mount_host },
 	{ "release-agent", 0, release_agent },

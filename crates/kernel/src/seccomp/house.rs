@@ -14,6 +14,9 @@
 //!   The C libraries fall back to clone, as they have had to under docker for years.
 //! - **io_uring gets ENOSYS**: its operations never pass a filter.
 //! - **Keys get ENOSYS**: keyrings belong to user ids, not to containers.
+//! - **sched_setattr gets ENOSYS** without CAP_SYS_NICE: since 6.12 a process sets the length of its own turns with it, up
+//!   to 100 ms, and makes other containers wait for seconds; the length is behind a pointer. Policies and priorities are
+//!   set with sched_setscheduler(2), which has no such argument.
 //! - **Sockets** are UNIX, INET and INET6 of the ordinary protocols, and NETLINK_ROUTE. In a stack
 //!   shared with other containers, SOCK_DIAG would list their connections, audit concerns the host,
 //!   and SCTP, MPTCP or raw sockets would bypass the hooks that keep a container to its addresses.
@@ -87,7 +90,7 @@ const ALLOWED: &[c_long] = &[
     SYS_rt_sigpending, SYS_rt_sigprocmask, SYS_rt_sigqueueinfo, SYS_rt_sigreturn,
     SYS_rt_sigsuspend, SYS_rt_sigtimedwait, SYS_rt_tgsigqueueinfo, SYS_sched_get_priority_max,
     SYS_sched_get_priority_min, SYS_sched_getaffinity, SYS_sched_getattr, SYS_sched_getparam,
-    SYS_sched_getscheduler, SYS_sched_rr_get_interval, SYS_sched_setaffinity, SYS_sched_setattr,
+    SYS_sched_getscheduler, SYS_sched_rr_get_interval, SYS_sched_setaffinity,
     SYS_sched_setparam, SYS_sched_setscheduler, SYS_sched_yield, SYS_seccomp, SYS_select,
     SYS_semctl, SYS_semget, SYS_semop, SYS_semtimedop, SYS_sendfile, SYS_sendmmsg, SYS_sendmsg,
     SYS_sendto, SYS_set_mempolicy, SYS_set_mempolicy_home_node, SYS_set_robust_list,
@@ -219,6 +222,9 @@ pub fn default_policy(granted: Set, network: Network) -> Policy {
         }
     }
 
+    if granted.contains(Capability::SysNice) {
+        policy.set(SYS_sched_setattr as u32, Action::Allow);
+    }
     policy.set(SYS_ioctl as u32, terminal_injection());
     policy.set(SYS_personality as u32, execution_domain());
     policy.set(SYS_socket as u32, socket(granted, network));

@@ -347,6 +347,10 @@ fn capability_opens_its_calls_and_no_others() {
     for number in [libc::SYS_io_uring_setup, libc::SYS_keyctl, libc::SYS_add_key, 451] {
         assert_eq!(answer(&everything, number, &[]), errno(libc::ENOSYS), "{number}");
     }
+    let length_of_turns = libc::SYS_sched_setattr;
+    assert_eq!(answer(&none, length_of_turns, &[]), errno(libc::ENOSYS));
+    assert_eq!(answer(&one(Capability::Chown), length_of_turns, &[]), errno(libc::ENOSYS));
+    assert_eq!(answer(&one(Capability::SysNice), length_of_turns, &[]), ALLOW);
     for number in [libc::SYS_kexec_load, libc::SYS_swapon, libc::SYS_userfaultfd] {
         assert_eq!(answer(&everything, number, &[]), errno(libc::EPERM), "{number}");
     }
