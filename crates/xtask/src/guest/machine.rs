@@ -30,9 +30,8 @@ const PACKAGES: &[&str] = &[
 ];
 /// What the guest says over its second port before it runs the command; after it, the command's status.
 const UP: &str = "up";
-/// How a kernel dies of the emulator: it changes its own code (a jump label) by way of a breakpoint, as the
-/// other processor runs it, and that one runs into the breakpoint after it was taken away.
-const EMULATORS_FAULT: &str = "int3: 0000 [#";
+/// Words of a kernel that met a fault of its own.
+const FAULTS: &[&str] = &["BUG: ", "Oops: ", "Kernel panic", "RIP: ", "rcu: INFO", "Out of memory"];
 /// What the guest's kernel says.
 const CONSOLE: &str = "console.log";
 /// LIMIT: time of the trial boot with KVM.
@@ -53,8 +52,10 @@ pub struct Guest {
 pub enum Accelerator {
     /// By the processor itself.
     Kvm,
-    /// Emulated.
+    /// Emulated, each processor by a thread.
     Tcg,
+    /// Emulated, all processors in turn by one thread: nothing is executed while it is rewritten.
+    TcgInTurn,
 }
 
 impl Accelerator {
@@ -62,6 +63,7 @@ impl Accelerator {
         match self {
             Self::Kvm => "kvm",
             Self::Tcg => "tcg",
+            Self::TcgInTurn => "tcg-in-turn",
         }
     }
 
@@ -70,17 +72,23 @@ impl Accelerator {
         match self {
             Self::Kvm => 2,
             Self::Tcg => 20,
+            Self::TcgInTurn => 40,
         }
     }
 
     /// QEMU's words for it, with further words about the CPU, such as `,-avx2`.
     fn words(self, cpu: &str, has_cx16: bool) -> [String; 4] {
-        let [accel, model] = match (self, has_cx16) {
-            (Self::Kvm, _) => ["kvm", "host"],
+        let accel = match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+            Self::TcgInTurn => "tcg,thread=single",
+        };
+        let model = match (self, has_cx16) {
+            (Self::Kvm, _) => "host",
             // Without la57 the kernel walks four levels of page tables, not five.
-            (Self::Tcg, true) => ["tcg,thread=multi", "max,-la57"],
+            (_, true) => "max,-la57",
             // Without cx16 it takes a slow path that emulation runs faster than the fast one.
-            (Self::Tcg, false) => ["tcg,thread=multi", "max,-cx16,-la57"],
+            (_, false) => "max,-cx16,-la57",
         };
         ["-accel".into(), accel.into(), "-cpu".into(), format!("{model}{cpu}")]
     }
@@ -150,17 +158,18 @@ impl Guest {
         Ok(())
     }
 
-    /// KVM where a trial boot with it ends well, else emulation. `DORMOUSE_GUEST_ACCEL` (`kvm`, `tcg`) decides
-    /// without a trial. The result holds for one boot of the machine.
+    /// KVM where a trial boot with it ends well, else emulation. `DORMOUSE_GUEST_ACCEL` (`kvm`, `tcg`, `tcg-in-turn`)
+    /// decides without a trial. The result holds for one boot of the machine.
     pub fn accelerator(&self, kernel: &Kernel) -> Result<Accelerator> {
         let parse = |name: &str| match name.trim() {
             "kvm" => Some(Accelerator::Kvm),
             "tcg" => Some(Accelerator::Tcg),
+            "tcg-in-turn" => Some(Accelerator::TcgInTurn),
             _ => None,
         };
         if let Ok(name) = std::env::var("DORMOUSE_GUEST_ACCEL") {
             return parse(&name)
-                .with_context(|| format!("DORMOUSE_GUEST_ACCEL={name}: kvm or tcg"));
+                .with_context(|| format!("DORMOUSE_GUEST_ACCEL={name}: kvm, tcg or tcg-in-turn"));
         }
         if !Path::new("/dev/kvm").exists() {
             return Ok(Accelerator::Tcg);
@@ -204,8 +213,9 @@ impl Guest {
 
     /// Boots, runs the script and returns its status.
     ///
-    /// A machine that ended before the script began, or whose kernel died of a fault of the emulator, is
-    /// started once more after its output was printed. The tests that passed are left out then.
+    /// An emulated machine that ended without a status is started once more, after its output was printed, with its
+    /// processors in turn: a fault of the emulator does not come back then, and one of ours does. The tests that passed
+    /// are left out.
     pub fn boot(
         &self,
         machine: &Machine<'_>,
@@ -214,10 +224,16 @@ impl Guest {
     ) -> Result<i32> {
         let started = Instant::now();
         let mut ended = self.boot_once(machine, &script(&[])?, limit)?;
-        if let Some(reason) = self.reason_for_another_boot(&ended) {
-            println!("{}\nguest: {reason}: once more", self.last_words(&ended));
+        let has_ended = ended.qemu.is_some() && ended.status().is_none();
+        if has_ended && machine.accelerator == Accelerator::Tcg {
+            let death = self.death();
+            println!(
+                "{}\nguest: it ended without a status: once more{death}",
+                self.last_words(&ended)
+            );
             let left = limit.saturating_sub(started.elapsed());
-            ended = self.boot_once(machine, &script(&ended.green())?, left)?;
+            let machine = Machine { accelerator: Accelerator::TcgInTurn, ..*machine };
+            ended = self.boot_once(&machine, &script(&ended.green())?, left)?;
         }
         let took = started.elapsed().as_secs();
         if ended.qemu.is_none() {
@@ -226,22 +242,19 @@ impl Guest {
         }
         let Some(status) = ended.status() else {
             println!("{}", self.last_words(&ended));
-            bail!("the guest ended without a status");
+            bail!("the guest ended without a status{}", self.death());
         };
         println!("guest: status {status} after {took} s");
         Ok(status)
     }
 
-    /// The fault of the machine, not of a test, after which the guest is booted once more.
-    fn reason_for_another_boot(&self, ended: &Ended) -> Option<&'static str> {
-        let console = || fs::read(self.dir.join(CONSOLE)).unwrap_or_default();
-        match (ended.qemu, ended.status()) {
-            (Some(_), None) if !ended.status_file.starts_with(UP) => Some("did not come up"),
-            (Some(_), None) if String::from_utf8_lossy(&console()).contains(EMULATORS_FAULT) => {
-                Some("its kernel died of the emulator")
-            }
-            _ => None,
-        }
+    /// What the guest's kernel said of its own faults, for the end of a message.
+    fn death(&self) -> String {
+        let console = fs::read(self.dir.join(CONSOLE)).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console);
+        let is_fault = |line: &&str| FAULTS.iter().any(|fault| line.contains(fault));
+        let faults: Vec<&str> = console.lines().filter(is_fault).take(20).collect();
+        if faults.is_empty() { String::new() } else { format!(":\n{}", faults.join("\n")) }
     }
 
     /// The outputs that show the cause of an unexpected end.
