@@ -29,6 +29,8 @@ pub mod waiting;
 pub use dormouse_record::fact;
 pub use host::Host;
 pub use led::Led;
-pub use process::{Output, dormouse, program, run, slowness, soon, wait_until, weak_dormouse};
+pub use process::{
+    Output, dormouse, fault_stride, program, run, slowness, soon, wait_until, weak_dormouse,
+};
 pub use registry::Registry;
 pub use terminal::Terminal;

@@ -69,6 +69,12 @@ pub fn slowness() -> u32 {
     text.parse().unwrap_or(1).max(1)
 }
 
+/// The distance of the steps at which a test kills a process: 1, or 3 with `DORMOUSE_FAULT=third` (the prepush ring
+/// sets it).
+pub fn fault_stride() -> usize {
+    if std::env::var("DORMOUSE_FAULT").as_deref() == Ok("third") { 3 } else { 1 }
+}
+
 /// The time in which a condition comes true, also on a busy machine: a limit for [`wait_until`](crate::wait_until).
 pub fn soon() -> Duration {
     Duration::from_secs(90) * slowness()
