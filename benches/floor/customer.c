@@ -6,7 +6,7 @@
  * worker thinks for THINK_MS in the mean before each. REQUEST is a path (http), a command (redis), a statement
  * (postgresql, mysql), or a name (dns). Prints the number of operations, how many had no answer in time, and of the
  * others the median, the mean and the 99th percentile of their durations in microseconds. Operations of the first half
- * second do not count. */
+ * second do not count. The last number is that of all operations, with those and with the unanswered ones. */
 #include <arpa/inet.h>
 #include <math.h>
 #include <netinet/in.h>
@@ -27,7 +27,7 @@ static struct sockaddr_in server;
 static const char *request;
 static long think_us, begin_us, end_us;
 static long durations[MOST];
-static int done, lost;
+static int done, lost, all;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static long now_us(void)
@@ -207,12 +207,11 @@ static void *work(void *how)
 			return 0;
 		is_right = operate(how);
 		took = now_us() - begun;
-		if (begun < begin_us)
-			continue;
 		pthread_mutex_lock(&lock);
-		if (!is_right)
+		all++;
+		if (begun >= begin_us && !is_right)
 			lost++;
-		else if (done < MOST)
+		else if (begun >= begin_us && done < MOST)
 			durations[done++] = took;
 		pthread_mutex_unlock(&lock);
 	}
@@ -255,7 +254,7 @@ int main(int argc, char **argv)
 	qsort(durations, done, sizeof(*durations), by_size);
 	for (int i = 0; i < done; i++)
 		sum += durations[i];
-	printf("%d %d %ld %ld %ld\n", done, lost, done ? durations[done / 2] : 0, done ? (long)(sum / done) : 0,
-	       done ? durations[done * 99 / 100] : 0);
+	printf("%d %d %ld %ld %ld %d\n", done, lost, done ? durations[done / 2] : 0, done ? (long)(sum / done) : 0,
+	       done ? durations[done * 99 / 100] : 0, all);
 	return 0;
 }
