@@ -6,6 +6,10 @@ use std::time::Duration;
 use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 use serde_json::Value;
 
+use crate::fault::{
+    ASK, Counts, EXEC, REMOVE, SLEEP, Scene, Slow, Verb, WAKE, Words, lead_to, state_of_x,
+};
+
 /// Accounts smith and, below it, shop.
 #[track_caller]
 fn host() -> Host {
@@ -276,4 +280,113 @@ fn big_kernel_follows_limits_of_accounts_after_a_kill_at_any_step() {
         }
         assert!(number > 5, "{option} has {number} steps");
     }
+}
+
+/// The limits of the account `smith`: so many processes, and so many sockets.
+const MOST: u64 = 12;
+const RUN_IN_ACCOUNT: Words =
+    &["run", "-d", "--name", "x", "--account", "smith", "busybox", "sleep", "1000"];
+const COUNT_IN_ACCOUNT: Words = &[
+    "run",
+    "-d",
+    "--name",
+    "x",
+    "--account",
+    "smith",
+    "busybox",
+    "probe",
+    "count",
+    "0.0.0.0",
+    "80",
+];
+
+/// A host with an account with limits, which has a container `near`.
+struct Limited(Scene);
+
+impl Limited {
+    fn new() -> Self {
+        let mut scene = Scene::new();
+        let most = MOST.to_string();
+        scene.all(&[
+            &["account", "create", "smith"],
+            &["account", "set", "--pids", &most, "--sockets", &most, "smith"],
+            &["run", "-d", "--name", "near", "--account", "smith", "busybox", "sleep", "100000"],
+        ]);
+        scene.host.await_removals();
+        scene.before = Counts::of(&scene.host);
+        Self(scene)
+    }
+
+    /// Kills a command at each `stride`th of its steps. `x` has so many sockets where it runs or sleeps.
+    fn survives(&self, verb: &Verb, sockets: u64, stride: usize) {
+        let (scene, host) = (&self.0, &self.0.host);
+        let keeper = host.keeper().expect("a keeper");
+        let mut killed = 0;
+        for number in (0..).step_by(stride) {
+            let mut is_whole = false;
+            for slow in Slow::of_step(number) {
+                scene.all(verb.before);
+                let mut what = format!("{} in an account, step {number}", verb.command[0]);
+                match lead_to(host, verb.command, number) {
+                    Some((mut led, call)) => {
+                        what = format!("{what}, {call}, slow: {slow:?}");
+                        slow.kill(&mut led, keeper);
+                        killed += 1;
+                    }
+                    None => is_whole = true,
+                }
+                self.assert_limited(sockets, &what);
+                verb.assert_usable(scene, &what);
+                self.assert_free(&what);
+            }
+            if is_whole {
+                break;
+            }
+        }
+        assert!(killed * stride > 20, "{}: {killed} kills", verb.command[0]);
+    }
+
+    /// All containers together may have as much as the account.
+    fn assert_limited(&self, sockets: u64, what: &str) {
+        let host = &self.0.host;
+        let state = state_of_x(host);
+        let x = if state == "running" { pids_max(host, "x") } else { Some(0) };
+        let all = x.zip(pids_max(host, "near")).map(|(x, near)| x + near);
+        assert!(all.is_some_and(|all| all <= MOST), "{what}: {all:?} processes, x is {state}");
+        let has_sockets = state == "running" || state == "asleep";
+        let sockets = if has_sockets { sockets } else { 0 };
+        let left = room(host, "near");
+        assert!(left + sockets <= MOST, "{what}: {left} more sockets, x is {state}");
+    }
+
+    /// Without `x`, the other container may have all.
+    fn assert_free(&self, what: &str) {
+        let host = &self.0.host;
+        let of_near = || (pids_max(host, "near"), room(host, "near"));
+        let is_free = wait_until(soon(), || of_near() == (Some(MOST), MOST));
+        assert!(is_free, "{what}: {:?} of {MOST}", of_near());
+    }
+
+    fn survives_all(stride: usize) {
+        let this = Self::new();
+        let states = &["none", "created", "running", "stopped"];
+        let after = &[REMOVE, RUN_IN_ACCOUNT, REMOVE];
+        this.survives(&Verb { before: &[], command: RUN_IN_ACCOUNT, states, after }, 0, stride);
+        let (states, after) = (&["running", "asleep"], &[WAKE, EXEC, REMOVE]);
+        let before = &[COUNT_IN_ACCOUNT, ASK];
+        this.survives(&Verb { before, command: SLEEP, states, after }, 1, stride);
+        let before = &[COUNT_IN_ACCOUNT, ASK, SLEEP];
+        this.survives(&Verb { before, command: WAKE, states, after }, 1, stride);
+    }
+}
+
+/// Some steps of each, with another process delayed at each of them.
+#[test]
+fn run_sleep_and_wake_in_an_account_with_limits_survive_kill_at_some_steps() {
+    Limited::survives_all(15);
+}
+
+#[test]
+fn big_run_sleep_and_wake_in_an_account_with_limits_survive_kill_at_any_step() {
+    Limited::survives_all(1);
 }

@@ -38,7 +38,7 @@ const HELD: Duration = Duration::from_millis(10);
 
 /// The process that is delayed when a command is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Slow {
+pub(crate) enum Slow {
     Nothing,
     /// The process that the keeper has cloned and that waits for its start.
     Newborn,
@@ -51,7 +51,7 @@ impl Slow {
     const ALL: [Self; 4] = [Self::Nothing, Self::Newborn, Self::Keeper, Self::Next];
 
     /// The orders in which a step is tested.
-    fn of_step(number: usize) -> Vec<Self> {
+    pub(crate) fn of_step(number: usize) -> Vec<Self> {
         match std::env::var("DORMOUSE_FAULT").as_deref() {
             Ok("all") => Self::ALL.to_vec(),
             _ => vec![Self::ALL[number % Self::ALL.len()]],
@@ -59,7 +59,7 @@ impl Slow {
     }
 
     /// Stops the process to delay, kills the command, and continues the process a moment later.
-    fn kill(self, led: &mut Led, keeper: u32) {
+    pub(crate) fn kill(self, led: &mut Led, keeper: u32) {
         let held: Vec<u32> = match self {
             Self::Newborn => newborns(keeper),
             Self::Keeper => vec![keeper],
@@ -106,7 +106,11 @@ fn newborns(keeper: u32) -> Vec<u32> {
 }
 
 /// Runs a command up to its step `number` (from 0). Returns `None` if the command has fewer steps.
-fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'static str)> {
+pub(crate) fn lead_to(
+    host: &Host,
+    arguments: &[&str],
+    number: usize,
+) -> Option<(Led, &'static str)> {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
     for _ in 0..number {
         led.next_step()?;
@@ -117,7 +121,7 @@ fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'sta
 
 /// Counts of everything that a leftover would increase.
 #[derive(Debug, PartialEq, Eq)]
-struct Counts {
+pub(crate) struct Counts {
     mounts: Vec<String>,
     cgroups: usize,
     processes: Vec<String>,
@@ -135,7 +139,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(host: &Host) -> Self {
+    pub(crate) fn of(host: &Host) -> Self {
         let mut files = Vec::new();
         list(&host.root(), &mut files);
         // Files that come and go with the keeper, which outlives its last child for a moment, and
@@ -248,18 +252,18 @@ fn list_dirs(dir: &Path, out: &mut Vec<String>) {
 }
 
 /// A command and its surroundings.
-struct Verb {
+pub(crate) struct Verb {
     /// Commands that create the objects of the command.
-    before: &'static [&'static [&'static str]],
+    pub(crate) before: &'static [&'static [&'static str]],
     /// The command under test.
-    command: &'static [&'static str],
+    pub(crate) command: &'static [&'static str],
     /// Possible states of `x` afterwards; `none` means that `x` need not exist.
-    states: &'static [&'static str],
+    pub(crate) states: &'static [&'static str],
     /// Commands that must work afterwards, in each of these states.
-    after: &'static [&'static [&'static str]],
+    pub(crate) after: &'static [&'static [&'static str]],
 }
 
-type Words = &'static [&'static str];
+pub(crate) type Words = &'static [&'static str];
 
 const RUN: Words = &["run", "-d", "--name", "x", "busybox", "sleep", "1000"];
 /// It removes itself, which is settled behind the answer.
@@ -272,16 +276,17 @@ const COUNTED: Words = &["run", "-d", "--name", "x", "--sockets", "8", "busybox"
 const PRIVATE: Words =
     &["run", "-d", "--name", "x", "--net", "private", "busybox", "httpd", "-f", "-h", "/www"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
-const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
-const EXEC: Words = &["exec", "x", "true"];
+pub(crate) const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
+pub(crate) const EXEC: Words = &["exec", "x", "true"];
 const SERVE: Words =
     &["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
 /// With so much memory that part of it is restored after the processes.
 const SERVE_LARGE: Words =
     &["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80", "16000"];
 /// Waits until the server listens: an active container is woken at once.
-const ASK: Words = &["exec", "x", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
-const SLEEP: Words = &["sleep", "x"];
+pub(crate) const ASK: Words =
+    &["exec", "x", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
+pub(crate) const SLEEP: Words = &["sleep", "x"];
 /// Answers each connection, as [`ASK`] waits for.
 const COUNT: Words = &["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80"];
 const COUNT_OTHER: Words =
@@ -290,7 +295,7 @@ const ASK_OTHER: Words = &["exec", "y", "sh", "-c", "until probe ask 127.0.0.1 8
 const REMOVE_OTHER: Words = &["rm", "--force", "--ignore", "y"];
 const SLEEP_WARM: Words = &["sleep", "--warm", "x"];
 const DROWSE: Words = &["sleep", "--drowsy", "x"];
-const WAKE: Words = &["wake", "x"];
+pub(crate) const WAKE: Words = &["wake", "x"];
 const PAUSE: Words = &["pause", "x"];
 const UNPAUSE: Words = &["unpause", "x"];
 const RESTART: Words = &["restart", "--time", "0", "x"];
@@ -373,7 +378,7 @@ impl Verb {
         assert!(number > 0, "{}: the keeper makes no step", self.command[0]);
     }
 
-    fn assert_usable(&self, scene: &Scene, what: &str) {
+    pub(crate) fn assert_usable(&self, scene: &Scene, what: &str) {
         let state = state_of_x(&scene.host);
         assert!(self.states.contains(&state.as_str()), "{what}: x is {state}");
         let resume: &[Words] = if state == "paused" { &[UNPAUSE] } else { &[] };
@@ -386,14 +391,14 @@ impl Verb {
 }
 
 /// A host with a running container, so that shared objects stay.
-struct Scene {
-    host: Host,
-    before: Counts,
+pub(crate) struct Scene {
+    pub(crate) host: Host,
+    pub(crate) before: Counts,
 }
 
 impl Scene {
     /// Without spares, so that each start has the same steps.
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with("[spares]\nkeep = 0\n")
     }
 
@@ -418,7 +423,7 @@ impl Scene {
         Self { host, before }
     }
 
-    fn all(&self, commands: &[&[&str]]) {
+    pub(crate) fn all(&self, commands: &[&[&str]]) {
         commands.iter().for_each(|command| drop(self.host.dm(command).ok()));
     }
 
@@ -434,7 +439,7 @@ impl Scene {
 }
 
 /// Returns the state of container `x` from the list of all containers.
-fn state_of_x(host: &Host) -> String {
+pub(crate) fn state_of_x(host: &Host) -> String {
     let list = host.dm(&["ps", "--all", "--json"]).ok();
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
     let found = list.as_array().expect("a list").iter().find(|c| c["name"] == "x");
