@@ -4,9 +4,10 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dormouse_bpf::call::{self, Map};
-use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
+use dormouse_testkit::{Host, Led, dormouse, image, run, soon, wait_until};
 
 use crate::contracts::Daemon;
 use crate::gates::{accounts, assert_taken, clients, figure, load, stolen_ns, sum};
@@ -245,24 +246,103 @@ fn option_that_is_removed_on_the_way_charges_no_account() {
     assert_eq!(counted(&hosts.a, 0), 0, "it is removed");
     hosts.assert_of_the_outside(before, 1);
     sh(&hosts.a, "nft delete table inet seen");
-    let net = hosts.b.root().join("run/domains/default/net");
-    let cookies = "/proc/sys/net/ipv4/tcp_syncookies";
-    let inside = format!("nsenter --net={} sh -c", net.display());
-    sh(&hosts.b, &format!("{inside} 'echo 2 > {cookies}'"));
-    let sent = || {
-        let text = sh(&hosts.b, &format!("{inside} 'cat /proc/net/netstat'"));
-        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-        let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
-        let at = names.split(' ').position(|name| name == "SyncookiesRecv").expect("a name");
-        values.split(' ').nth(at).and_then(|n| n.parse::<u64>().ok()).expect("a number")
-    };
-    assert_eq!(sent(), 0);
+    set_cookies(&hosts.b, "2");
+    assert_eq!(tcp_count(&hosts.b, "SyncookiesRecv"), 0);
     hosts.work("smith", Hosts::B[0]);
     hosts.work("jones", Hosts::B[0]);
-    assert_eq!(sent(), 2, "both connections were made by cookies");
+    let received = tcp_count(&hosts.b, "SyncookiesRecv");
+    assert_eq!(received, 2, "both connections were made by cookies");
     let all = accounts(&hosts.b);
     assert_taken(&all, "smith", 40);
     assert_taken(&all, "jones", 40);
+}
+
+/// SYNs of hosts that never answer fill the queue of the service, so that the kernel keeps nothing of further ones. The
+/// connections of clients are then made by cookies, and their account counts all the same.
+#[test]
+fn flood_of_syns_changes_no_charge_of_an_agreed_host() {
+    const SENDERS: u8 = 250;
+    const EACH: u16 = 10;
+    let hosts = Hosts::join();
+    hosts.agree();
+    // Answers to the flood end at the other host.
+    sh(&hosts.a, "ip route add blackhole 203.0.113.0/24");
+    sh(&hosts.b, "ip route add 203.0.113.0/24 via 198.51.100.1");
+    let hardware = sh(&hosts.b, "ip -o link show wire0 | grep -o 'ether [0-9a-f:]*'");
+    let hardware = hardware.trim_start_matches("ether ").trim().replace(':', "");
+    assert_eq!(hardware.len(), 12, "{hardware}");
+    let to: IpAddr = Hosts::B[0].parse().expect("an address");
+    let mut frames = String::new();
+    for sender in 1..=SENDERS {
+        let from = IpAddr::from([203, 0, 113, sender]);
+        for port in 1024..1024 + EACH {
+            let tcp = syn((from, port), to, &[2, 4, 5, 0xb4]);
+            let mut frame = part(&[2, 0, 0, 0, 0, 7], from, to, &tcp, 0, false);
+            frame.replace_range(..hardware.len(), &hardware);
+            frames += &(frame + "\n");
+        }
+    }
+    let flood = || {
+        let mut probe = hosts.a.command(image::probe());
+        probe.args(["frames", "wire0", "1"]);
+        run(probe, frames.as_bytes(), Duration::from_secs(60)).ok();
+    };
+    let full = |setting: &str, name: &str| {
+        set_cookies(&hosts.b, setting);
+        let before = tcp_count(&hosts.b, name);
+        let is_full = || {
+            flood();
+            tcp_count(&hosts.b, name) > before
+        };
+        assert!(wait_until(soon(), is_full), "the queue has room for {SENDERS} times {EACH}");
+    };
+    // Without cookies the kernel drops SYNs of clients as well, so the flood is one.
+    full("0", "TCPReqQFullDrop");
+    full("1", "TCPReqQFullDoCookies");
+    let mut times = 0;
+    let are_by_cookies = || {
+        flood();
+        let before = tcp_count(&hosts.b, "SyncookiesRecv");
+        hosts.work("smith", Hosts::B[0]);
+        hosts.work("jones", Hosts::B[0]);
+        times += 1;
+        tcp_count(&hosts.b, "SyncookiesRecv") >= before + 2
+    };
+    assert!(wait_until(soon(), are_by_cookies), "{times} times the queue had room");
+    let all = accounts(&hosts.b);
+    assert_taken(&all, "smith", 40 * times);
+    assert_taken(&all, "jones", 40 * times);
+    assert_eq!(figure(&all, "@db", "CpuGivenNs"), sum(&all, "CpuTakenNs"), "{all:?}");
+    // A host that is not on the list is charged to nobody under cookies either.
+    hosts.b.dm(&[&["account", "host", "rm"], &Hosts::A[..]].concat()).ok();
+    let given = figure(&accounts(&hosts.b), "@db", "CpuGivenNs");
+    flood();
+    hosts.work("smith", Hosts::B[0]);
+    let more = figure(&accounts(&hosts.b), "@db", "CpuGivenNs") - given;
+    // The label of the last client lasts until the first request is read.
+    assert!(more < 10_000_000 + stolen_ns(), "{more} ns of 40 ms are charged to a client");
+    sh(&hosts.a, "ip route del blackhole 203.0.113.0/24");
+}
+
+/// What a host's services do with SYNs: 0 keeps them or drops them, 1 uses cookies where there is no room, 2 always.
+#[track_caller]
+fn set_cookies(host: &Host, setting: &str) {
+    let cookies = "/proc/sys/net/ipv4/tcp_syncookies";
+    sh(host, &format!("{} sh -c 'echo {setting} > {cookies}'", inside_domain(host)));
+}
+
+/// A counter of TCP in the stack of a host's services.
+#[track_caller]
+fn tcp_count(host: &Host, name: &str) -> u64 {
+    let text = sh(host, &format!("{} cat /proc/net/netstat", inside_domain(host)));
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let at = names.split(' ').position(|found| found == name).expect("a name");
+    values.split(' ').nth(at).and_then(|n| n.parse().ok()).expect("a number")
+}
+
+fn inside_domain(host: &Host) -> String {
+    format!("nsenter --net={}", host.root().join("run/domains/default/net").display())
 }
 
 /// They wait at one service, and come from two addresses of the other host.
@@ -337,9 +417,9 @@ fn limit_of_an_account_holds_for_its_connections_from_another_host() {
 }
 
 /// The first packet of a connection to the service of the other host, with these options.
-fn syn(from: IpAddr, to: IpAddr, options: &[u8]) -> Vec<u8> {
+fn syn((from, port): (IpAddr, u16), to: IpAddr, options: &[u8]) -> Vec<u8> {
     let head = |sum: [u8; 2]| {
-        let ports = [40000u16.to_be_bytes(), 8080u16.to_be_bytes()].concat();
+        let ports = [port.to_be_bytes(), 8080u16.to_be_bytes()].concat();
         let words = (20 + options.len()) as u8 / 4;
         let rest = [words << 4, 2, 0xff, 0xff, sum[0], sum[1], 0, 0];
         [&ports[..], &[0, 0, 0, 9, 0, 0, 0, 0], &rest, options].concat()
@@ -407,12 +487,13 @@ fn container_sends_no_account_by_itself() {
     for (family, to) in Hosts::B.into_iter().enumerate() {
         let own: IpAddr = own[family].as_str().expect("one").parse().expect("an address");
         let to: IpAddr = to.parse().expect("an address");
-        let whole = |options: &[u8]| part(&hardware, own, to, &syn(own, to, options), 0, false);
+        let whole =
+            |options: &[u8]| part(&hardware, own, to, &syn((own, 40000), to, options), 0, false);
         let padded = [&[1; 30], &option[..]].concat();
         let among = [&[2, 4, 5, 0xb4, 1, 1][..], &option].concat();
         let cut = [&option[..], &[1, 1]].concat();
         let mut forged = vec![whole(&padded), whole(&among), whole(&cut)];
-        let tcp = syn(own, to, &padded);
+        let tcp = syn((own, 40000), to, &padded);
         for at in [8, 16, 24, 40, 56] {
             forged.push(part(&hardware, own, to, &tcp[..at], 0, true));
             forged.push(part(&hardware, own, to, &tcp[at..], at, false));
