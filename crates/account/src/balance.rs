@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dormouse_model::ContainerId;
 use serde::{Deserialize, Serialize};
 
-use crate::charge::{Charge, Client, Life, Work};
+use crate::charge::{Charge, Client, Held, Life, Work};
 use crate::day::Day;
 use crate::usage::Usage;
 
@@ -76,7 +76,16 @@ impl Balance {
             new.cpu_given_ns += beyond(&mut self.given, &charge.life, work);
         }
         if is_newer || new.cpu_given_ns > 0 {
-            self.add(charge, new);
+            self.add(charge.unix_ms, new);
+        }
+    }
+
+    /// Notes what all lives of the account had together at this time, in milliseconds since the epoch.
+    pub fn note(&mut self, unix_ms: i64, held: Held) {
+        let noted =
+            Usage { tasks_peak: held.tasks, sockets_peak: held.sockets, ..Usage::default() };
+        if !noted.is_none() {
+            self.add(unix_ms, noted);
         }
     }
 
@@ -85,7 +94,7 @@ impl Balance {
     pub fn take(&mut self, charge: &Charge, work: &Work) {
         let new = beyond(&mut self.taken, &charge.life, work);
         if new > 0 {
-            self.add(charge, Usage { cpu_taken_ns: new, ..Usage::default() });
+            self.add(charge.unix_ms, Usage { cpu_taken_ns: new, ..Usage::default() });
         }
     }
 
@@ -94,9 +103,9 @@ impl Balance {
         self.taken.get(life).is_some_and(|parts| parts.contains_key(client))
     }
 
-    fn add(&mut self, charge: &Charge, new: Usage) {
+    fn add(&mut self, unix_ms: i64, new: Usage) {
         self.total = self.total.plus(new);
-        let day = self.days.entry(Day::of_unix_ms(charge.unix_ms)).or_default();
+        let day = self.days.entry(Day::of_unix_ms(unix_ms)).or_default();
         *day = day.plus(new);
     }
 
@@ -187,7 +196,8 @@ mod tests {
 
     fn charge(of: u8, day: i64, cpu_ns: u64) -> Charge {
         let usage = Usage { cpu_ns, memory_peak_bytes: cpu_ns, ..Usage::default() };
-        Charge { to: Holder::Root, life: life(of), unix_ms: day * DAY_MS, usage, work: Vec::new() }
+        let (life, unix_ms) = (life(of), day * DAY_MS);
+        Charge { to: Holder::Root, life, unix_ms, usage, work: Vec::new(), held: Held::default() }
     }
 
     fn is_whole(balance: &Balance) -> bool {
@@ -207,6 +217,28 @@ mod tests {
         assert_eq!(days, [("1970-01-02".to_owned(), 10), ("1970-01-03".to_owned(), 15)]);
         balance.apply(&charge(2, 3, 7));
         assert_eq!((balance.total.cpu_ns, balance.total.memory_peak_bytes), (32, 25));
+    }
+
+    /// A life has 9 tasks on the first day, then fewer, and 12 on the fourth; another one beside it has 5.
+    #[test]
+    fn most_tasks_are_those_of_the_day() {
+        let mut balance = Balance::default();
+        for (of, day, tasks_peak) in [(1, 1, 7), (1, 1, 9), (1, 2, 9), (1, 4, 12), (2, 4, 5)] {
+            let mut charge = charge(of, day, day as u64);
+            charge.usage.tasks_peak = tasks_peak;
+            balance.apply(&charge);
+        }
+        balance.note(2 * DAY_MS, Held { tasks: 3, sockets: 8 });
+        balance.note(3 * DAY_MS, Held::default());
+        balance.note(4 * DAY_MS, Held { tasks: 14, sockets: 2 });
+        let most = |n| {
+            let day = Some(Day::of_unix_ms(n * DAY_MS));
+            let usage = balance.between(day, day);
+            (usage.tasks_peak, usage.sockets_peak)
+        };
+        assert_eq!([1, 2, 3, 4].map(most), [(9, 0), (3, 8), (0, 0), (14, 2)]);
+        assert_eq!((balance.total.tasks_peak, balance.total.sockets_peak), (14, 8));
+        assert!(is_whole(&balance));
     }
 
     #[test]

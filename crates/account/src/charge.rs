@@ -146,6 +146,15 @@ pub fn fit(work: &mut [Work], cpu_ns: u64) {
     }
 }
 
+/// What a life has at the time of a reading.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Processes and threads.
+    pub tasks: u64,
+    /// Sockets, as far as they are counted.
+    pub sockets: u64,
+}
+
 /// A reading of the counters of one life, since its beginning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
@@ -160,6 +169,9 @@ pub struct Charge {
     /// What of their CPU time was work for other accounts, each of them once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub work: Vec<Work>,
+    /// What it has now. In a file are the charges of ended lives, which have nothing.
+    #[serde(skip)]
+    pub held: Held,
 }
 
 impl Charge {
@@ -192,7 +204,14 @@ mod tests {
         let container = ContainerId::from_bytes([7; 16]);
         let life = Life { container: container.clone(), boot: "b-1".into(), cgroup };
         let usage = Usage { cpu_ns: 5, lives: 1, ..Usage::default() };
-        Charge { to: Holder::Own(container), life, unix_ms: 12, usage, work: Vec::new() }
+        Charge {
+            to: Holder::Own(container),
+            life,
+            unix_ms: 12,
+            usage,
+            work: Vec::new(),
+            held: Held::default(),
+        }
     }
 
     fn work(number: u32, cpu_ns: u64) -> Work {

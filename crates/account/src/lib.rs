@@ -37,7 +37,7 @@ pub use balance::Balance;
 pub use book::{
     Account, Book, BookError, ConnectionLimit, DEPTH_MAX, KEEP_DAYS_DEFAULT, OnLimit, ROOT,
 };
-pub use charge::{Charge, Client, Holder, Life, Work, fit};
+pub use charge::{Charge, Client, Held, Holder, Life, Work, fit};
 pub use day::Day;
 pub use host::{AgreedHost, HOSTS_MAX};
 pub use number::Number;

@@ -42,6 +42,13 @@ pub struct Usage {
     /// The most memory that one life has held at once. Of several it is the largest, not the sum.
     #[serde(skip_serializing_if = "is_zero")]
     pub memory_peak_bytes: u64,
+    /// The most processes and threads at once that are known: of one life, or of all running ones together when they
+    /// were read.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tasks_peak: u64,
+    /// The most sockets at once, in the same way, as far as they are counted.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub sockets_peak: u64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -50,8 +57,13 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Usage {
-    /// Combines two uses field by field; the peak is always the larger one.
-    fn with(self, other: Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+    /// Combines two uses field by field. The peak of memory is always the larger one; `peak` combines the others.
+    fn with(
+        self,
+        other: Self,
+        combine: impl Fn(u64, u64) -> u64,
+        peak: impl Fn(u64, u64) -> u64,
+    ) -> Self {
         Self {
             cpu_ns: combine(self.cpu_ns, other.cpu_ns),
             cpu_given_ns: combine(self.cpu_given_ns, other.cpu_given_ns),
@@ -64,6 +76,8 @@ impl Usage {
             wakes: combine(self.wakes, other.wakes),
             lives: combine(self.lives, other.lives),
             memory_peak_bytes: self.memory_peak_bytes.max(other.memory_peak_bytes),
+            tasks_peak: peak(self.tasks_peak, other.tasks_peak),
+            sockets_peak: peak(self.sockets_peak, other.sockets_peak),
         }
     }
 
@@ -76,20 +90,22 @@ impl Usage {
 
     /// Returns the sum.
     pub fn plus(self, other: Self) -> Self {
-        self.with(other, u64::saturating_add)
+        self.with(other, u64::saturating_add, u64::max)
     }
 
     /// Returns what a reading has beyond an earlier one. Counters that are behind, as in a reading that arrives
-    /// late, count as equal.
+    /// late, count as equal. A number of tasks or sockets that was not exceeded since is that of an earlier day, so it
+    /// is left out.
     #[must_use]
     pub fn beyond(self, earlier: Self) -> Self {
-        self.with(earlier, u64::saturating_sub)
+        let exceeded = |new, old| if new > old { new } else { 0 };
+        self.with(earlier, u64::saturating_sub, exceeded)
     }
 
     /// Returns the latest of two readings of one life.
     #[must_use]
     pub fn latest(self, other: Self) -> Self {
-        self.with(other, u64::max)
+        self.with(other, u64::max, u64::max)
     }
 
     /// Returns whether nothing was used.
@@ -111,7 +127,7 @@ mod tests {
     use super::*;
 
     pub(crate) fn usage() -> impl Strategy<Value = Usage> {
-        proptest::array::uniform11(0_u64..1 << 40).prop_map(|n| Usage {
+        proptest::array::uniform13(0_u64..1 << 40).prop_map(|n| Usage {
             cpu_ns: n[0],
             cpu_user_ns: n[1],
             page_faults: n[2],
@@ -123,6 +139,8 @@ mod tests {
             memory_peak_bytes: n[8],
             cpu_given_ns: n[9],
             cpu_taken_ns: n[10],
+            tasks_peak: n[11],
+            sockets_peak: n[12],
         })
     }
 
@@ -133,7 +151,11 @@ mod tests {
             prop_assert_eq!(b.plus(latest.beyond(b)), latest);
             prop_assert_eq!(a.latest(latest), latest);
             let memory_peak_bytes = a.memory_peak_bytes.max(b.memory_peak_bytes);
-            prop_assert_eq!(a.plus(b).beyond(b), Usage { memory_peak_bytes, ..a });
+            let exceeding = |a, b| if a > b { a } else { 0 };
+            let tasks_peak = exceeding(a.tasks_peak, b.tasks_peak);
+            let sockets_peak = exceeding(a.sockets_peak, b.sockets_peak);
+            let rest = Usage { memory_peak_bytes, tasks_peak, sockets_peak, ..a };
+            prop_assert_eq!(a.plus(b).beyond(b), rest);
         }
 
         #[test]

@@ -47,13 +47,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use dormouse_account::{
-    Account, Balance, Book, BookError, Charge, Client, ConnectionLimit, DEPTH_MAX, Day, Holder,
-    Life, Number, OnLimit, ROOT, Usage, Work, fit,
+    Account, Balance, Book, BookError, Charge, Client, ConnectionLimit, DEPTH_MAX, Day, Held,
+    Holder, Life, Number, OnLimit, ROOT, Usage, Work, fit,
 };
 use dormouse_bpf::gates::Party;
+use dormouse_bpf::socket_count::Counts;
 use dormouse_kernel::cgroup::{Cgroup, Counters};
 use dormouse_kernel::proc;
-use dormouse_model::{Config, ContainerId, Name, Spec};
+use dormouse_model::{Config, ContainerId, IdSlot, Name, Spec};
 use rustix::fs::{FlockOperation, flock};
 
 pub use self::rules::{Answer as RuleAnswer, Question as RuleQuestion};
@@ -177,8 +178,32 @@ pub(crate) fn charge_end(
             Some(_) => None,
             None => state::read_init(ground, id)?,
         };
-        Ok(usage_of(counters, init.or(found.as_ref())))
+        // Without them they are not counted.
+        let sockets = config.and_then(|config| sockets_peak(ground, config).ok()).unwrap_or(0);
+        let usage = usage_of(counters, init.or(found.as_ref()));
+        Ok(Usage { sockets_peak: sockets, ..usage })
     });
+}
+
+/// Returns the number by which the programs that count sockets know a container.
+pub(crate) fn slot(config: &Config) -> u32 {
+    config.ids.base / IdSlot::IDS
+}
+
+/// Returns whether the sockets of a container are or were counted: it has a limit, or its account may have one.
+pub(crate) fn may_count_sockets(config: &Config) -> bool {
+    config.spec.limits.sockets_max.is_some() || is_made(config)
+}
+
+/// The most sockets that a life has had at once; 0 where they are not counted.
+fn sockets_peak(ground: &Ground, config: &Config) -> Result<u64> {
+    if !may_count_sockets(config) {
+        return Ok(0);
+    }
+    match ground.network()?.socket_counts()? {
+        Some(counts) => Ok(counts.peak(slot(config))?.unwrap_or(0)),
+        None => Ok(0),
+    }
 }
 
 /// Charges a trial restore ([`crate::twin`]) whose processes have ended, before its cgroup is removed. The life of
@@ -236,7 +261,8 @@ fn charge(
     let life = Life { container: id.clone(), boot, cgroup: counters.cgroup };
     let mut work = works.of(counters.cgroup);
     fit(&mut work, usage.cpu_ns);
-    Ok(Charge { to, life, unix_ms: now_unix_ms(), usage, work })
+    let held = Held::default();
+    Ok(Charge { to, life, unix_ms: now_unix_ms(), usage, work, held })
 }
 
 /// Returns the use of a life. A start that was interrupted, and has no record, is none.
@@ -252,6 +278,9 @@ fn usage_of(counters: &Counters, init: Option<&InitRecord>) -> Usage {
         read_bytes: counters.read_bytes,
         written_bytes: counters.written_bytes,
         memory_peak_bytes: counters.memory_peak_bytes,
+        tasks_peak: counters.tasks_peak,
+        // From other programs.
+        sockets_peak: 0,
         wakes: init.filter(|init| !init.unready).map_or(0, |init| init.wakes.into()),
         lives: init.filter(|init| !init.unready).map_or(0, |_| 1),
     }
@@ -373,10 +402,12 @@ fn read_running(ground: &Ground) -> Result<Vec<Charge>> {
     let mut all = Vec::new();
     // ORDER: the parts before the whole: what was worked meanwhile is in the next reading.
     let works = Works::read(ground)?;
+    // Without them, sockets are not counted, and all else is.
+    let counts = ground.network().ok().and_then(|network| network.socket_counts().ok().flatten());
     // The end of a container with a damaged configuration is charged all the same.
     for config in ground.started_configs()? {
         let config = config?;
-        if let Some(charge) = read_one(ground, &config, &works)? {
+        if let Some(charge) = read_one(ground, &config, &works, counts.as_ref())? {
             all.push(charge);
         }
     }
@@ -486,7 +517,12 @@ pub(crate) fn parents(ground: &Ground) -> Result<BTreeMap<String, String>> {
 }
 
 /// Reads the counters of one container, which may end meanwhile; then `None`, and its end is charged.
-fn read_one(ground: &Ground, config: &Config, works: &Works) -> Result<Option<Charge>> {
+fn read_one(
+    ground: &Ground,
+    config: &Config,
+    works: &Works,
+    counts: Option<&Counts>,
+) -> Result<Option<Charge>> {
     let counters = || -> Result<Option<Counters>> {
         match ground.cgroups()?.find(config.id.as_str())? {
             Some(cgroup) => Ok(cgroup.counters()?),
@@ -494,6 +530,11 @@ fn read_one(ground: &Ground, config: &Config, works: &Works) -> Result<Option<Ch
         }
     };
     let Some(read) = counters()? else { return Ok(None) };
+    let mut sockets = (0, 0);
+    if let Some(counts) = counts.filter(|_| may_count_sockets(config)) {
+        let now = counts.of(slot(config))?.map_or(0, |count| count.sockets);
+        sockets = (now, counts.peak(slot(config))?.unwrap_or(0));
+    }
     let init = state::read_init(ground, &config.id)?;
     // ORDER: the first of its cgroups is made first and removed first. If it is the same, so were all others and
     // the record.
@@ -501,8 +542,9 @@ fn read_one(ground: &Ground, config: &Config, works: &Works) -> Result<Option<Ch
         return Ok(None);
     }
     let to = holder(&config.spec, &config.id);
-    let usage = usage_of(&read, init.as_ref());
-    Ok(Some(charge(&config.id, to, &read, usage, works)?))
+    let usage = Usage { sockets_peak: sockets.1, ..usage_of(&read, init.as_ref()) };
+    let charge = charge(&config.id, to, &read, usage, works)?;
+    Ok(Some(Charge { held: Held { tasks: read.tasks, sockets: sockets.0 }, ..charge }))
 }
 
 /// Adds charges of the file, and of running containers, to the balances, and then with `last` moves those of
@@ -514,7 +556,8 @@ fn add(
     (filed, running): (&[Charge], &[Charge]),
     last: bool,
 ) -> Result<BTreeSet<Holder>> {
-    let today = Day::of_unix_ms(now_unix_ms());
+    let now = now_unix_ms();
+    let today = Day::of_unix_ms(now);
     let to = |charge: &Charge| match &charge.to {
         // A record that was removed by hand. Verbs remove one only after its last charge.
         Holder::Made(name) if book.find(name).is_err() => Holder::Root,
@@ -535,6 +578,7 @@ fn add(
         let days = store::keep_days(book, holder);
         changed.change(holder, |balance| {
             charges.iter().for_each(|charge| balance.apply(charge));
+            balance.note(now, held(charges));
             works.iter().for_each(|(charge, work)| balance.take(charge, work));
             if last {
                 balance.forget_ended(filed, running, |id| before.started.contains(id));
@@ -564,6 +608,14 @@ fn add(
         store::remove_closed(ground, book)?;
     }
     Ok(by_holder.into_keys().collect())
+}
+
+/// What lives have together at these readings.
+fn held(charges: &[&Charge]) -> Held {
+    charges.iter().fold(Held::default(), |sum, charge| Held {
+        tasks: sum.tasks.saturating_add(charge.held.tasks),
+        sockets: sum.sockets.saturating_add(charge.held.sockets),
+    })
 }
 
 /// The accounts behind the clients that gates know.

@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 
 use dormouse_bpf::socket_count::{Count, Counts, Terms};
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::{Config, IdSlot, Limits};
+use dormouse_model::{Config, Limits};
 use dormouse_network::Error as NetworkError;
 
-use crate::account::{self, Above};
+use crate::account::{self, Above, slot};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
 
@@ -32,14 +32,9 @@ fn new_serial() -> Result<u64> {
     u64::from_str_radix(&id.as_str()[..16], 16).map_err(|e| Error::Invalid(format!("id {id}: {e}")))
 }
 
-/// Returns the number by which the programs know a container.
-fn slot(config: &Config) -> u32 {
-    config.ids.base / IdSlot::IDS
-}
-
 /// Returns the counts for a container that is or was counted, if the programs are attached.
 fn find(ground: &Ground, config: &Config) -> Result<Option<Counts>> {
-    match config.spec.limits.sockets_max.is_some() || account::is_made(config) {
+    match account::may_count_sockets(config) {
         true => Ok(ground.network()?.socket_counts()?),
         false => Ok(None),
     }
@@ -101,8 +96,9 @@ pub(crate) fn enter(ground: &Ground, config: &Config, cgroup: &Cgroup, begin: Be
         Begin::Restore | Begin::Wake => Terms::ANY,
     };
     let is_counted = begin == Begin::Wake && counts.set(slot, terms)?;
-    if !is_counted {
-        counts.begin(slot, new_serial()?, terms)?;
+    match is_counted {
+        true => counts.begin_peak(slot)?,
+        false => counts.begin(slot, new_serial()?, terms)?,
     }
     loop {
         for above in &payers {

@@ -30,6 +30,7 @@ pub static GROUP: Description = Description {
         PAYERS,
         BOUNDS,
         SUMS,
+        PEAKS,
         "dm_count_marks",
         "dm_count_paid",
         "dm_count_about",
@@ -44,6 +45,7 @@ const USES: &str = "dm_count_uses";
 const PAYERS: &str = "dm_count_payers";
 const BOUNDS: &str = "dm_count_bounds";
 const SUMS: &str = "dm_count_sums";
+const PEAKS: &str = "dm_count_peaks";
 
 /// LIMIT: containers with a limit of sockets: one per slot of host ids.
 pub const OWNERS_MAX: u32 = 1 << 17;
@@ -196,14 +198,22 @@ impl Counts {
     pub fn begin(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
         self.map(LIMITS)?.remove(&slot.to_ne_bytes())?;
         self.map(USES)?.set(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        self.begin_peak(slot)?;
         self.write(slot, serial, terms)
     }
 
     /// The same for a container that runs already, unless it is counted.
     pub fn begin_new(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
-        self.map(USES)?.set_new(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        for name in [USES, PEAKS] {
+            self.map(name)?.set_new(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?;
+        }
         self.map(LIMITS)?.set_new(&slot.to_ne_bytes(), &limit(serial, terms).to_bytes())?;
         Ok(())
+    }
+
+    /// Begins a life in which the container goes on with the sockets that it has. E2BIG if the map is full.
+    pub fn begin_peak(&self, slot: u32) -> Result<(), BpfError> {
+        Ok(self.map(PEAKS)?.set(&slot.to_ne_bytes(), &Uses { sockets: 0 }.to_bytes())?)
     }
 
     fn write(&self, slot: u32, serial: u64, terms: Terms) -> Result<(), BpfError> {
@@ -280,7 +290,19 @@ impl Counts {
         self.map(LIMITS)?.remove(&slot.to_ne_bytes())?;
         self.map(USES)?.remove(&slot.to_ne_bytes())?;
         self.map(PAYERS)?.remove(&slot.to_ne_bytes())?;
+        self.map(PEAKS)?.remove(&slot.to_ne_bytes())?;
         Ok(())
+    }
+
+    /// The most sockets at once in this life of the container with these host ids; `None` if they are not counted.
+    pub fn peak(&self, slot: u32) -> Result<Option<u64>, BpfError> {
+        let Some(count) = self.of(slot)? else { return Ok(None) };
+        // Programs of an earlier build have no such map.
+        let peak = match self.0.map(PEAKS) {
+            Some(peaks) => peaks.get(&slot.to_ne_bytes())?,
+            None => None,
+        };
+        Ok(Some(peak.map_or(0, |peak| Uses::from_bytes(&peak).sockets).max(count.sockets)))
     }
 
     /// The sockets of the container with these host ids; `None` if they are not counted.
@@ -343,6 +365,7 @@ mod tests {
             (PAYERS, OWNERS_MAX),
             (BOUNDS, ACCOUNTS_MAX),
             (SUMS, ACCOUNTS_MAX),
+            (PEAKS, OWNERS_MAX),
         ] {
             let map = maps.iter().find(|map| map.name == name).unwrap();
             assert_full(map, most);

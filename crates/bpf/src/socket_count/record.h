@@ -41,7 +41,7 @@ struct dm_socket_bound {
 	__u32 reserved;
 };
 
-/* What a container has. Written by the programs, but for the first and the last time. */
+/* What a container or account has, or has had at most. Written by the programs, but for the first and the last time. */
 struct dm_socket_use {
 	__u64 sockets;
 };

@@ -47,6 +47,7 @@
 #define STATE_CLOSE 7
 #define STATE_LISTEN 10
 #define NO_LIMIT (~0u)
+#define RAISES 8
 
 const volatile struct dm_socket_config config SEC(".rodata.config") = {};
 
@@ -76,6 +77,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct dm_socket_use);
 } dm_count_uses SEC(".maps");
+
+/* Slot -> the most sockets at once, since the life of the container has begun. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_SOCKET_OWNERS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct dm_socket_use);
+} dm_count_peaks SEC(".maps");
 
 /* BPF_F_CLONE: an accepted connection inherits the mark from its listener. */
 struct {
@@ -135,12 +145,39 @@ struct sock {
 };
 #pragma clang attribute pop
 
+/* Notes that the slot has so many sockets.
+ *
+ * LIMIT: where more processors than RAISES raise the number at the same moment, it can be that of an earlier one. */
+static __always_inline void raise_peak(__u32 slot, __u64 sockets)
+{
+	struct dm_socket_use *peak = bpf_map_lookup_elem(&dm_count_peaks, &slot);
+	__u64 known, found;
+	int i;
+
+	if (!peak)
+		return;
+	known = peak->sockets;
+	for (i = 0; i < RAISES && known < sockets; i++) {
+		found = __sync_val_compare_and_swap(&peak->sockets, known, sockets);
+		if (found == known)
+			break;
+		known = found;
+	}
+}
+
 /* Counts one more socket of the slot. Returns whether it is within the limit. */
 static __always_inline int count(__u32 slot, __u32 most)
 {
 	struct dm_socket_use *use = bpf_map_lookup_elem(&dm_count_uses, &slot);
+	__u64 before;
 
-	return !use || __sync_fetch_and_add(&use->sockets, 1) < most;
+	if (!use)
+		return 1;
+	before = __sync_fetch_and_add(&use->sockets, 1);
+	if (before >= most)
+		return 0;
+	raise_peak(slot, before + 1);
+	return 1;
 }
 
 static __always_inline void count_back(__u32 slot)

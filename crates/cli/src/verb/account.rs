@@ -362,6 +362,9 @@ struct Figures {
     read_bytes: u64,
     written_bytes: u64,
     memory_peak_bytes: u64,
+    /// The most at once that are known.
+    pids_peak: u64,
+    sockets_peak: u64,
     lives: u64,
     wakes: u64,
 }
@@ -378,6 +381,8 @@ impl From<Usage> for Figures {
             read_bytes: usage.read_bytes,
             written_bytes: usage.written_bytes,
             memory_peak_bytes: usage.memory_peak_bytes,
+            pids_peak: usage.tasks_peak,
+            sockets_peak: usage.sockets_peak,
             lives: usage.lives,
             wakes: usage.wakes,
         }
@@ -386,7 +391,7 @@ impl From<Usage> for Figures {
 
 impl Figures {
     /// The figures as cells of a table.
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; 10] {
         [
             format!("{:.3} s", Duration::from_nanos(self.cpu_ns).as_secs_f64()),
             self.page_faults.to_string(),
@@ -394,6 +399,8 @@ impl Figures {
             bytes(self.read_bytes),
             bytes(self.written_bytes),
             bytes(self.memory_peak_bytes),
+            self.pids_peak.to_string(),
+            self.sockets_peak.to_string(),
             self.lives.to_string(),
             self.wakes.to_string(),
         ]
@@ -428,6 +435,8 @@ const HEADINGS: &Headings = &[
     ("ReadBytes", "READ"),
     ("WrittenBytes", "WRITTEN"),
     ("MemoryPeakBytes", "MEMORY PEAK"),
+    ("PidsPeak", "PIDS PEAK"),
+    ("SocketsPeak", "SOCKETS PEAK"),
     ("Lives", "LIVES"),
     ("Wakes", "WAKES"),
 ];
@@ -464,15 +473,19 @@ fn list(
         "READ",
         "WRITTEN",
         "MEMORY PEAK",
+        "PIDS PEAK",
+        "SOCKETS PEAK",
         "LIVES",
         "WAKES",
     ]);
     for row in rows() {
-        let [cpu, faults, major, read, written, peak, lives, wakes] = row.figures.cells();
         let (number, containers) = (row.number.to_string(), row.containers.to_string());
         let (name, parent) = (row.name.to_owned(), row.parent.to_owned());
+        let [cpu, faults, major, read, written, memory, pids, sockets, lives, wakes] =
+            row.figures.cells();
         table.row([
-            number, name, parent, containers, cpu, faults, major, read, written, peak, lives, wakes,
+            number, name, parent, containers, cpu, faults, major, read, written, memory, pids,
+            sockets, lives, wakes,
         ]);
     }
     print_table(table, noheading)
@@ -695,7 +708,8 @@ impl Report {
 }
 
 const CSV: &str = "number,name,since,until,cpu_ns,cpu_user_ns,page_faults,major_faults,read_bytes,\
-                   written_bytes,memory_peak_bytes,lives,wakes,cpu_given_ns,cpu_taken_ns\n";
+                   written_bytes,memory_peak_bytes,lives,wakes,cpu_given_ns,cpu_taken_ns,\
+                   pids_peak,sockets_peak\n";
 
 fn report(rows: &[Line<'_>], days: bool, noheading: bool, format: &Report) -> Result<()> {
     match format {
@@ -720,18 +734,24 @@ fn report(rows: &[Line<'_>], days: bool, noheading: bool, format: &Report) -> Re
         "READ",
         "WRITTEN",
         "MEMORY PEAK",
+        "PIDS PEAK",
+        "SOCKETS PEAK",
         "LIVES",
         "WAKES",
     ]);
     for row in rows {
-        let [cpu, faults, major, read, written, peak, lives, wakes] = row.figures.cells();
         let since = match row.since.as_str() {
             "" if days => "earlier".to_owned(),
             since => since.to_owned(),
         };
         let until = if days { String::new() } else { row.until.clone() };
         let name = row.name.to_owned();
-        table.row([name, since, until, cpu, faults, major, read, written, peak, lives, wakes]);
+        let [cpu, faults, major, read, written, memory, pids, sockets, lives, wakes] =
+            row.figures.cells();
+        table.row([
+            name, since, until, cpu, faults, major, read, written, memory, pids, sockets, lives,
+            wakes,
+        ]);
     }
     print_table(table, noheading)
 }
@@ -751,6 +771,8 @@ fn csv(row: &Line<'_>) -> String {
         f.wakes,
         f.cpu_given_ns,
         f.cpu_taken_ns,
+        f.pids_peak,
+        f.sockets_peak,
     ];
     let numbers = numbers.map(|n| n.to_string()).join(",");
     format!("{},{},{},{},{numbers}\n", row.number, row.name, row.since, row.until)
@@ -758,7 +780,7 @@ fn csv(row: &Line<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_account::{Charge, Holder, Life, Number};
+    use dormouse_account::{Charge, Held, Holder, Life, Number};
     use dormouse_model::ContainerId;
 
     use super::*;
@@ -783,6 +805,7 @@ mod tests {
                 unix_ms: day * DAY_MS,
                 usage,
                 work: Vec::new(),
+                held: Held::default(),
             });
         }
         AccountDetails {
@@ -854,7 +877,7 @@ mod tests {
         let all = all();
         let period = Period { since: day(0), until: None, days: false, recursive: false };
         let rows = period.rows(&all, &["customer".to_owned()]).unwrap();
-        assert_eq!(csv(&rows[0]), "1,customer,1970-01-01,,30,0,0,0,0,0,0,0,0,0,0\n");
+        assert_eq!(csv(&rows[0]), "1,customer,1970-01-01,,30,0,0,0,0,0,0,0,0,0,0,0,0\n");
         assert_eq!(CSV.split(',').count(), csv(&rows[0]).split(',').count());
         let figures = serde_json::to_value(&rows[0].figures).unwrap();
         assert_eq!(figures.as_object().unwrap().len() + 4, CSV.split(',').count());

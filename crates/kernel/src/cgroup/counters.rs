@@ -1,4 +1,4 @@
-//! Counters of a container that only grow, for accounts.
+//! Counters of a container, for accounts.
 
 use super::Cgroup;
 use super::Controllers;
@@ -22,6 +22,10 @@ pub struct Counters {
     pub major_faults: u64,
     /// The most memory that was charged at once. KERNEL(5.19) on v2, 0 before.
     pub memory_peak_bytes: u64,
+    /// Processes and threads that it has now; the only figure that also falls.
+    pub tasks: u64,
+    /// The most of them that there were at once. KERNEL(6.1) on both versions; before, those of now.
+    pub tasks_peak: u64,
     /// Read from block devices.
     pub read_bytes: u64,
     /// Written to block devices. On v1 without what went through the page cache.
@@ -70,6 +74,14 @@ impl Cgroup {
             counters.page_faults = field(&text, "total_pgfault");
             counters.major_faults = field(&text, "total_pgmajfault");
             counters.memory_peak_bytes = v1.read_number("memory.max_usage_in_bytes")?.unwrap_or(0);
+        }
+        if let Some(dir) = self.in_v2(Controllers::PIDS).or_else(|| self.in_v1(Controllers::PIDS)) {
+            counters.tasks = dir.read_number("pids.current")?.unwrap_or(0);
+            let peak = match dir.read_number("pids.peak") {
+                Err(e) if e.errno() == libc::ENOENT && dir.has("pids.current") => None,
+                peak => peak?,
+            };
+            counters.tasks_peak = peak.unwrap_or(0).max(counters.tasks);
         }
         if let Some(v2) = self.in_v2(Controllers::IO) {
             (counters.read_bytes, counters.written_bytes) = io_v2(&v2.read("io.stat")?);

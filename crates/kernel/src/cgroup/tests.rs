@@ -145,6 +145,8 @@ fn root_counters_have_the_number_of_their_cgroup_and_end_with_it() {
     let counters = cgroup.counters().unwrap().unwrap();
     assert!(counters.cpu_ns > 0 && counters.cpu_user_ns <= counters.cpu_ns, "{counters:?}");
     assert_eq!(counters.cpu_ns, cgroup.stats().unwrap().cpu_usage_ns);
+    // KERNEL(6.1): none is seen before.
+    assert!(counters.tasks == 0 && counters.tasks_peak >= 1, "{counters:?}");
     let again = scratch.hierarchy.find("a").unwrap().unwrap().counters().unwrap().unwrap();
     assert_eq!((again.cgroup, again.cpu_ns), (counters.cgroup, counters.cpu_ns));
     cgroup.remove().unwrap();
