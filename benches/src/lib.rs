@@ -357,7 +357,7 @@ impl Bench {
     fn copy_programs(&mut self) -> Result<()> {
         let copies = self.path("programs");
         fs::create_dir(&copies)?;
-        for name in ["dormouse", "dormouse-keeper"] {
+        for name in ["dormouse", "dormouse-keeper", "dormouse-oci"] {
             let (from, to) = (self.place.bin.join(name), copies.join(name));
             fs::write(&to, fs::read(&from).with_context(|| from.display().to_string())?)?;
             fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;

@@ -3,22 +3,24 @@
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin start -- --rounds 50
-//! cargo run --release -p dormouse-benches --bin start -- --part busy --part exec
+//! cargo run --release -p dormouse-benches --bin start -- --part exec --part life --busy
 //! ```
 //!
 //! | part | measures |
 //! |---|---|
 //! | `turns` | all arms in turn, quiet |
 //! | `rows` | each arm eight times in a row |
-//! | `busy` | in turn beside eight busy loops of the host |
+//! | `busy` | in turn, and eight times in a row, beside eight busy loops of the host |
 //! | `netns` | in turn, with a network stack of its own |
 //! | `podman` | podman, for scale |
 //! | `exec` | `true` in a running container |
+//! | `life` | create, start and removal by a command each, also of `dormouse-oci` |
 //! | `first` | the first run after a minute without one, and after a boot |
-//! | `burst` | a hundred runs at once |
+//! | `burst` | a hundred runs at once, also of podman |
 //! | `sustained` | one run after the other on each processor: runs per second, and CPU time of the host per run |
 //!
-//! `turns` and `rows` are measured on both disks, the others on the repository's.
+//! `turns` and `rows` are measured on both disks, the others on the repository's. With `--busy` all chosen parts run
+//! beside the eight loops.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -33,6 +35,8 @@ use dormouse_benches::{
     ok, promise,
 };
 
+#[path = "start/life.rs"]
+mod life;
 #[path = "start/load.rs"]
 mod load;
 #[path = "start/quiet.rs"]
@@ -49,12 +53,18 @@ struct Options {
     /// Turns of podman, which is fifty times slower.
     #[arg(long, default_value_t = 5)]
     podman_rounds: usize,
+    /// Bursts of each arm.
+    #[arg(long, default_value_t = 3)]
+    bursts: usize,
     /// Runs after a minute of quiet. Each takes a minute.
     #[arg(long, default_value_t = 5)]
     first_rounds: usize,
     /// Directory with the programs of another build, such as an earlier one, as another arm
     #[arg(long)]
     before: Option<PathBuf>,
+    /// Beside eight busy loops of the host
+    #[arg(long)]
+    busy: bool,
     /// Only these parts
     #[arg(long, value_enum)]
     part: Vec<Part>,
@@ -69,6 +79,7 @@ enum Part {
     Netns,
     Podman,
     Exec,
+    Life,
     First,
     Burst,
     Sustained,
@@ -114,6 +125,10 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
         return Ok(());
     }
     let mut bench = Bench::on(disk)?;
+    let hog = bench.path("hog");
+    let begin_loops = || load::Loops::start(&hog, load::LOOPS);
+    let loops = options.busy.then(begin_loops).transpose()?;
+    let load = if options.busy { "beside eight busy loops" } else { "without busy loops" };
     let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
     let ahead = bench.with_spares()?;
     let arms = |netns| {
@@ -124,44 +139,54 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
         arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
         anyhow::Ok(arms)
     };
-    let shared = arms(false)?;
+    let mut shared = arms(false)?;
     if wanted(Part::Turns) {
         let mut arms = arms(false)?;
         arms.extend(CONTRACTS.map(|(name, words)| ours_with(name, &bench, mode(false), words)));
         let times = interleave(&arms, options.rounds)?;
-        report(&arms, &times, disk, "shared or no network stack", 0.2);
+        report(&arms, &times, (disk, load), "shared or no network stack", 0.2);
     }
     if wanted(Part::Rows) {
         let times = interleave_rows(&shared, options.rounds, ROW)?;
-        report(&shared, &times, disk, "the same, eight times in a row", 0.35);
+        report(&shared, &times, (disk, load), "the same, eight times in a row", 0.35);
     }
     if wanted(Part::Busy) {
-        let loops = load::Loops::start(&bench, load::LOOPS)?;
-        let times = interleave(&shared, options.rounds)?;
-        drop(loops);
-        report(&shared, &times, disk, "the same, beside eight busy loops", 0.6);
+        let own = loops.is_none().then(begin_loops).transpose()?;
+        let of_turns = interleave(&shared, options.rounds)?;
+        let of_rows = interleave_rows(&shared, options.rounds, ROW)?;
+        drop(own);
+        let load = "beside eight busy loops";
+        report(&shared, &of_turns, (disk, load), "shared or no network stack", 0.6);
+        report(&shared, &of_rows, (disk, load), "the same, eight times in a row", 0.6);
     }
     if wanted(Part::Netns) {
         let mut own = arms(true)?;
         own.push(ours_with(PRIVATE, &bench, "private", &[]));
-        report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.4);
+        let times = interleave(&own, options.rounds)?;
+        report(&own, &times, (disk, load), "a network stack of its own", 0.4);
     }
-    if wanted(Part::Podman) && installed("podman") && options.podman_rounds > 0 {
-        let podman = podman(&bench)?;
-        let times = interleave(&podman, options.podman_rounds)?;
-        report(&podman, &times, disk, "podman, for scale", 0.5);
+    let needs_podman = (wanted(Part::Podman) || wanted(Part::Burst)) && options.podman_rounds > 0;
+    let podman = (needs_podman && installed("podman")).then(|| Podman::new(&bench)).transpose()?;
+    if let Some(podman) = podman.as_ref().filter(|_| wanted(Part::Podman)) {
+        let arms = [ours("dormouse", &bench, true), of_podman(podman)];
+        let times = interleave(&arms, options.podman_rounds)?;
+        report(&arms, &times, (disk, load), "podman, for scale", 0.5);
     }
     if wanted(Part::Exec) {
-        running::measure(&bench, options.rounds)?;
+        running::measure(&bench, options.rounds, load)?;
     }
-    if wanted(Part::Burst) {
-        load::burst(&shared)?;
+    if wanted(Part::Life) {
+        life::measure(&bench, &ahead, options.rounds, load)?;
     }
     if wanted(Part::Sustained) {
-        load::sustained(&shared)?;
+        load::sustained(&shared, load, loops.is_some())?;
+    }
+    if wanted(Part::Burst) {
+        shared.extend(podman.as_ref().map(of_podman));
+        load::burst(&shared, options.bursts, load)?;
     }
     if wanted(Part::First) {
-        quiet::measure(&bench, options.first_rounds)?;
+        quiet::measure(&bench, options.first_rounds, load)?;
     }
     Ok(())
 }
@@ -245,19 +270,18 @@ fn floor(bench: &Bench) -> Result<Arm> {
     }))
 }
 
-fn podman(bench: &Bench) -> Result<Vec<Arm>> {
-    let podman = Podman::new(bench)?;
-    let arm = Arm::new("podman", move |_| {
+fn of_podman(podman: &Podman) -> Arm {
+    let podman = podman.clone();
+    Arm::new("podman", move |_| {
         let mut command = podman.run();
         command.args(["--rm", "bench", "/bin/true"]);
         command
-    });
-    Ok(vec![ours("dormouse", bench, true), arm])
+    })
 }
 
 /// Prints one JSON line per arm, a table with bars, and the promises.
-fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) {
-    eprintln!("\nrun IMAGE true to exit, {title}, on {disk} (ms)");
+fn report(arms: &[Arm], times: &[Times], (disk, load): (Disk, &str), title: &str, of_crun: f64) {
+    eprintln!("\nrun IMAGE true to exit, {title}, on {disk}, {load} (ms)");
     eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
     let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
     let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
@@ -266,7 +290,9 @@ fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) 
         let bar = "#".repeat((median / longest * 40.0).round() as usize);
         let (min, p95) = (t.at(0.0), t.at(0.95));
         eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}  {bar}", arm.name);
-        let more = serde_json::json!({"network": title, "disk": disk.to_string(), "min_ms": min, "p95_ms": p95});
+        let more = serde_json::json!({
+            "network": title, "disk": disk.to_string(), "load": load, "min_ms": min, "p95_ms": p95,
+        });
         figure("start", &arm.name, median, "ms", more);
     }
     let Some(ours) = of("dormouse") else { return };

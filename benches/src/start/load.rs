@@ -1,20 +1,19 @@
 //! Starts beside busy loops, many at once, and without a pause.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use dormouse_benches::{Arm, Bench, figure, median, promise, without_v2};
+use dormouse_benches::{Arm, figure, median, promise, without_v2};
 
 /// The number of busy loops.
 pub(crate) const LOOPS: usize = 8;
 
 /// Runs of a burst.
 const BURST: usize = 100;
-/// Bursts of each arm.
-const BURSTS: usize = 3;
 /// Runs of each processor without a pause.
 const SUSTAINED: usize = 150;
 
@@ -22,11 +21,11 @@ const SUSTAINED: usize = 150;
 pub(crate) struct Loops(Vec<Child>);
 
 impl Loops {
-    pub(crate) fn start(bench: &Bench, count: usize) -> Result<Self> {
-        let hog = bench.path("hog");
+    /// Starts so many; `hog` is their program.
+    pub(crate) fn start(hog: &Path, count: usize) -> Result<Self> {
         let mut loops = Self(Vec::new());
         for _ in 0..count {
-            loops.0.push(Command::new(&hog).arg("1").spawn().context("cannot start a loop")?);
+            loops.0.push(Command::new(hog).arg("1").spawn().context("cannot start a loop")?);
         }
         Ok(loops)
     }
@@ -57,10 +56,10 @@ fn at_once(arm: &Arm, first: usize, count: usize) -> Result<Duration> {
 }
 
 /// A hundred runs of each arm at once, in turn.
-pub(crate) fn burst(arms: &[Arm]) -> Result<()> {
-    eprintln!("\n{BURST} runs at once, until the last has ended (ms)");
+pub(crate) fn burst(arms: &[Arm], rounds: usize, load: &str) -> Result<()> {
+    eprintln!("\n{BURST} runs at once, until the last has ended, {load} (ms)");
     let mut times = vec![Vec::new(); arms.len()];
-    for n in 0..BURSTS {
+    for n in 0..rounds {
         for (arm, times) in arms.iter().zip(&mut times) {
             let burst = || at_once(arm, n * BURST, BURST).with_context(|| arm.name.clone());
             let took = if arm.hide_v2 { without_v2(burst)? } else { burst()? };
@@ -74,16 +73,17 @@ pub(crate) fn burst(arms: &[Arm]) -> Result<()> {
             &arm.name,
             median(times.clone()),
             "ms",
-            serde_json::json!({"at_once": BURST}),
+            serde_json::json!({"at_once": BURST, "load": load}),
         );
     }
     Ok(())
 }
 
-/// Runs without a pause, one after the other on each processor.
-pub(crate) fn sustained(arms: &[Arm]) -> Result<()> {
+/// Runs without a pause, one after the other on each processor. The CPU time of the host is that of the runs only where
+/// no loops are busy.
+pub(crate) fn sustained(arms: &[Arm], load: &str, is_busy: bool) -> Result<()> {
     let workers = available_parallelism().map_or(1, usize::from);
-    eprintln!("\none run after the other, {workers} at a time");
+    eprintln!("\none run after the other, {workers} at a time, {load}");
     eprintln!("  {:<12} {:>8} {:>16}", "", "runs/s", "CPU ms per run");
     for arm in arms {
         let (busy, start) = (busy_ms()?, Instant::now());
@@ -107,11 +107,13 @@ pub(crate) fn sustained(arms: &[Arm]) -> Result<()> {
             Ok(())
         })?;
         let runs = (workers * SUSTAINED) as f64;
-        let (rate, cpu) = (runs / start.elapsed().as_secs_f64(), (busy_ms()? - busy) / runs);
-        eprintln!("  {:<12} {rate:>8.1} {cpu:>16.2}", arm.name);
-        let more = serde_json::json!({"cpu_ms_per_run": cpu, "at_a_time": workers});
+        let rate = runs / start.elapsed().as_secs_f64();
+        let cpu = if is_busy { None } else { Some((busy_ms()? - busy) / runs) };
+        let text = cpu.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.2}"));
+        eprintln!("  {:<12} {rate:>8.1} {text:>16}", arm.name);
+        let more = serde_json::json!({"cpu_ms_per_run": cpu, "at_a_time": workers, "load": load});
         figure("start", &arm.name, rate, "runs per second", more);
-        if arm.name == "dormouse" {
+        if let Some(cpu) = cpu.filter(|_| arm.name == "dormouse") {
             promise("CPU time of the host per run, in ms", cpu, 4.5);
         }
     }

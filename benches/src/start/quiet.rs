@@ -10,8 +10,8 @@ use dormouse_benches::{Bench, Times, figure, ok, promise};
 /// The time without a run. By default the keeper lingers for ten minutes.
 const QUIET: Duration = Duration::from_secs(60);
 
-pub(crate) fn measure(bench: &Bench, rounds: usize) -> Result<()> {
-    eprintln!("\nthe first run (ms)");
+pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
+    eprintln!("\nthe first run, {load} (ms)");
     let run = || -> Result<Duration> {
         let mut run = bench.dormouse();
         run.args(["run", "--rm", "bench", "true"]);
@@ -35,7 +35,7 @@ pub(crate) fn measure(bench: &Bench, rounds: usize) -> Result<()> {
         }
         let times = Times::new(times);
         eprintln!("  {name:<16} {:>8.2} (at most {:.2})", times.median_ms(), times.at(1.0));
-        let more = serde_json::json!({"first": name, "max_ms": times.at(1.0)});
+        let more = serde_json::json!({"first": name, "load": load, "max_ms": times.at(1.0)});
         figure("start", "dormouse", times.median_ms(), "ms", more);
         if name == "after a minute" {
             promise("the first after a minute, in ms", times.median_ms(), 20.0);

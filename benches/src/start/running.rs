@@ -9,7 +9,7 @@ use dormouse_benches::{Arm, Bench, figure, installed, interleave, ok, promise, w
 /// The container in which programs are executed.
 const NAME: &str = "stays";
 
-pub(crate) fn measure(bench: &Bench, rounds: usize) -> Result<()> {
+pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
     ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "sleep", "100000"]))?;
     let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
     let mut arms = vec![Arm::new("dormouse", move |_| {
@@ -23,12 +23,12 @@ pub(crate) fn measure(bench: &Bench, rounds: usize) -> Result<()> {
         }
     }
     let times = interleave(&arms, rounds)?;
-    eprintln!("\n`true` in a running container (ms)");
+    eprintln!("\n`true` in a running container, {load} (ms)");
     eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
     for (arm, times) in arms.iter().zip(&times) {
         let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
         eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
-        let more = serde_json::json!({"verb": "exec", "min_ms": min, "p95_ms": p95});
+        let more = serde_json::json!({"verb": "exec", "load": load, "min_ms": min, "p95_ms": p95});
         figure("start", &arm.name, median, "ms", more);
     }
     let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());

@@ -1,0 +1,72 @@
+//! `create`, `start` and the removal, each by a command of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use dormouse_benches::{Arm, Bench, figure, installed, interleave, promise};
+
+/// Our verbs, with `$0` for the program, `$1` for the root and `$2` for the name.
+const OURS: &str = "\"$0\" --root \"$1\" create --name \"$2\" bench true && \
+                    \"$0\" --root \"$1\" start \"$2\" && exec \"$0\" --root \"$1\" rm --force \"$2\"";
+
+/// The verbs of an OCI runtime; `$3` is its bundle.
+const OCI: &str = "\"$0\" --root \"$1\" create -b \"$3\" \"$2\" && \
+                   \"$0\" --root \"$1\" start \"$2\" && exec \"$0\" --root \"$1\" delete --force \"$2\"";
+
+/// Measures the engine, without and with parts made ahead, `dormouse-oci`, and the peers. `title` names the load.
+pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, title: &str) -> Result<()> {
+    let mut arms = vec![ours("dormouse", bench), ours(crate::SPARES, ahead)];
+    let oci = Path::new(bench.dormouse().get_program()).with_file_name("dormouse-oci");
+    arms.push(of_bundle(bench, "dormouse-oci", &oci)?);
+    for runtime in ["crun", "runc"] {
+        if installed(runtime) {
+            arms.push(of_bundle(bench, runtime, Path::new(runtime))?);
+        }
+    }
+    let times = interleave(&arms, rounds)?;
+    eprintln!("\ncreate, start and removal by three commands, {title} (ms)");
+    eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    for (arm, times) in arms.iter().zip(&times) {
+        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+        eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
+        let more = serde_json::json!({
+            "verb": "create+start+delete", "load": title, "min_ms": min, "p95_ms": p95,
+        });
+        figure("start", &arm.name, median, "ms", more);
+    }
+    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    if let Some(crun) = of("crun") {
+        for name in ["dormouse", crate::SPARES, "dormouse-oci"] {
+            if let Some(ours) = of(name) {
+                promise(&format!("create+start+delete, {name}, of crun"), ours / crun, 0.3);
+            }
+        }
+    }
+    if let (Some(ahead), Some(ours)) = (of(crate::SPARES), of("dormouse")) {
+        eprintln!("  with parts made ahead: {:.2} of without", ahead / ours);
+    }
+    Ok(())
+}
+
+fn ours(name: &str, bench: &Bench) -> Arm {
+    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+    Arm::new(name, move |n| {
+        let mut command = Command::new("sh");
+        command.args(["-c", OURS]).arg(&exe).arg(&root).arg(format!("life-{n}"));
+        command
+    })
+}
+
+fn of_bundle(bench: &Bench, name: &str, program: &Path) -> Result<Arm> {
+    let bundle = bench.bundle(&format!("bundle-{name}-life"), false)?;
+    let (state, program) = (bench.path(Bench::STATE).join(name), PathBuf::from(program));
+    let mut arm = Arm::new(name, move |n| {
+        let mut command = Command::new("sh");
+        command.args(["-c", OCI]).arg(&program).arg(&state);
+        command.arg(format!("life-{n}")).arg(&bundle);
+        command
+    });
+    arm.hide_v2 = name == "crun";
+    Ok(arm)
+}
