@@ -17,6 +17,8 @@
 //! All processes are killed at random times while random commands run: `DORMOUSE_FAULT_KILLS`
 //! kills, from `DORMOUSE_FAULT_SEED`.
 
+mod created;
+
 use crate::bundle;
 
 use std::collections::BTreeMap;
@@ -276,6 +278,7 @@ const COUNTED: Words = &["run", "-d", "--name", "x", "--sockets", "8", "busybox"
 const PRIVATE: Words =
     &["run", "-d", "--name", "x", "--net", "private", "busybox", "httpd", "-f", "-h", "/www"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
+const START: Words = &["start", "x"];
 pub(crate) const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 pub(crate) const EXEC: Words = &["exec", "x", "true"];
 const SERVE: Words =

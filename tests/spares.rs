@@ -21,7 +21,7 @@ fn nurseries(host: &Host) -> Vec<u32> {
 }
 
 /// Starts containers until there are spares for the next one, and returns them.
-fn stock(host: &Host) -> BTreeSet<String> {
+pub(crate) fn stock(host: &Host) -> BTreeSet<String> {
     let mut there = BTreeSet::new();
     let is_stocked = || {
         // At once: one after the other, they may be more than a second apart.
@@ -87,7 +87,33 @@ fn look(host: &Host, options: &[&str]) -> (String, String) {
     let words = [&["run", "--name", "x"], options, &["busybox", "sh", "-c", LOOK]].concat();
     let seen = host.dm(&words).ok();
     let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
-    let plain = seen.replace(&id, "ID").replace(&id[..12], "SHORT");
+    host.dm(&["rm", "x"]).ok();
+    let plain = plain(&seen, &id);
+    (id, plain)
+}
+
+/// What a program finds in a created container that is then started, and whether that goes on with a newborn that was
+/// there.
+fn look_created(host: &Host, options: &[&str]) -> (bool, String) {
+    let script = format!("{LOOK}\necho END; exec sleep 1000");
+    let words = [&["create", "--name", "x"], options, &["busybox", "sh", "-c", &script]].concat();
+    let id = host.dm(&words).ok();
+    let waits = newborn(host, &id);
+    host.dm(&["start", "x"]).ok();
+    let goes_on = waits.is_some() && waits == pid_of_x(host);
+    let mut seen = String::new();
+    let is_over = || {
+        seen = host.dm(&["logs", "x"]).ok();
+        seen.ends_with("END")
+    };
+    assert!(wait_until(soon(), is_over), "{options:?}");
+    host.dm(&["rm", "--force", "x"]).ok();
+    (goes_on, plain(&seen, &id))
+}
+
+/// Without what differs from container to container.
+fn plain(seen: &str, id: &str) -> String {
+    let plain = seen.replace(id, "ID").replace(&id[..12], "SHORT");
     let base = plain.lines().map(|line| {
         // The base of its ids on the host, and padding of the domain's hosts file.
         let mut words: Vec<&str> = line.split_whitespace().collect();
@@ -97,11 +123,186 @@ fn look(host: &Host, options: &[&str]) -> (String, String) {
         if words.ends_with(&["SHORT", "x"]) {
             words[0] = "ADDRESS";
         }
+        // The length of its addresses.
+        if let [_mode, _uid, _gid, bytes, "hosts"] = &mut words[..] {
+            *bytes = "SIZE";
+        }
         words.join(" ")
     });
     let plain: Vec<String> = base.filter(|line| !line.is_empty()).collect();
+    plain.join("\n")
+}
+
+/// The process in the cgroups of a container, if there is one.
+fn newborn(host: &Host, id: &str) -> Option<u32> {
+    let pids = |dir: &std::path::PathBuf| {
+        let text = std::fs::read_to_string(dir.join(id).join("cgroup.procs")).unwrap_or_default();
+        text.lines().next().and_then(|line| line.parse().ok())
+    };
+    host.cgroups().iter().find_map(pids)
+}
+
+fn pid_of_x(host: &Host) -> Option<u32> {
+    host.inspect("x")["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+}
+
+/// Creates container `x` with a spare. Returns its id and the pid of its newborn, which waits for at most a second.
+fn create(host: &Host) -> (String, u32) {
+    let mut found = None;
+    let has_spare = || {
+        host.dm(&["rm", "--force", "--ignore", "x"]).ok();
+        let there = stock(host);
+        let id = host.dm(&["create", "--name", "x", "busybox", "sleep", "1000"]).ok();
+        found = newborn(host, &id).filter(|_| there.contains(&id)).map(|pid| (id, pid));
+        found.is_some()
+    };
+    assert!(wait_until(soon(), has_spare), "no created container has taken a spare");
+    found.expect("an id")
+}
+
+/// Repeats what has to follow the creation of a container within a second. `does` returns whether it did.
+fn in_time(what: &str, mut does: impl FnMut() -> bool) {
+    let is_done = || {
+        let is_done = does();
+        if !is_done {
+            // No spare waits for a start for some seconds after one that came too late.
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+        is_done
+    };
+    assert!(wait_until(soon(), is_done), "{what}");
+}
+
+#[test]
+fn vm_start_of_created_container_goes_on_with_its_spare() {
+    let host = host();
+    in_time("no start goes on with a spare", || {
+        let (_, waits) = create(&host);
+        assert_eq!(host.inspect("x")["state"], "created");
+        host.dm(&["start", "x"]).ok();
+        pid_of_x(&host) == Some(waits)
+    });
+    assert_eq!(host.dm(&["exec", "x", "echo", "on"]).ok(), "on");
+    host.dm(&["restart", "--time", "0", "x"]).ok();
+    host.dm(&["exec", "x", "true"]).ok();
+    host.dm(&["rm", "--force", "x"]).ok();
+}
+
+#[test]
+fn vm_program_of_created_container_finds_the_same_in_a_spare_as_without() {
+    let host = host();
+    let cases: [&[&str]; 2] =
+        [&["-e", "A=b", "-u", "7:9"], &["--cap-drop", "all", "--init", "--pids", "50"]];
+    for options in cases {
+        set(&host, "[spares]\nkeep = 0\n");
+        let (goes_on, without) = look_created(&host, options);
+        assert!(!goes_on, "none is made");
+        host.dm(&["internal", "reset"]).ok();
+        set(&host, SPARES);
+        let mut seen = String::new();
+        in_time(&format!("{options:?}"), || {
+            // Several at once: one after the other, they may be more than a second apart.
+            stock(&host);
+            let (_, _) = look_created(&host, options);
+            let (goes_on, with) = look_created(&host, options);
+            seen = with;
+            goes_on
+        });
+        assert_eq!(seen, without, "{options:?}");
+        host.dm(&["internal", "reset"]).ok();
+    }
+}
+
+#[test]
+fn vm_created_container_that_is_not_started_gives_its_parts_back() {
+    let host = host();
+    let (id, _) = create(&host);
+    let run = host.root().join("run/c").join(&id);
+    let is_released =
+        || newborn(&host, &id).is_none() && !run.exists() && nurseries(&host).is_empty();
+    assert!(wait_until(soon(), is_released), "{:?}", host.processes());
+    assert_eq!(host.inspect("x")["state"], "created");
+    assert!(host.cgroups().iter().all(|dir| !dir.join(&id).exists()));
+    host.dm(&["start", "x"]).ok();
+    host.dm(&["exec", "x", "true"]).ok();
+}
+
+#[test]
+fn created_containers_that_are_not_started_keep_at_most_eight_spares() {
+    let host = host();
+    stock(&host);
+    for n in 0..30 {
+        host.dm(&["create", "--name", &format!("c{n}"), "busybox", "true"]).ok();
+        let running = std::fs::read_dir(host.root().join("run/c")).expect("a directory");
+        let ids: Vec<_> = running.flatten().map(|entry| entry.file_name()).collect();
+        let created =
+            ids.iter().filter(|id| host.root().join("lib/containers").join(id).exists()).count();
+        assert!(created <= 8, "{created} created containers have a newborn");
+    }
+    let is_gone = || {
+        nurseries(&host).is_empty()
+            && std::fs::read_dir(host.root().join("run/c")).is_ok_and(|all| all.count() == 0)
+    };
+    assert!(wait_until(soon(), is_gone), "{:?}", host.processes());
+}
+
+/// Commands that read or change what the newborn has copied, or is mounted on, end it first.
+#[test]
+fn change_of_created_container_ends_its_spare() {
+    let host = host();
+    std::fs::write(host.dir().join("file"), "copied").expect("written");
+    let file = host.dir().join("file").display().to_string();
+    for (change, after, shown) in [
+        (&["rename", "x", "y"][..], &["exec", "y", "hostname"][..], None),
+        (&["update", "--pids", "77", "x"], &["exec", "x", "sh", "-c", "ulimit -u"], None),
+        (&["cp", &file, "x:/file"], &["exec", "x", "cat", "/file"], Some("copied")),
+        (&["diff", "x"], &["exec", "x", "true"], None),
+        (&["commit", "x", "new"], &["exec", "x", "true"], None),
+    ] {
+        let (id, waits) = create(&host);
+        host.dm(change).ok();
+        let left = newborn(&host, &id);
+        assert!(left.is_none(), "{change:?}: {left:?} is left of {waits}");
+        host.dm(&["start", &id]).ok();
+        let found = host.dm(after).ok();
+        assert!(shown.is_none_or(|shown| found == shown), "{change:?}: {found}");
+        let pid = host.inspect(&id)["pid"].as_u64();
+        assert!(pid.is_some() && pid != Some(u64::from(waits)), "{change:?}: {pid:?}");
+        host.dm(&["rm", "--force", &id]).ok();
+    }
+    let (id, _) = create(&host);
     host.dm(&["rm", "x"]).ok();
-    (id, plain.join("\n"))
+    assert!(newborn(&host, &id).is_none() && !host.root().join("run/c").join(&id).exists());
+    assert!(host.cgroups().iter().all(|dir| !dir.join(&id).exists()));
+}
+
+#[test]
+fn changed_settings_make_spare_of_created_container_unfit() {
+    let host = host();
+    let (_, waits) = create(&host);
+    set(&host, &format!("{SPARES}# a comment\n"));
+    host.dm(&["start", "x"]).ok();
+    assert_ne!(pid_of_x(&host), Some(waits), "made under other settings");
+    host.dm(&["exec", "x", "true"]).ok();
+}
+
+#[test]
+fn killed_or_stopped_nursery_delays_no_start_of_created_container() {
+    let host = host();
+    for signal in ["KILL", "STOP"] {
+        let (id, _) = create(&host);
+        let nursery = nurseries(&host);
+        nursery.iter().for_each(|pid| drop(host.sh(&format!("kill -{signal} {pid}"))));
+        host.dm(&["start", "x"]).ok();
+        let pid = pid_of_x(&host);
+        // It has what it was given, and gives that up: not the container, which has started without.
+        nursery.iter().for_each(|pid| drop(host.sh(&format!("kill -CONT {pid}"))));
+        let is_gone = || nurseries(&host).is_empty() && spares(&host).is_empty();
+        assert!(wait_until(soon(), is_gone), "{:?}", spares(&host));
+        assert_eq!(host.dm(&["exec", "x", "echo", "on"]).ok(), "on", "{signal}");
+        assert_eq!((pid_of_x(&host), newborn(&host, &id)), (pid, pid), "{signal}");
+        host.dm(&["rm", "--force", "x"]).ok();
+    }
 }
 
 #[test]

@@ -37,7 +37,9 @@ pub struct Created {
 enum Then {
     /// Its start by the same process, which may take a spare.
     Start,
-    /// Its start by another command, or none.
+    /// Its start by another command, for which a spare may wait.
+    StartLater,
+    /// Content that no spare has.
     Rest,
 }
 
@@ -53,6 +55,16 @@ pub(crate) fn create(ground: &Ground, create: Create) -> Result<Created> {
 /// Creates a container that is started at once. Its parts may have been made ahead ([`crate::spare`]).
 pub(crate) fn create_to_start(ground: &Ground, create: Create) -> Result<Created> {
     create_then(ground, create, Then::Start, |_, _| Ok(()))
+}
+
+/// Creates a container that another command is to start. Its parts may have been made ahead, and are kept for that
+/// command by the nursery ([`spare::keep`]).
+pub(crate) fn create_to_start_later(ground: &Ground, create: Create) -> Result<Created> {
+    let mut created = create_then(ground, create, Then::StartLater, |_, _| Ok(()))?;
+    if let Some(spare) = created.spare.take() {
+        spare::keep(ground, &created.config, spare);
+    }
+    Ok(created)
 }
 
 /// Creates a container with further content: `fill` puts it into the container's directory.
@@ -130,7 +142,8 @@ fn draft_then(
     contract::check_evict(ground, &create.spec)?;
     let account = account::reserve(ground, &create.spec)?;
     let adopted = match then {
-        Then::Start => spare::adopt(ground, &create),
+        Then::Start => spare::adopt(ground, &create, false),
+        Then::StartLater => spare::adopt(ground, &create, true),
         Then::Rest => None,
     };
     let (id, new, mut made) = match adopted {

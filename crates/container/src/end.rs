@@ -290,15 +290,24 @@ pub(crate) fn release_objects(ground: &Ground, config: &Config) -> Result<()> {
     remove_run_dir(ground, id)
 }
 
-/// Gives up what a warm sleeper has ([`crate::warm`]): it is an ordinary asleep container then. Does nothing for
-/// others. The caller holds its lock.
+/// Returns whether a container may have a newborn that waits for the rest of its plan: it is warm, or was created with
+/// parts made ahead. Other containers with objects in the kernel have a record of their first process.
+pub(crate) fn has_newborn_ahead(ground: &Ground, id: &ContainerId) -> bool {
+    let run_dir = ground.run_dir(id);
+    ground.warm_record(id).exists() || run_dir.exists() && !run_dir.join(state::INIT).exists()
+}
+
+/// Gives up what a warm sleeper has ([`crate::warm`]), or a created container ([`crate::spare`]): it is an ordinary one
+/// then. Does nothing for others. The caller holds its lock.
 pub(crate) fn cool_locked(ground: &Ground, config: &Config) -> Result<()> {
-    if !ground.warm_record(&config.id).exists() {
+    let is_warm = ground.warm_record(&config.id).exists();
+    if !is_warm && !has_newborn_ahead(ground, &config.id) {
         return Ok(()); // nearly all
     }
     let observed = state::observe(ground, config)?;
     match (observed.state, &observed.init) {
-        (State::Asleep, None) => release_objects(ground, config),
+        (State::Asleep, None) if is_warm => release_objects(ground, config),
+        (State::Created, None) => tear_down(ground, &config.id, Some(config)),
         // It is on its way to another state.
         _ => Ok(()),
     }

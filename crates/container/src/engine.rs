@@ -186,13 +186,15 @@ impl Engine {
 
 /// Creating and removing.
 impl Engine {
-    /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
+    /// Creates a container: its name, ids, addresses and empty writable layer. No program runs.
     ///
     /// ORDER: everything is made inside a directory that is not visible yet; its lock shows that
     /// this create is in progress, and one rename publishes it. A failure releases what was taken.
     /// For a killed create the next command does that ([`crate::pending`]).
+    ///
+    /// Parts of it may have been made ahead: a start within a second goes on with them.
     pub fn create(&self, create: Create) -> Result<Created> {
-        create::create(&self.ground, create)
+        create::create_to_start_later(&self.ground, create)
     }
 
     /// Creates a container that this process starts at once ([`Engine::start_new`]). Parts of it may have been made

@@ -8,12 +8,17 @@
 //! makes nothing. The other one makes spares, and releases those that are not wanted. It begins when a command that
 //! has asked has ended, or [`BUSY`] later, so behind the answer of that command.
 //!
+//! **Created containers.** A command that creates a container leaves its parts here, and the command that starts it
+//! takes them ([`spare::keep`]). They are kept for a second, at most `[spares] keep` of them. They belong to the
+//! container: its removal or an ordinary start releases them as those of an interrupted start, and does not ask here.
+//! For ten seconds after one that was not started in time, such commands get no spare.
+//!
 //! **How many.** As many as commands have asked for in the last second, at most `[spares] keep` of them; of the two
 //! kinds that were asked for last, because a spare has its image mounted. All are given up where memory is short, where
 //! the settings or the program have changed, while CPUs or memory are reserved (each group counts there), and when a
 //! command needs what they hold ([`spare::dismiss`]).
 //!
-//! Uses `ground`, `settings`, `contract`, `net`, `layer`, `admission`, `spare` and `start`.
+//! Uses `ground`, `settings`, `state`, `contract`, `net`, `layer`, `admission`, `spare` and `start`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -26,7 +31,7 @@ use std::time::{Duration, Instant};
 use dormouse_image::{Assembled, Store};
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_launch::{Keeper, LaunchError, wire};
-use dormouse_model::{Config, ContainerId, IdMap};
+use dormouse_model::{Config, ContainerId, IdMap, State};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -36,15 +41,18 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, Ground};
 use crate::net::{self, Net};
-use crate::spare::{self, Kind, MESSAGE_BYTES_MAX, Request, Spare, Stamp};
+use crate::spare::{self, Kind, MESSAGE_BYTES_MAX, Request, Seen, Spare, Stamp};
 use crate::start::{self, Bearer, Born};
-use crate::{admission, contract, layer, settings};
+use crate::{admission, contract, layer, settings, state};
 
 /// How long spares are kept without a start.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// A command that has asked and has not ended after this time is not waited for: its container runs.
 const BUSY: Duration = Duration::from_millis(20);
+
+/// LIMIT: how long commands that create containers get no spare after a container that was not started in time.
+const RESTED: Duration = Duration::from_secs(10);
 
 /// LIMIT: kinds of spares. Each has an image mounted.
 const KINDS_MAX: usize = 2;
@@ -59,10 +67,22 @@ struct Ready {
     spare: Spare,
 }
 
+/// The parts of a created container until its start.
+#[derive(Debug)]
+struct Kept {
+    spare: Spare,
+    /// Its configuration at its creation.
+    config: Seen,
+    since: Instant,
+}
+
 /// What both threads know.
 #[derive(Debug, Default)]
 struct Nursery {
     ready: Vec<Ready>,
+    kept: Vec<Kept>,
+    /// When the last created container that was not started in time has lost its parts.
+    rested: Option<Instant>,
     /// Spares that could not be given away.
     unwanted: Vec<Spare>,
     /// When commands have asked in the last second, and for what.
@@ -98,10 +118,19 @@ impl Nursery {
         kinds
     }
 
-    /// Takes a spare that is not wanted.
-    fn surplus(&mut self, wanted: &[(Kind, usize)]) -> Option<Spare> {
+    /// Takes a spare that is not wanted, or the parts of a container that was not started in time. `keep` is 0 where
+    /// none are kept now.
+    fn surplus(&mut self, wanted: &[(Kind, usize)], now: Instant, keep: usize) -> Option<Spare> {
         if let Some(spare) = self.unwanted.pop() {
             return Some(spare);
+        }
+        let is_none_kept = self.ends || keep == 0;
+        let is_late = |kept: &Kept| kept.since + KEPT <= now;
+        if let Some(at) = self.kept.iter().position(|kept| is_none_kept || is_late(kept)) {
+            if is_late(&self.kept[at]) {
+                self.rested = Some(now);
+            }
+            return Some(self.kept.swap_remove(at).spare);
         }
         let is_wanted = |ready: &Ready| wanted.iter().any(|(kind, _)| *kind == ready.kind);
         let at = self.ready.iter().position(|ready| !is_wanted(ready))?;
@@ -142,7 +171,8 @@ pub(crate) fn run(ground: &Ground, keeper: BorrowedFd<'_>) -> Result<()> {
     let shared = Shared::default();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            answer(&shared, &listener, keeper, &stamp);
+            let answering = Answering { ground, shared: &shared, stamp: &stamp, keep };
+            answer(&answering, &listener, keeper);
             // Commands do not wait for an answer while spares are released.
             let _ = disk::remove(&path);
             drop(listener);
@@ -180,8 +210,18 @@ impl Client {
     }
 }
 
+/// What the thread that answers commands knows.
+struct Answering<'n> {
+    ground: &'n Ground,
+    shared: &'n Shared,
+    stamp: &'n Stamp,
+    /// LIMIT: created containers whose parts are kept.
+    keep: usize,
+}
+
 /// The thread that answers commands.
-fn answer(shared: &Shared, listener: &OwnedFd, keeper: BorrowedFd<'_>, stamp: &Stamp) {
+fn answer(answering: &Answering<'_>, listener: &OwnedFd, keeper: BorrowedFd<'_>) {
+    let shared = answering.shared;
     let mut clients: Vec<Client> = Vec::new();
     // No descriptor is left: a connection that cannot be accepted stays readable.
     let mut deaf_until = None;
@@ -225,7 +265,7 @@ fn answer(shared: &Shared, listener: &OwnedFd, keeper: BorrowedFd<'_>, stamp: &S
         let mut kept = Vec::with_capacity(clients.len() + 1);
         for (client, is_ready) in clients.into_iter().zip(&ready[2..]) {
             match is_ready {
-                true => kept.extend(serve(shared, stamp, client)),
+                true => kept.extend(answering.serve(client)),
                 false => kept.push(client),
             }
         }
@@ -236,7 +276,7 @@ fn answer(shared: &Shared, listener: &OwnedFd, keeper: BorrowedFd<'_>, stamp: &S
                 Ok(sock) if sockopt::socket_peercred(&sock).is_ok_and(|it| it.uid.is_root()) => {
                     let client = Client { sock, since: Instant::now(), has_asked: false };
                     // Its request is mostly there already.
-                    clients.extend(serve(shared, stamp, client));
+                    clients.extend(answering.serve(client));
                 }
                 Ok(_) => {}
                 Err(_) => deaf_until = Some(Instant::now() + LOOK),
@@ -251,58 +291,112 @@ fn due(shared: &Shared) {
     shared.changed.notify_all();
 }
 
-/// Reads a request. Returns the client while it is connected.
-fn serve(shared: &Shared, stamp: &Stamp, mut client: Client) -> Option<Client> {
-    let mut text = vec![0; MESSAGE_BYTES_MAX];
-    let n = match wire::receive(&client.sock, &mut text, RecvFlags::DONTWAIT, drop) {
-        Err(Errno::AGAIN) => return Some(client),
-        Ok(0) | Err(_) => {
-            if client.has_asked {
-                due(shared);
+impl Answering<'_> {
+    /// Reads a request. Returns the client while it is connected.
+    fn serve(&self, mut client: Client) -> Option<Client> {
+        let (mut text, mut fds) = (vec![0; MESSAGE_BYTES_MAX], Vec::new());
+        let received =
+            wire::receive(&client.sock, &mut text, RecvFlags::DONTWAIT, |fd| fds.push(fd));
+        let n = match received {
+            Err(Errno::AGAIN) => return Some(client),
+            Ok(0) | Err(_) => {
+                if client.has_asked {
+                    due(self.shared);
+                }
+                return None;
             }
+            Ok(n) => n,
+        };
+        match serde_json::from_slice(&text[..n]) {
+            Ok(Request::Take { kind, stamp, rests }) => {
+                let spare = self.taken(*kind, &stamp, rests);
+                let is_given = spare.is_some();
+                let is_answered = self.give(&client, spare);
+                // The next one is made behind the start, and not between it and the creation.
+                (client.since, client.has_asked) = (Instant::now(), !(rests && is_given));
+                if stamp != *self.stamp || !is_answered {
+                    due(self.shared);
+                }
+                Some(client)
+            }
+            Ok(Request::Keep { given, config }) => {
+                self.keep(Spare::received(self.ground, *given, fds)?, config);
+                None
+            }
+            Ok(Request::Begin { id, config, stamp }) => {
+                let is_answered = self.give(&client, self.begun(&id, &config, &stamp));
+                (client.since, client.has_asked) = (Instant::now(), true);
+                if !is_answered {
+                    due(self.shared);
+                }
+                Some(client)
+            }
+            Ok(Request::Dismiss) => {
+                let mut nursery = self.shared.lock();
+                nursery.ends = true;
+                nursery.waiting.push(client.sock);
+                self.shared.changed.notify_all();
+                None
+            }
+            // Not a request: a process of root that is no command of this program.
+            Err(_) => None,
+        }
+    }
+
+    /// The spare for a request of this kind, if there is one.
+    fn taken(&self, kind: Kind, stamp: &Stamp, rests: bool) -> Option<Spare> {
+        let now = Instant::now();
+        let mut nursery = self.shared.lock();
+        // Another program, or other settings: the next nursery has them.
+        nursery.ends |= stamp != self.stamp;
+        nursery.last_asked = Some(now);
+        let at = nursery.ready.iter().position(|ready| ready.kind == kind);
+        nursery.asked.push_back((now, kind));
+        // LIMIT: as many created containers keep their parts as there may be spares.
+        let has_rested = nursery.rested.is_some_and(|at| now < at + RESTED);
+        let may_rest = !has_rested && nursery.kept.len() < self.keep;
+        // ORDER: a command that has them released finds no use of an image afterwards.
+        let at = at.filter(|_| !nursery.ends && (may_rest || !rests))?;
+        Some(nursery.ready.swap_remove(at).spare)
+    }
+
+    /// Keeps the parts of a created container.
+    fn keep(&self, spare: Spare, config: Seen) {
+        let since = Instant::now();
+        let mut nursery = self.shared.lock();
+        nursery.last_asked = Some(since);
+        match !nursery.ends && nursery.kept.len() < self.keep {
+            true => nursery.kept.push(Kept { spare, config, since }),
+            false => nursery.unwanted.push(spare),
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// The parts of a created container that starts. Those that are outdated are released.
+    fn begun(&self, id: &ContainerId, config: &Seen, stamp: &Stamp) -> Option<Spare> {
+        let mut nursery = self.shared.lock();
+        nursery.ends |= stamp != self.stamp;
+        nursery.last_asked = Some(Instant::now());
+        let at = nursery.kept.iter().position(|kept| kept.spare.id == *id)?;
+        let Kept { spare, config: made_with, .. } = nursery.kept.swap_remove(at);
+        if nursery.ends || made_with != *config {
+            nursery.unwanted.push(spare);
             return None;
         }
-        Ok(n) => n,
-    };
-    match serde_json::from_slice(&text[..n]) {
-        Ok(Request::Take { kind, stamp: theirs }) => {
-            let now = Instant::now();
-            let is_current = theirs == *stamp;
-            let given = {
-                let mut nursery = shared.lock();
-                // Another program, or other settings: the next nursery has them.
-                nursery.ends |= !is_current;
-                nursery.last_asked = Some(now);
-                nursery.asked.push_back((now, (*kind).clone()));
-                let at = nursery.ready.iter().position(|ready| ready.kind == *kind);
-                // ORDER: a command that has them released finds no use of an image afterwards.
-                at.filter(|_| !nursery.ends).map(|at| nursery.ready.swap_remove(at).spare)
-            };
-            let sent = match given {
-                Some(spare) => {
-                    let sent = spare.give(client.sock.as_fd()).is_ok();
-                    if !sent {
-                        shared.lock().unwanted.push(spare);
-                    }
-                    sent
-                }
-                None => wire::send(&client.sock, b"-", &[], SendFlags::DONTWAIT).is_ok(),
-            };
-            (client.since, client.has_asked) = (now, true);
-            if !is_current || !sent {
-                due(shared);
-            }
-            Some(client)
+        Some(spare)
+    }
+
+    /// Answers with a spare, or that there is none. Returns whether the command has received that.
+    fn give(&self, to: &Client, spare: Option<Spare>) -> bool {
+        let Some(spare) = spare else {
+            return wire::send(&to.sock, b"-", &[], SendFlags::DONTWAIT).is_ok();
+        };
+        let is_given = spare.give(to.sock.as_fd()).is_ok();
+        match is_given {
+            true => spare.leave(),
+            false => self.shared.lock().unwanted.push(spare),
         }
-        Ok(Request::Dismiss) => {
-            let mut nursery = shared.lock();
-            nursery.ends = true;
-            nursery.waiting.push(client.sock);
-            shared.changed.notify_all();
-            None
-        }
-        // Not a request: a process of root that is no command of this program.
-        Err(_) => None,
+        is_given
     }
 }
 
@@ -320,7 +414,7 @@ fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
             let wanted = if nursery.ends { Vec::new() } else { nursery.wanted(now, keep) };
             let has_none = wanted.iter().all(|(_, number)| *number == 0);
             let wanted = if has_none { Vec::new() } else { wanted };
-            let surplus = nursery.surplus(&wanted);
+            let surplus = nursery.surplus(&wanted, now, keep);
             if surplus.is_none() && nursery.ends {
                 // ORDER: the lock is held to the end, so no spare is made or given away any more.
                 nursery.waiting.clear();
@@ -362,7 +456,8 @@ fn make(ground: &Ground, kind: &Kind) -> Result<Spare> {
         Ok((born, root, config)) => {
             let Config { ids, addresses, .. } = config;
             let Born { keeper, newborn, device, .. } = born;
-            Ok(Spare { id, ids, addresses, lock: Some(lock), keeper, newborn, root, device })
+            let (lock, root) = (Some(lock), Some(root));
+            Ok(Spare { id, ids, addresses, lock, keeper, newborn, root, device, user: None })
         }
         Err(e) => {
             let _ = spare::release(ground, &id, &dir, None); // the first error is returned
@@ -430,8 +525,34 @@ impl Bearer for Maker<'_> {
 
 /// Releases a spare that is not wanted any more.
 fn give_up(ground: &Ground, spare: Spare) -> Result<()> {
+    if spare.lock.is_none() {
+        return spare.end(|id, _| release_kept(ground, id));
+    }
     let dir = ground.places.spares().join(spare.id.as_str());
     spare.end(|id, ids| spare::release(ground, id, &dir, Some(ids)))
+}
+
+/// Releases the parts of a created container, unless it was started or removed meanwhile.
+///
+/// ORDER: its lock is not waited for, because its holder may wait for the nursery. The settler that follows an error
+/// waits for it.
+fn release_kept(ground: &Ground, id: &ContainerId) -> Result<()> {
+    let dir = ground.dir(id);
+    let Some(_lock) = Lock::try_take(&dir)? else {
+        return match dir.exists() {
+            true => Err(Error::file("cannot lock", &dir)(std::io::ErrorKind::WouldBlock.into())),
+            false => Ok(()),
+        };
+    };
+    let config = match ground.config(id) {
+        Err(Error::NoContainer(_)) => return Ok(()), // withdrawn since
+        other => other?,
+    };
+    let observed = state::observe(ground, &config)?;
+    match observed.state == State::Created && ground.run_dir(id).exists() {
+        true => spare::release_objects(ground, id),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

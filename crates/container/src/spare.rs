@@ -10,6 +10,7 @@
 //! LIB/spares/ID/          locked by the nursery (`nursery`), then by the adopting command
 //! LIB/pending/new-ID/     adopted: an ordinary create in progress, with objects in the kernel
 //! RUN/spares.sock         where the nursery gives spares away
+//! RUN/c/ID/               of a created container: it has its newborn already, without a record of a first process
 //! RUN/spares.lock         held by the nursery for its life
 //! ```
 //!
@@ -18,6 +19,11 @@
 //! The command is then what the nursery was, its starter and the holder of its lock. One rename makes the spare a
 //! create in progress. The ordinary create and start follow, and each of their steps is made or found made. An option
 //! that changes a part made ahead has no kind, and the container is made from nothing.
+//!
+//! **Created, not started.** `create` adopts a spare as well, and leaves it to the nursery, which keeps it for a second
+//! ([`keep`]). `start` takes it from there under the lock of the container ([`take_kept`]). To every other verb the
+//! container is one whose start was interrupted: objects in the kernel, and no record of a first process. Verbs that
+//! settle a container release these objects, and so does the nursery when the second is over.
 //!
 //! **Killed anywhere.** A spare lives as long as the socket of its newborn is open, and the lock of its directory is
 //! held. A killed nursery or command closes both: the newborn exits by itself, and the settler that the keeper starts
@@ -38,10 +44,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::{pidfd, scale};
-use dormouse_launch::{Keeper, Newborn, Passed, wire};
+use dormouse_launch::{Keeper, LaunchError, Newborn, Passed, wire};
 use dormouse_model::{
     Config, ContainerId, Evict, IdMap, Limits, Name, NetMode, OutOfMemory, Process, Restart,
-    RootSource, SeccompChoice, Security, Sleep, Spec, Views, WakeOn,
+    RootSource, SeccompChoice, Security, Sleep, Spec, User, Views, WakeOn,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
@@ -53,15 +59,17 @@ use crate::error::{Error, Result};
 use crate::event;
 use crate::exit::SIGKILL;
 use crate::gates;
-use crate::ground::{self, Ground};
+use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, New};
 use crate::shared;
 use crate::spec::Create;
+use crate::user::{PasswdUser, Users};
 
 /// LIMIT: bytes of a message to or from the nursery. A newborn's steps are named in it.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Descriptors of a spare: lock, root, connection to the keeper, newborn and its socket.
+/// Descriptors of a spare: connection to the keeper, newborn and its socket; root and lock, unless its container is
+/// created.
 const DESCRIPTORS: usize = 5;
 
 /// LIMIT: how long a start waits for the nursery, which answers in some ten microseconds unless it is stopped.
@@ -281,18 +289,24 @@ impl Stamp {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
     /// A spare, if there is one. The connection is closed when the start has its answer: then another one is made.
-    Take { kind: Box<Kind>, stamp: Stamp },
+    /// `rests`: the container is to be started by another command.
+    Take { kind: Box<Kind>, stamp: Stamp, rests: bool },
+    /// That the parts of a created container, whose descriptors come with it, are kept until its start.
+    Keep { given: Box<Given>, config: Seen },
+    /// The parts of a created container with this configuration.
+    Begin { id: ContainerId, config: Seen, stamp: Stamp },
     /// That all spares are released, and the nursery exits. It closes the connection at the end.
     Dismiss,
 }
 
-/// A spare in a message; an empty message is no spare.
+/// A spare in a message. An answer that is none of these is no spare.
 #[derive(Debug, Serialize, Deserialize)]
-struct Given {
+pub(crate) struct Given {
     id: ContainerId,
     ids: IdMap,
     addresses: Vec<IpAddr>,
     device: u64,
+    user: Option<PasswdUser>,
     passed: Passed,
 }
 
@@ -302,14 +316,17 @@ pub(crate) struct Spare {
     pub(crate) id: ContainerId,
     pub(crate) ids: IdMap,
     pub(crate) addresses: Vec<IpAddr>,
-    /// The lock of its directory, until it is a create in progress.
+    /// The lock of its directory, until it is a create in progress. That of a created container has none.
     pub(crate) lock: Option<Lock>,
     /// The connection on which its newborn was born.
     pub(crate) keeper: Keeper,
     pub(crate) newborn: Newborn,
-    /// Its root, without what is mounted there, and its number (st_dev).
-    pub(crate) root: OwnedFd,
+    /// Its root, without what is mounted there, and its number (st_dev). That of a created container is open in the
+    /// newborn alone: its end is then that of the mount, also beside a nursery that is stopped.
+    pub(crate) root: Option<OwnedFd>,
     pub(crate) device: u64,
+    /// The user of the program, found at the creation of the container.
+    pub(crate) user: Option<PasswdUser>,
 }
 
 impl Spare {
@@ -318,21 +335,44 @@ impl Spare {
         self.newborn.is_waiting() && self.keeper.is_quiet()
     }
 
-    /// Gives it to another process.
-    pub(crate) fn give(&self, to: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    /// Describes it for another process, with its descriptors.
+    fn describe(&self) -> (Given, Vec<BorrowedFd<'_>>) {
         let (passed, [keeper, newborn, socket]) = self.keeper.pass(&self.newborn);
-        let Self { id, ids, addresses, device, .. } = self;
+        let Self { id, ids, addresses, device, user, .. } = self;
         let given = Given {
             id: id.clone(),
             ids: *ids,
             addresses: addresses.clone(),
             device: *device,
+            user: user.clone(),
             passed,
         };
+        let lock = self.lock.as_ref().map(|lock| lock.file().as_fd());
+        let root = self.root.as_ref().map(AsFd::as_fd);
+        let fds = [keeper, newborn, socket];
+        (given, fds.into_iter().chain(root).chain(lock).collect())
+    }
+
+    /// Gives it to another process, to which it is then to be [left](Self::leave).
+    pub(crate) fn give(&self, to: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+        let (given, fds) = self.describe();
         let text = serde_json::to_vec(&given).map_err(|_| Errno::INVAL)?;
-        let lock = self.lock.as_ref().ok_or(Errno::INVAL)?;
-        let fds = [lock.file().as_fd(), self.root.as_fd(), keeper, newborn, socket];
         wire::send(to, &text, &fds, SendFlags::DONTWAIT)
+    }
+
+    /// Leaves it to the process to which it was given.
+    pub(crate) fn leave(self) {
+        self.keeper.leave();
+    }
+
+    /// Finds the user of a program in its root.
+    pub(crate) fn find_user(&self, user: &User) -> Result<PasswdUser> {
+        match (&self.user, &self.root) {
+            (Some(found), _) => Ok(found.clone()),
+            // The mounts below this root are on other files.
+            (None, Some(root)) => Users::read(root.as_fd()).find(user),
+            (None, None) => Err(LaunchError::Newborn { what: "has no recorded user" }.into()),
+        }
     }
 
     /// Ends its newborn, and has the rest released by `release`.
@@ -355,29 +395,22 @@ impl Spare {
         released
     }
 
-    /// The spare of an answer, if it has one.
-    fn received(ground: &Ground, text: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
-        let [lock, root, keeper, newborn, socket] = fds.try_into().ok()?;
-        let Given { id, ids, addresses, device, passed } = serde_json::from_slice(text).ok()?;
-        let fds = [keeper, newborn, socket];
-        let (keeper, newborn) = Keeper::take_over(&ground.places.run, passed, fds);
-        let lock = Some(Lock::received(lock));
-        Some(Self { id, ids, addresses, lock, keeper, newborn, root, device })
+    /// The spare of a message; `None` if a descriptor is lacking.
+    pub(crate) fn received(ground: &Ground, given: Given, fds: Vec<OwnedFd>) -> Option<Self> {
+        let mut fds = fds.into_iter();
+        let passed_fds = [fds.next()?, fds.next()?, fds.next()?];
+        let (root, lock) = (fds.next(), fds.next().map(Lock::received));
+        let Given { id, ids, addresses, device, user, passed } = given;
+        let (keeper, newborn) = Keeper::take_over(&ground.places.run, passed, passed_fds);
+        Some(Self { id, ids, addresses, lock, keeper, newborn, root, device, user })
     }
 }
 
-/// Adopts a spare for a requested container: from now on it is a create in progress. `None` if there is none.
-///
-/// ORDER: the rename is under the lock that came with the spare. A kill before it leaves a spare, and a kill after it a
-/// create; both are released by their id.
-pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
-    if !ground.places.run.join(SOCKET).exists() {
-        return None; // one call, where no spares are made
-    }
-    let kind = Kind::of(create)?;
+/// Requests a spare from the nursery. `None` if it gives none.
+fn take(ground: &Ground, wanted: &Request) -> Option<Spare> {
     let nursery = connect(ground).ok()?;
     sockopt::set_socket_timeout(&nursery, sockopt::Timeout::Recv, Some(ANSWER_WITHIN)).ok()?;
-    request(nursery.as_fd(), &Request::Take { kind: Box::new(kind), stamp: Stamp::now(ground) })?;
+    request(nursery.as_fd(), wanted)?;
     let mut text = vec![0; MESSAGE_BYTES_MAX];
     let mut fds = Vec::with_capacity(DESCRIPTORS);
     // ORDER: without an answer the connection is closed, so a later one fails, and its spare stays with the nursery.
@@ -386,7 +419,20 @@ pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
         return None; // the nursery exits
     }
     ground.keep_open(nursery);
-    let mut spare = Spare::received(ground, &text[..n], fds)?;
+    Spare::received(ground, serde_json::from_slice(&text[..n]).ok()?, fds)
+}
+
+/// Adopts a spare for a requested container: from now on it is a create in progress. `None` if there is none. `rests`:
+/// the container is to be started by another command ([`keep`]).
+///
+/// ORDER: the rename is under the lock that came with the spare. A kill before it leaves a spare, and a kill after it a
+/// create; both are released by their id.
+pub(crate) fn adopt(ground: &Ground, create: &Create, rests: bool) -> Option<(Spare, New)> {
+    if !ground.places.run.join(SOCKET).exists() {
+        return None; // one call, where no spares are made
+    }
+    let kind = Box::new(Kind::of(create)?);
+    let mut spare = take(ground, &Request::Take { kind, stamp: Stamp::now(ground), rests })?;
     let lock = spare.lock.take()?;
     let dir = ground.places.spares().join(spare.id.as_str());
     if !spare.is_fit() || rename_to_new(ground, &spare.id, &dir).is_err() {
@@ -396,6 +442,53 @@ pub(crate) fn adopt(ground: &Ground, create: &Create) -> Option<(Spare, New)> {
     }
     let dir = pending::new_dir(ground, &spare.id);
     Some((spare, New { dir, lock, account: None }))
+}
+
+/// Leaves the parts of a created container to the nursery, until its start. Without a nursery they are released: the
+/// container is then one that was made from nothing. The caller holds the lock of the container.
+///
+/// ORDER: published, then left: a kill in between closes the socket of the newborn, as that of an interrupted start.
+pub(crate) fn keep(ground: &Ground, config: &Config, mut spare: Spare) {
+    // An unknown user is an error of the start.
+    spare.user = spare.find_user(&config.spec.process.user).ok();
+    spare.root = None;
+    let give = || -> Option<()> {
+        spare.user.as_ref()?;
+        let nursery = connect(ground).ok()?;
+        let (given, fds) = spare.describe();
+        let config = seen_config(ground, &config.id);
+        let wanted = Request::Keep { given: Box::new(given), config };
+        let text = serde_json::to_vec(&wanted).ok()?;
+        // No answer is waited for: a later start comes after this message in the queue of the nursery.
+        wire::send(&nursery, &text, &fds, SendFlags::DONTWAIT).ok()
+    };
+    match give() {
+        Some(()) => spare.leave(),
+        None => {
+            let _ = spare.end(|id, _| release_objects(ground, id)); // otherwise the settler of the keeper does
+        }
+    }
+}
+
+/// Returns the parts that the nursery keeps of a created container; `None` if there are none, or its configuration has
+/// changed since. The caller holds the lock of the container.
+pub(crate) fn take_kept(ground: &Ground, id: &ContainerId) -> Option<Spare> {
+    // Two calls, for nearly all.
+    if !ground.run_dir(id).exists() || !ground.places.run.join(SOCKET).exists() {
+        return None;
+    }
+    let (config, stamp) = (seen_config(ground, id), Stamp::now(ground));
+    let spare = take(ground, &Request::Begin { id: id.clone(), config, stamp })?;
+    if spare.id == *id && spare.is_fit() {
+        return Some(spare);
+    }
+    let _ = spare.end(|id, _| release_objects(ground, id)); // otherwise the start does
+    None
+}
+
+/// Looks at the configuration of a container.
+pub(crate) fn seen_config(ground: &Ground, id: &ContainerId) -> Seen {
+    seen(&ground.dir(id).join(CONFIG))
 }
 
 fn rename_to_new(ground: &Ground, id: &ContainerId, dir: &Path) -> std::io::Result<()> {

@@ -19,9 +19,9 @@
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]), and
 //! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
-//! Uses `ground`, `state`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`, `contract`,
-//! `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`, `end`,
-//! `restore`, `stacked` and `remove`.
+//! Uses `ground`, `state`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`,
+//! `contract`, `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`,
+//! `end`, `restore`, `stacked` and `remove`.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -137,6 +137,17 @@ pub(crate) fn start_locked(
     begin(ground, config, io, past, None, None)
 }
 
+/// Starts a created container. `spare` are its parts that were made ahead. The caller holds its lock.
+pub(crate) fn start_created(
+    ground: &Ground,
+    config: &Config,
+    io: Stdio,
+    spare: Option<Spare>,
+) -> Result<Running> {
+    let ahead = spare.map(Box::new).map(Ahead::Spare);
+    begin(ground, config, io, Past::default(), None, ahead)
+}
+
 /// Starts a container from a checkpoint. The caller holds its lock, and it has no process.
 pub(crate) fn start_restored(
     ground: &Ground,
@@ -248,8 +259,7 @@ fn start_clean(
             // ORDER: under the lock of objects in use. Its image may have been removed before the container was known.
             layer::lower(ground, &config.spec.root)?;
             introduce_spare(ground, config)?;
-            // The mounts below this root are on other files.
-            let user = Users::read(spare.root.as_fd()).find(&config.spec.process.user)?;
+            let user = spare.find_user(&config.spec.process.user)?;
             (Born::ahead(*spare), (user, None))
         }
         None => {

@@ -232,14 +232,17 @@ pub(crate) fn pids(ground: &Ground, id: &ContainerId) -> Result<Vec<u32>> {
     Ok(cgroup(ground, &config)?.pids()?)
 }
 
+/// The record of the first process, in the runtime directory of a container.
+pub(crate) const INIT: &str = "init.json";
+
 /// Reads the record of the first process; `None` if there is none.
 pub(crate) fn read_init(ground: &Ground, id: &ContainerId) -> Result<Option<InitRecord>> {
-    disk::read_json(&ground.run_dir(id).join("init.json"))
+    disk::read_json(&ground.run_dir(id).join(INIT))
 }
 
 /// Writes the record of the first process.
 pub(crate) fn write_init(ground: &Ground, id: &ContainerId, init: &InitRecord) -> Result<()> {
-    disk::write_json(&ground.run_dir(id).join("init.json"), init, Durable::No)
+    disk::write_json(&ground.run_dir(id).join(INIT), init, Durable::No)
 }
 
 /// Writes the record of the last exit.

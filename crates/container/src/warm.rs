@@ -59,9 +59,9 @@ use crate::net::Net;
 use crate::pending::{self, Intent};
 use crate::policy::Idle;
 use crate::restore::RestorePlan;
-use crate::spare::{self, Stamp};
+use crate::spare::{self, Stamp, seen_config};
 use crate::start::{self, Bearer, Born, Kept};
-use crate::warmth::{self, Record, seen_config};
+use crate::warmth::{self, Record};
 use crate::{contract, end, process, settings, socket, state};
 
 /// LIMIT: how long a container is kept warm without a wake, and the longest idle time before its sleep. One that is
@@ -308,9 +308,10 @@ pub(crate) fn take(
     Ok(Some(Kept { newborn, device }))
 }
 
-/// Gives up what a container has, if it is warm, before its files are read or changed from outside.
+/// Gives up what a container has, if it is warm or was created with parts made ahead, before its files are read or
+/// changed from outside.
 pub(crate) fn give_up(ground: &Ground, id: &ContainerId) -> Result<()> {
-    if !ground.warm_record(id).exists() {
+    if !end::has_newborn_ahead(ground, id) {
         return Ok(()); // nearly all
     }
     let _lock = ground.lock(id)?;

@@ -10,8 +10,8 @@ use dormouse_model::ContainerId;
 use serde::{Deserialize, Serialize};
 
 use crate::disk;
-use crate::ground::{self, CONFIG, Ground};
-use crate::spare::{self, Seen, Stamp};
+use crate::ground::{self, Ground};
+use crate::spare::{Seen, Stamp, seen_config};
 
 /// `RUN/warm/ID`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,11 +33,6 @@ impl Record {
     pub(crate) fn is_current(&self, ground: &Ground, id: &ContainerId) -> bool {
         self.config == seen_config(ground, id) && self.stamp == Stamp::now(ground)
     }
-}
-
-/// Looks at the configuration of a container.
-pub(crate) fn seen_config(ground: &Ground, id: &ContainerId) -> Seen {
-    spare::seen(&ground.dir(id).join(CONFIG))
 }
 
 /// A warm sleeper, as lists show it.

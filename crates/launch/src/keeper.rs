@@ -426,6 +426,12 @@ impl Keeper {
         (own, passed.newborn(pidfd, newborn))
     }
 
+    /// Leaves this connection to the process to which it was [passed](Self::pass): one that was taken over is not shut
+    /// down.
+    pub fn leave(mut self) {
+        self.is_shared = false;
+    }
+
     /// Gives the socket of a newborn to the keeper, whose child it is: the newborn waits for the rest of its plan until
     /// a later process [takes](Self::ask_for_newborn) it, and exits with the keeper.
     ///

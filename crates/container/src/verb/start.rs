@@ -1,6 +1,6 @@
 //! `start` and `attach`.
 //!
-//! Uses `ground`, `state`, `io`, `policy`, `admission`, `end`, `start` and `wake`.
+//! Uses `ground`, `state`, `io`, `policy`, `admission`, `spare`, `end`, `start` and `wake`.
 
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{ContainerId, State};
@@ -11,8 +11,8 @@ use crate::ground::Ground;
 use crate::policy::Reason;
 use crate::spec::Stdio;
 use crate::start::{self, Running};
-use crate::state::{self, InitRecord, Past};
-use crate::{end, io, wake};
+use crate::state::{self, InitRecord};
+use crate::{end, io, spare, wake};
 
 /// Starts a container that is not running.
 pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Running> {
@@ -27,8 +27,15 @@ pub(crate) fn start(ground: &Ground, id: &ContainerId, io: Stdio) -> Result<Runn
     if observed.state == State::Asleep {
         return wake::wake_locked(ground, &config, Reason::Operator);
     }
-    end::settle_found(ground, &config, observed, false)?;
-    start::start_locked(ground, &config, io, Past::default())
+    // ORDER: first: to the settling, its parts are those of an interrupted start.
+    let spare = match observed.state {
+        State::Created => spare::take_kept(ground, id),
+        _ => None,
+    };
+    if spare.is_none() {
+        end::settle_found(ground, &config, observed, false)?;
+    }
+    start::start_created(ground, &config, io, spare)
 }
 
 /// Returns whether an exited first process of a container continues as another one: the container is asleep, or was
