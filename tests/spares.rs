@@ -276,6 +276,42 @@ fn change_of_created_container_ends_its_spare() {
     assert!(host.cgroups().iter().all(|dir| !dir.join(&id).exists()));
 }
 
+/// A spare is made for no account. The limits of one hold all the same for a container that takes it.
+#[test]
+fn vm_limits_of_an_account_hold_with_a_spare() {
+    let host = host();
+    host.dm(&["account", "create", "smith"]).ok();
+    host.dm(&["account", "set", "--sockets", "20", "--pids", "30", "smith"]).ok();
+    let hold = |id: &str| {
+        let room = host.dm(&["exec", id, "probe", "sockets", "100", "0"]).ok();
+        assert!(room.starts_with("20 "), "{room}");
+        let most = |dir: &std::path::PathBuf| {
+            let most = std::fs::read_to_string(dir.join(id).join("pids.max")).ok()?;
+            most.trim().parse::<u64>().ok()
+        };
+        let most = host.cgroups().iter().find_map(most);
+        assert!(most.is_some_and(|most| most <= 30), "{most:?}");
+        host.dm(&["rm", "--force", id]).ok();
+    };
+    let words = ["--name", "x", "--account", "smith", "busybox", "sleep", "1000"];
+    let takes = || {
+        let there = stock(&host);
+        let id = host.dm(&[&["run", "-d"], &words[..]].concat()).ok();
+        hold(&id);
+        there.contains(&id)
+    };
+    assert!(wait_until(soon(), takes), "no run takes a spare");
+    in_time("no start goes on with a spare", || {
+        stock(&host);
+        let id = host.dm(&[&["create"], &words[..]].concat()).ok();
+        let waits = newborn(&host, &id);
+        host.dm(&["start", "x"]).ok();
+        let goes_on = waits.is_some() && waits == pid_of_x(&host);
+        hold(&id);
+        goes_on
+    });
+}
+
 #[test]
 fn changed_settings_make_spare_of_created_container_unfit() {
     let host = host();

@@ -19,7 +19,7 @@
 //! Steps 1 to 3 without the program are [`bear`]. The nursery has done them ahead for a spare ([`crate::spare`]), and
 //! the process that has put a container to sleep for a warm sleeper ([`crate::warm`]).
 //!
-//! Uses `ground`, `state`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`,
+//! Uses `ground`, `state`, `account`, `gates`, `deal`, `gating`, `spare`, `exit`, `barrier`, `hold`, `io`, `usage`,
 //! `contract`, `view`, `sysinfo`, `process`, `net`, `later`, `layer`, `root`, `create`, `rate`, `drive`, `socket`,
 //! `end`, `restore`, `stacked` and `remove`.
 
@@ -49,8 +49,8 @@ use crate::spec::Stdio;
 use crate::state::{self, InitRecord, Past};
 use crate::user::{PasswdUser, Users};
 use crate::{
-    barrier, contract, deal, end, event, exit, gates, gating, hold, io, later, layer, process,
-    rate, remove, socket, stacked, sysinfo, usage, view,
+    account, barrier, contract, deal, end, event, exit, gates, gating, hold, io, later, layer,
+    process, rate, remove, socket, stacked, sysinfo, usage, view,
 };
 
 /// A container's process that this process started or attached to.
@@ -478,7 +478,7 @@ fn forget_ended_at(ground: &Ground, config: &Config, from: &RestorePlan) -> Resu
     }
 }
 
-/// Makes known what a spare could not be known by: its names, and its party at the gates.
+/// Makes known what a spare could not be known by: its names, and its party at the gates and for limits of accounts.
 fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
     contract::balance(ground, config)?;
     let net = net::open(ground, config)?;
@@ -487,9 +487,11 @@ fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
         ground.network()?.resolv_conf(domain); // up to date with the host's, as at each start
     }
     let (has_gates, has_barrier) = (gates::find(ground)?.is_some(), barrier::is_loaded(ground)?);
-    if (has_gates || has_barrier)
+    if (has_gates || has_barrier || account::is_made(config))
         && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
     {
+        socket::enter(ground, config, &cgroup, socket::Begin::Start)?;
+        deal::enter(ground, config, &cgroup, false)?;
         barrier::enter(ground, config, &cgroup)?;
         gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     }
