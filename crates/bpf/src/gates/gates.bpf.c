@@ -340,7 +340,7 @@ struct css_set {
 };
 struct task_struct {
 	int pid;
-	int on_cpu;
+	unsigned int on_cpu; /* KERNEL(7.3): a byte; loads of unsigned numbers follow */
 	struct sched_entity se;
 	struct css_set *cgroups;
 };
