@@ -1024,7 +1024,10 @@ fn unloaded_gates_leave_no_program() {
     work(&host, "a", "db", 50, 1000);
     assert_taken(&accounts(&host), "@a", 20);
     let line = host.dm(&["gate", "load", "opne"]).err(125);
-    assert!(line.contains("receive, send, fork, exec, create, open or message"), "{line}");
+    assert!(
+        line.contains("receive, send, fork, exec, create, open, message, pipe, semaphore or shm"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -1,13 +1,16 @@
-//! Gates at the hooks of security modules: a path, a message or a call of fork(2) decides for whom a task works, or
-//! that its call fails. Kernels that permit no such programs say so, and load the other gates alone.
+//! Gates that need trampolines: a path, a message, a pipe, a semaphore, a segment or a call of fork(2) decides for whom
+//! a task works, or that its call fails. Kernels that permit no such programs say so, and load the other gates alone.
 
-use dormouse_testkit::{Host, slowness};
+use std::process::Stdio;
+
+use dormouse_bpf::call::{Map, Program};
+use dormouse_testkit::{Host, slowness, soon, wait_until};
 use serde_json::Value;
 
 use crate::gates::{accounts, clients, figure, load, stolen_ns};
 
-/// The gates that are only there where a kernel permits programs of security modules.
-const GATES: [&str; 3] = ["create", "open", "message"];
+/// The gates that are only there where a kernel permits programs of security modules and of its functions, by sets.
+const SETS: [&[&str]; 3] = [&["create", "open", "message", "shm"], &["pipe"], &["semaphore"]];
 
 /// A row of `gate ls` for each gate.
 #[track_caller]
@@ -16,33 +19,40 @@ fn gates(host: &Host) -> Vec<Value> {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The reason for which the kernel does not take the gates; `None` if it does.
+/// The reason for which the kernel does not take a set of gates; `None` if it does. `all` has all gates.
 #[track_caller]
-fn lack(host: &Host) -> Option<String> {
-    let all = gates(host);
+fn lack(all: &[Value], set: &[&str]) -> Option<String> {
     let of = |name: &str| all.iter().find(|row| row["Name"] == name).expect("a gate");
-    let lacks = GATES.map(|name| of(name)["Lack"].as_str().expect("a text").to_owned());
+    let lacks: Vec<&str> =
+        set.iter().map(|name| of(name)["Lack"].as_str().expect("a text")).collect();
     assert!(lacks.iter().all(|lack| *lack == lacks[0]), "one set of gates: {all:?}");
-    Some(lacks[0].clone()).filter(|lack| !lack.is_empty())
+    Some(lacks[0].to_owned()).filter(|lack| !lack.is_empty())
 }
 
 /// A host with accounts smith and jones and container web, where the kernel permits these gates.
 #[track_caller]
 fn host_with_gates() -> Option<Host> {
+    host_with(SETS[0])
+}
+
+/// The same, where the kernel permits this set as well.
+#[track_caller]
+fn host_with(set: &[&str]) -> Option<Host> {
     let host = Host::with_busybox();
-    if let Some(why) = lack(&host) {
+    let all = gates(&host);
+    if let Some(why) = lack(&all, SETS[0]).or_else(|| lack(&all, set)) {
         eprintln!("NOT RUN: {why}");
         return None;
     }
     for account in ["smith", "jones"] {
         host.dm(&["account", "create", account]).ok();
     }
-    clients(&host, &["web"]);
-    inside(
-        &host,
-        "web",
-        "mkdir -p /srv/smith /srv/smiths /srv/jones; touch /srv/smith/x /srv/smiths/x /srv/jones/x",
-    );
+    host.dm(&["volume", "create", "v"]).ok();
+    for name in ["web", "evil"] {
+        host.dm(&["run", "-d", "--name", name, "-v", "v:/v", "busybox", "sleep", "100000"]).ok();
+        let files = "mkdir -p /srv/smith /srv/smiths /srv/jones; touch /srv/smith/x /srv/smiths/x /srv/jones/x";
+        inside(&host, name, files);
+    }
     Some(host)
 }
 
@@ -86,25 +96,66 @@ fn assert_worked(host: &Host, account: &str, ms: u64) {
 }
 
 const SMITH: &str = "gate = \"open\"\nhome = \"@web\"\npath = \"/srv/smith\"\naccount = \"smith\"";
+const JONES: &str = "gate = \"open\"\nhome = \"@web\"\npath = \"/srv/jones\"\naccount = \"jones\"";
 const MESSAGE: &str = "gate = \"message\"\nhome = \"@web\"\naccount = \"peer\"";
+
+/// A host with this gate, whose tasks in web work for the other side.
+#[track_caller]
+fn host_with_peers(gate: &str, set: &[&str]) -> Option<Host> {
+    let host = host_with(set)?;
+    let peer = format!("gate = \"{gate}\"\nhome = \"@web\"\naccount = \"peer\"");
+    apply(&host, &(rule(SMITH) + &rule(JONES) + &rule(&peer)));
+    stolen_ns();
+    host.dm(&["gate", "load", "open", gate]).ok();
+    Some(host)
+}
+
+/// Processes of web hand work on: `probe hand`.
+#[track_caller]
+fn hand(host: &Host, kind: &str, steps: &str) {
+    let script = format!("exec probe hand {kind} {steps}");
+    assert_eq!(inside(host, "web", &script), "done", "{script}");
+}
+
+/// The same, and smith has no more work from it than that of the processes that open its file: a task that is not to
+/// work for smith works for twice as long.
+#[track_caller]
+fn assert_not_charged(host: &Host, kind: &str, steps: &str) {
+    let before = taken(host, "smith");
+    hand(host, kind, steps);
+    let after = taken(host, "smith");
+    assert!(after <= before + 200_000_000 + stolen_ns(), "{steps}: {before}, then {after} ns");
+}
 
 #[test]
 fn kernel_without_the_programs_says_so_and_loads_the_other_gates() {
     let host = Host::with_busybox();
-    let Some(why) = lack(&host) else {
+    let all = gates(&host);
+    let lacks: Vec<(&str, String)> = SETS
+        .iter()
+        .filter_map(|set| Some((*set, lack(&all, set)?)))
+        .flat_map(|(set, why)| set.iter().map(move |gate| (*gate, why.clone())))
+        .collect();
+    if lacks.is_empty() {
         eprintln!("NOT RUN: this kernel takes all gates");
         return;
-    };
+    }
     let table = host.dm(&["gate", "ls"]).ok();
     assert!(table.lines().next().is_some_and(|line| line.contains("LACK")), "{table}");
-    assert!(table.contains(&why), "{table}");
     host.dm(&["gate", "load", "receive"]).ok();
-    for gate in GATES {
+    for (gate, why) in &lacks {
+        assert!(table.contains(why), "{table}");
         let line = host.dm(&["gate", "load", "send", gate]).err(125);
         assert!(line.contains(&format!("does not take the gate '{gate}'")), "{line}");
         assert_eq!(host.dm(&["gate", "ls", "--quiet"]).ok(), "receive", "earlier gates stay");
     }
-    assert_eq!(host.dm(&["gate", "load"]).ok(), "receive\nsend\nfork\nexec");
+    let names = all.iter().map(|row| row["Name"].as_str().expect("a name"));
+    let taken: Vec<&str> =
+        names.filter(|name| lacks.iter().all(|(gate, _)| gate != name)).collect();
+    assert_eq!(host.dm(&["gate", "load"]).ok(), taken.join("\n"));
+    if !lacks.iter().any(|(gate, _)| *gate == "create") {
+        return;
+    }
     // Rules for gates that are not loaded are accepted, and have no effect.
     clients(&host, &["web"]);
     apply(&host, &rule("gate = \"create\"\nhome = \"@web\"\nerrno = \"EAGAIN\""));
@@ -139,18 +190,10 @@ fn vm_task_that_opens_a_file_below_a_path_works_for_its_account() {
 #[test]
 fn vm_container_charges_no_account_by_names_of_its_files() {
     let Some(host) = host_with_gates() else { return };
-    host.dm(&[
-        "run",
-        "-d",
-        "--name",
-        "evil",
-        "--cap-add",
-        "SYS_ADMIN",
-        "busybox",
-        "sleep",
-        "100000",
-    ])
-    .ok();
+    host.dm(&["rm", "--force", "evil"]).ok();
+    let evil =
+        ["run", "-d", "--name", "evil", "--cap-add", "SYS_ADMIN", "busybox", "sleep", "100000"];
+    host.dm(&evil).ok();
     let refused = host.dm_with_input(
         rule(&SMITH.replace("home = \"@web\"\n", "")).as_bytes(),
         &["rules", "check", "-"],
@@ -230,4 +273,175 @@ fn vm_receiver_of_a_message_works_for_the_account_of_its_sender() {
     burn("/srv/jones/x", "waiting");
     let after = taken(&host, "smith");
     assert!(after <= before + stolen_ns(), "{before}, then {after} ns");
+}
+
+const S: &str = "/srv/smith/x";
+const J: &str = "/srv/jones/x";
+
+#[test]
+fn vm_reader_of_a_pipe_works_for_the_account_of_the_writer_of_these_bytes() {
+    let Some(host) = host_with_peers("pipe", SETS[1]) else { return };
+    for (index, kind) in ["pipe", "/fifo"].into_iter().enumerate() {
+        let turn = index as u64;
+        hand(&host, kind, &format!("give:{S}:4 take:100000:4"));
+        hand(&host, kind, &format!("later:100000:4 give:{S}:4"));
+        assert_worked(&host, "smith", 400 * turn + 200);
+        // Each byte has its writer, in the order in which they are read.
+        hand(
+            &host,
+            kind,
+            &format!("give:{S}:4 give:{J}:9 give:{S}:5000 take:100000:4 take:100000:9 take:1:5000"),
+        );
+        assert_worked(&host, "smith", 400 * turn + 300);
+        assert_worked(&host, "jones", 100 * turn + 100);
+        // More than the pipe holds.
+        hand(&host, kind, &format!("blocked:{S}:200000 take:100000:200000"));
+        assert_worked(&host, "smith", 400 * turn + 400);
+    }
+    assert!(count(&host, "pipe", "Changed") >= 8);
+    assert_eq!(count(&host, "pipe", "Full"), 0);
+    assert_not_charged(&host, "pipe", "give:-:4 take:400000:4");
+    assert_not_charged(&host, "pipe", &format!("give:{S}:4 take:1:4 give:{J}:4 take:400000:4"));
+}
+
+#[test]
+fn vm_reader_of_bytes_of_several_writers_works_for_none_of_them() {
+    let Some(host) = host_with_peers("pipe", SETS[1]) else { return };
+    // One read has the bytes of both.
+    assert_not_charged(&host, "pipe", &format!("give:{S}:4 give:{J}:4 take:400000:8"));
+    // Both write at the same time, to a full pipe.
+    assert_not_charged(&host, "pipe", &format!("blocked:-:70000 blocked:{S}:10 take:400000:70010"));
+    // More writers than notes of a pipe: the last ones are known.
+    let many = format!("give:{S}:1 give:{J}:1 ").repeat(20);
+    let sum = || taken(&host, "smith") + taken(&host, "jones");
+    let before = sum();
+    hand(&host, "pipe", &format!("{many} take:4000000:1"));
+    let after = sum();
+    assert!(after <= before + 2_000_000_000 + stolen_ns(), "{before}, then {after} ns");
+    let before = taken(&host, "jones");
+    hand(&host, "pipe", &format!("{many} take:1:39 take:4000000:1"));
+    let after = taken(&host, "jones");
+    assert!(after + stolen_ns() >= before + 4_000_000_000, "{before}, then {after} ns");
+}
+
+/// Bytes that come and go otherwise do not move the accounts of others.
+#[test]
+fn vm_tricks_with_pipes_charge_no_other_account() {
+    let Some(host) = host_with_peers("pipe", SETS[1]) else { return };
+    for kind in ["pipe", "/fifo"] {
+        for steps in [
+            // Pages that no write has brought, before and behind those of smith.
+            format!("splice:-:100 give:{S}:100 take:400000:100"),
+            format!("give:{S}:100 splice:-:100 take:1:100 take:400000:100"),
+            format!("give:{S}:100 take:1:100 splice:-:100 give:{S}:4 take:400000:100"),
+            // The end of a packet is dropped when it is read.
+            format!("packet:-:4000 take:1:10 give:{S}:100 give:-:100 take:1:100 take:400000:100"),
+            format!("packet:{S}:4000 take:1:10 give:-:100 give:-:100 take:1:100 take:400000:100"),
+            // The buffers get other numbers.
+            format!(
+                "give:-:9 take:1:9 give:-:9 take:1:9 give:{S}:9 size:-:1048576 give:-:9 take:1:9 take:400000:9"
+            ),
+            format!("give:{S}:9 take:1:9 give:{S}:9 take:1:9 size:-:4096 give:-:9 take:400000:9"),
+        ] {
+            assert_not_charged(&host, kind, &steps);
+        }
+    }
+}
+
+/// A FIFO in a volume of two containers: the other one pays for its own bytes, whatever its files are called.
+#[test]
+fn vm_container_that_shares_a_fifo_is_charged_and_charges_no_other() {
+    let Some(host) = host_with_peers("pipe", SETS[1]) else { return };
+    let serve = |fifo: &str, gives: &str| {
+        let mut command = host.dormouse(&["exec", "web", "probe", "hand", fifo, "take:100000:4"]);
+        let mut reader = command.stdout(Stdio::null()).spawn().expect("started");
+        let opened = format!("ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c {fifo}");
+        let is_opened = || host.dm(&["exec", "web", "sh", "-c", &opened]).stdout.trim() == "6";
+        assert!(wait_until(soon(), is_opened), "no process has the FIFO open");
+        inside(&host, "evil", &format!("exec probe hand {fifo} {gives}"));
+        assert!(reader.wait().expect("waited").success());
+        assert_eq!(taken(&host, "smith"), 0);
+        assert_worked(&host, "@evil", 100);
+    };
+    serve("/v/one", &format!("give:{S}:4"));
+    serve("/v/two", "splice:-:4");
+}
+
+#[test]
+fn vm_task_that_takes_from_a_semaphore_works_for_the_account_of_the_task_that_gave() {
+    let Some(host) = host_with_peers("semaphore", SETS[2]) else { return };
+    hand(&host, "semaphore", &format!("give:{S}:1 take:100000:1"));
+    assert_worked(&host, "smith", 100);
+    hand(&host, "semaphore", &format!("later:100000:1 give:{S}:1"));
+    assert_worked(&host, "smith", 200);
+    hand(
+        &host,
+        "semaphore",
+        &format!("value:-:0 give:{S}:2 take:1:1 take:1:1 give:{J}:1 take:100000:1"),
+    );
+    assert_worked(&host, "jones", 100);
+    hand(&host, "semaphore", &format!("value:-:3 take:1:3 give:{S}:1 take:100000:1"));
+    assert_worked(&host, "smith", 300);
+    assert!(count(&host, "semaphore", "Passages") >= 7);
+    for steps in [
+        "give:-:1 take:400000:1".to_owned(),
+        // Units of two accounts, in both orders.
+        format!("give:{S}:1 give:-:1 take:400000:1 take:1:1"),
+        format!("give:-:1 give:{S}:1 take:400000:1 take:1:1"),
+        format!("give:{S}:2 take:1:1 give:-:1 take:400000:1"),
+        // Units that no call of semop(2) has given.
+        format!("give:{S}:1 value:-:2 take:400000:1"),
+        format!("value:-:1 give:{S}:1 take:400000:1"),
+        format!("give:{S}:1 take:1:1 value:-:1 take:400000:1"),
+        // More operations than are looked at, and several for one semaphore.
+        format!("many:{S}:100 take:400000:1"),
+        format!("many:{S}:2 take:400000:1"),
+    ] {
+        assert_not_charged(&host, "semaphore", &steps);
+    }
+    assert_eq!(count(&host, "semaphore", "Full"), 0);
+}
+
+#[test]
+fn vm_task_that_attaches_a_segment_works_for_the_account_of_its_maker() {
+    let Some(host) = host_with_peers("shm", SETS[0]) else { return };
+    hand(&host, "segment", &format!("give:{S}:4096 take:100000:1"));
+    assert_worked(&host, "smith", 100);
+    hand(&host, "segment", &format!("give:{J}:4096 take:100000:1"));
+    assert_worked(&host, "jones", 100);
+    assert_not_charged(&host, "segment", "give:-:4096 take:400000:1");
+    assert_eq!(count(&host, "shm", "Full"), 0);
+}
+
+/// A map that a gate fills.
+#[track_caller]
+fn notes(host: &Host, gate: &str, map: &str) -> Map {
+    let all = gates(host);
+    let row = all.iter().find(|row| row["Name"] == gate).expect("a gate");
+    let program = Program::by_id(row["ProgramId"].as_u64().expect("an id") as u32).expect("loaded");
+    let mut maps = program.maps.iter().map(|id| Map::by_id(*id).expect("a map"));
+    maps.find(|one| one.name == map).expect("the map of the gate")
+}
+
+#[test]
+fn vm_notes_of_gates_end_with_pipes_sets_and_segments() {
+    for (gate, set, map, kind, stays) in [
+        ("pipe", SETS[1], "dm_gate_pipes", "pipe", "blocked:-:200000"),
+        ("semaphore", SETS[2], "dm_gate_sets", "semaphore", "later:1:200"),
+        ("shm", SETS[0], "dm_gate_shms", "segment", "later:600000000:1"),
+    ] {
+        let Some(host) = host_with_peers(gate, set) else { continue };
+        let notes = notes(&host, gate, map);
+        let left = || notes.entries().expect("read").len();
+        for _ in 0..3 {
+            hand(&host, kind, "give:-:4");
+        }
+        assert!(wait_until(soon(), || left() == 0), "{gate}: {} notes are left", left());
+        let words = ["exec", "web", "probe", "hand", kind, "give:-:4", stays];
+        let mut process = host.dormouse(&words).stdout(Stdio::null()).spawn().expect("started");
+        assert!(wait_until(soon(), || left() == 1), "{gate}: {} notes", left());
+        host.dm(&["kill", "web"]).ok();
+        process.wait().expect("waited");
+        assert!(wait_until(soon(), || left() == 0), "{gate}: {} notes are left", left());
+    }
 }

@@ -29,6 +29,8 @@ fn main() {
         println!("cargo:rerun-if-changed=src/{name}/record.h");
         println!("cargo:rerun-if-changed=src/gates/security.h");
         println!("cargo:rerun-if-changed=src/gates/bind.h");
+        println!("cargo:rerun-if-changed=src/gates/pipe.h");
+        println!("cargo:rerun-if-changed=src/gates/semaphore.h");
         println!("cargo:rerun-if-changed=src/identity/identity.h");
         println!("cargo:rerun-if-changed=src/identity/wire.h");
         let include = format!("-I/usr/include/{arch}-linux-gnu");

@@ -71,6 +71,7 @@
  * burn-message PATH US HOW  makes a process that burns US microseconds of its CPU time for each message of a queue of
  *                           System V. It opens the file, and sends a message: when the process waits for one (HOW is
  *                           waiting), or before it looks (queued). Prints "done" after the work
+ * hand KIND STEP...         hands work on by a pipe, a semaphore or a segment (probe_hand.h)
  * work-udp NAME PORT TIMES US SOURCE
  *                           the same as work. The datagrams are to have this IPv4 address as their source, or - for
  *                           the usual one
@@ -108,6 +109,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -1075,33 +1077,7 @@ static int fork_file(char **args)
 	return puts("forked") < 0;
 }
 
-static int burn_message(char **args)
-{
-	struct {
-		long type;
-		char text[1];
-	} message = { 1, "" };
-	int queue = msgget(IPC_PRIVATE, 0600), is_queued = !strcmp(args[2], "queued"), status = 1;
-	int child = fork();
-
-	if (queue < 0 || child < 0)
-		return fail("msgget");
-	if (!child) {
-		if (is_queued)
-			sleep(1);
-		if (msgrcv(queue, &message, 1, 0, 0) != 1)
-			_exit(1);
-		burn_for(atol(args[1]));
-		_exit(0);
-	}
-	if (!is_queued)
-		sleep(1);
-	if (open(args[0], O_RDONLY) < 0 || msgsnd(queue, &message, 1, 0))
-		return fail("msgsnd");
-	waitpid(child, &status, 0);
-	msgctl(queue, IPC_RMID, 0);
-	return status || puts("done") < 0;
-}
+#include "probe_hand.h"
 
 static int ask_for(int fd, long us)
 {
@@ -1490,7 +1466,7 @@ int main(int argc, char **argv)
 		      { "front", 4, front }, { "work", 4, work }, { "work-lines", 2, work_lines },
 		      { "burn-file", 2, burn_file }, { "fork-file", 1, fork_file },
 		      { "burn-message", 3, burn_message }, { "burn-udp", 2, burn_udp },
-		      { "work-udp", 5, work_udp }, { "queue", 4, queue }, { "burst", 3, burst },
+		      { "hand", 2, hand }, { "work-udp", 5, work_udp }, { "queue", 4, queue }, { "burst", 3, burst },
 		      { "linger", 3, linger }, { "site", 4, site }, { "visit", 3, visit } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)

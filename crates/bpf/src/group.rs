@@ -99,6 +99,7 @@ impl Description {
         constants: &[u8],
         only: &dyn Fn(&str) -> bool,
         old: Option<&Attached>,
+        targets: &[(&str, &str)],
     ) -> Result<Loaded, BpfError> {
         let object = self.name;
         libbpf_rs::set_print(Some((PrintLevel::Warn, log)));
@@ -116,8 +117,14 @@ impl Description {
             }
         }
         for mut program in open.progs_mut() {
-            let wanted = only(&program.name().to_string_lossy());
-            program.set_autoload(wanted);
+            let name = program.name().to_string_lossy().into_owned();
+            program.set_autoload(only(&name));
+            let target = targets.iter().find(|(of, _)| only(&name) && *of == name);
+            if let Some((_, target)) = target {
+                program
+                    .set_attach_target(0, Some((*target).to_owned()))
+                    .map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
+            }
         }
         let loaded =
             open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
@@ -139,7 +146,7 @@ impl Description {
 
     /// Tests whether the kernel loads every program of the group. Nothing stays loaded.
     pub fn supported(&self, constants: &[u8]) -> Result<(), BpfError> {
-        self.load(constants, &|_| true, None).map(drop)
+        self.load(constants, &|_| true, None, &[]).map(drop)
     }
 
     /// Loads all programs and their maps, to be attached elsewhere and to end when they are
@@ -162,7 +169,17 @@ impl Description {
         constants: &[u8],
         wanted: &dyn Fn(&str) -> bool,
     ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
-        let loaded = self.load(constants, wanted, None)?;
+        self.load_at(constants, wanted, &[])
+    }
+
+    /// The same, with other functions of the kernel as the targets of programs: pairs of a program and a function.
+    pub(crate) fn load_at(
+        &self,
+        constants: &[u8],
+        wanted: &dyn Fn(&str) -> bool,
+        targets: &[(&str, &str)],
+    ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
+        let loaded = self.load(constants, wanted, None, targets)?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
     }
 
@@ -173,7 +190,7 @@ impl Description {
         map: Map,
     ) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
         let old = Attached { maps: vec![map], anchor: 0, others: Vec::new() };
-        let loaded = self.load(constants, &|_| true, Some(&old))?;
+        let loaded = self.load(constants, &|_| true, Some(&old), &[])?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
     }
 
@@ -184,7 +201,7 @@ impl Description {
         name: &str,
         attached: &Attached,
     ) -> Result<Program, BpfError> {
-        let loaded = self.load(constants, &|n| n == name, Some(attached))?;
+        let loaded = self.load(constants, &|n| n == name, Some(attached), &[])?;
         let missing = || BpfError::Missing { object: self.name, name: name.into() };
         loaded.programs.into_iter().next().map(|(_, p)| p).ok_or_else(missing)
     }
@@ -258,7 +275,7 @@ impl Description {
         without: &[&str],
         old: Option<&Attached>,
     ) -> Result<Attached, BpfError> {
-        let loaded = self.load(constants, &|name| !without.contains(&name), old)?;
+        let loaded = self.load(constants, &|name| !without.contains(&name), old, &[])?;
         let hangs_here = |(name, _): &(String, Program)| self.programs.iter().any(|p| p.0 == name);
         let (programs, others): (Vec<_>, Vec<_>) =
             loaded.programs.into_iter().partition(hangs_here);

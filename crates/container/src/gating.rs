@@ -87,24 +87,27 @@ fn of(gate: Gate) -> programs::Gate {
         Gate::Create => programs::Gate::Create,
         Gate::Open => programs::Gate::Open,
         Gate::Message => programs::Gate::Message,
+        Gate::Pipe => programs::Gate::Pipe,
+        Gate::Semaphore => programs::Gate::Semaphore,
+        Gate::Shm => programs::Gate::Shm,
     }
 }
 
 /// Returns these gates, if the kernel takes them, or all that it takes if none is named.
 fn choose(named: &[Gate]) -> Result<Vec<Gate>> {
-    let is_security = |gate: &Gate| of(*gate).set() == Set::Security;
-    let first = named.iter().find(|gate| is_security(gate));
-    if first.is_none() && !named.is_empty() {
-        return Ok(named.to_vec());
-    }
-    match (programs::supported(Set::Security), first) {
-        (Ok(()), None) => Ok(Gate::ALL.to_vec()),
-        (Ok(()), Some(_)) => Ok(named.to_vec()),
-        (Err(_), None) => Ok(Gate::ALL.into_iter().filter(|gate| !is_security(gate)).collect()),
-        (Err(source), Some(gate)) => {
-            Err(Error::GateRefused { gate: gate.name(), why: why(source) })
+    let mut chosen = if named.is_empty() { Gate::ALL.to_vec() } else { named.to_vec() };
+    for set in Set::ALL.into_iter().filter(|set| *set != Set::Tracepoints) {
+        let is_of_set = |gate: &Gate| of(*gate).set() == set;
+        let Some(first) = chosen.iter().copied().find(is_of_set) else { continue };
+        match programs::supported(set) {
+            Ok(()) => {}
+            Err(_) if named.is_empty() => chosen.retain(|gate| !is_of_set(gate)),
+            Err(source) => {
+                return Err(Error::GateRefused { gate: first.name(), why: why(source) });
+            }
         }
     }
+    Ok(chosen)
 }
 
 /// Loads these gates and no others, with the table of the rules, or all that the kernel takes if none is named.
@@ -327,7 +330,7 @@ fn why(error: BpfError) -> String {
 pub(crate) fn list_with_lacks(ground: &Ground) -> Result<Vec<GateState>> {
     let mut gates = list(ground, None)?.0;
     let mut lacks = Vec::new();
-    for set in [Set::Tracepoints, Set::Security] {
+    for set in Set::ALL {
         // Loaded ones are the proof.
         if gates.iter().any(|state| state.stat.is_some() && of(state.gate).set() == set) {
             continue;

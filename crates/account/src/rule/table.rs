@@ -47,6 +47,12 @@ pub enum Gate {
     Open = 6,
     /// A task has received a message of System V.
     Message = 7,
+    /// A task has read from a pipe or FIFO.
+    Pipe = 8,
+    /// A task has taken from a semaphore of System V.
+    Semaphore = 9,
+    /// A task attaches shared memory of System V.
+    Shm = 10,
 }
 
 /// The label of a task after a passage.
@@ -116,8 +122,9 @@ pub struct Passage<'p> {
     pub home: u32,
     /// Label of the task before.
     pub label: u32,
-    /// The peer; `None` without a socket, and for a peer outside of all containers or not known. Of a message, the
-    /// account for which the sender worked.
+    /// The peer; `None` without a socket, and for a peer outside of all containers or not known. Of a message,
+    /// bytes of a pipe, units of a semaphore and a segment, the account for which the task worked that sent, wrote,
+    /// gave or made them.
     pub peer: Option<u32>,
     /// Local port of the socket; 0 for a socket without ports.
     pub port: u32,
@@ -133,7 +140,7 @@ pub(super) fn is_below(path: &str, directory: &str) -> bool {
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Receive,
         Self::Send,
         Self::Fork,
@@ -141,6 +148,9 @@ impl Gate {
         Self::Create,
         Self::Open,
         Self::Message,
+        Self::Pipe,
+        Self::Semaphore,
+        Self::Shm,
     ];
 
     /// Its name in rules.
@@ -153,6 +163,9 @@ impl Gate {
             Self::Create => "create",
             Self::Open => "open",
             Self::Message => "message",
+            Self::Pipe => "pipe",
+            Self::Semaphore => "semaphore",
+            Self::Shm => "shm",
         }
     }
 
@@ -163,7 +176,8 @@ impl Gate {
 
     /// Whether another account takes part in the passage.
     pub fn has_peer(self) -> bool {
-        self.has_socket() || self == Self::Message
+        self.has_socket()
+            || matches!(self, Self::Message | Self::Pipe | Self::Semaphore | Self::Shm)
     }
 
     /// Whether a call can fail at this gate.
@@ -178,7 +192,8 @@ impl FromStr for Gate {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let found = Self::ALL.into_iter().find(|gate| gate.name() == text);
         found.ok_or_else(|| {
-            Invalid::new("gate", text, "receive, send, fork, exec, create, open or message")
+            let hint = "receive, send, fork, exec, create, open, message, pipe, semaphore or shm";
+            Invalid::new("gate", text, hint)
         })
     }
 }

@@ -103,7 +103,7 @@ fn file_is_read_with_all_keys() {
 #[test]
 fn errors_are_reported_together_with_their_lines() {
     type Case = (&'static str, &'static [(usize, &'static str)]);
-    let cases: [Case; 20] = [
+    let cases: [Case; 23] = [
         ("[[rule]]\n", &[(1, "no account"), (1, "no gate")]),
         (
             "\n[[rule]]\ngate = 3\naccount = []\n",
@@ -144,6 +144,15 @@ fn errors_are_reported_together_with_their_lines() {
             "[[rule]]\ngate = \"message\"\nport = 1\nerrno = \"EAGAIN\"\n",
             &[(3, "no port"), (4, "no errno")],
         ),
+        (
+            "[[rule]]\ngate = \"pipe\"\nport = 1\nerrno = \"EIO\"\n",
+            &[(3, "no port"), (4, "no errno")],
+        ),
+        (
+            "[[rule]]\ngate = \"semaphore\"\npath = \"/srv\"\naccount = \"peer\"\n",
+            &[(3, "no path")],
+        ),
+        ("[[rule]]\ngate = \"shm\"\nerrno = \"EIO\"\n", &[(3, "no errno")]),
         (
             "[[rule]]\ngate = \"open\"\naccount = \"shop\"\npath = \"/srv/\"\n",
             &[(3, "with home"), (4, "path")],

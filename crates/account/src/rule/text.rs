@@ -3,7 +3,7 @@
 //! ```toml
 //! [[rule]]
 //! name = "the database works for its client"   # for messages; by default none
-//! gate = "receive"          # receive, send, fork, exec, create, open, message
+//! gate = "receive"          # receive, send, fork, exec, create, open, message, pipe, semaphore, shm
 //! home = "@db"              # of the task; any by default
 //! label = "=shop"           # of the task before the passage; any by default
 //! peer = "customers"        # any by default

@@ -6,8 +6,8 @@
  * than its home is added up by container and account (dm_gate_uses). Time with the label of the home is
  * not: it is the rest of what the cgroup counts.
  *
- * Gates of the other set are in security.h: they need trampolines, which not every host permits. The call by which a
- * task names its client is in bind.h.
+ * Gates of other sets are in security.h, pipe.h and semaphore.h: they need trampolines, which not every host permits.
+ * The call by which a task names its client is in bind.h.
  *
  * Hooks, tracepoints with BTF and cgroup programs, without trampolines:
  *
@@ -343,6 +343,7 @@ struct task_struct {
 	unsigned int on_cpu; /* KERNEL(7.3): a byte; loads of unsigned numbers follow */
 	struct sched_entity se;
 	struct css_set *cgroups;
+	void *stack;
 };
 struct in6_addr {
 	__u32 word[4];
@@ -633,7 +634,8 @@ static __always_inline struct party decide(struct passage *at, struct dm_gate_ta
 
 	if (count) {
 		count->passages++;
-		if (at->peer.account == DM_NOBODY && at->gate <= DM_GATE_SEND)
+		if (at->peer.account == DM_NOBODY &&
+		    (at->gate <= DM_GATE_SEND || at->gate >= DM_GATE_PIPE))
 			count->unknown++;
 	}
 	if (rows && table->below & 7) {
@@ -1371,6 +1373,8 @@ int dm_gate_send(__u64 *ctx)
 }
 
 #include "security.h"
+#include "pipe.h"
+#include "semaphore.h"
 #include "bind.h"
 
 char _license[] SEC("license") = "GPL";

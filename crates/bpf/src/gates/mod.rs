@@ -1,8 +1,9 @@
 //! Gates: labels of tasks, and the time that tasks of one container work for another account; see
 //! `gates.bpf.c`.
 //!
-//! There are two sets ([`Set`]): gates at tracepoints, and gates at the hooks of security modules (`security.h`), which
-//! not every host permits. Both have the same maps and the same table.
+//! There are several sets ([`Set`]): gates at tracepoints, and those that need trampolines, which not every host
+//! permits: at the hooks of security modules (`security.h`) and at functions of the kernel (`pipe.h`, `semaphore.h`).
+//! All have the same maps and the same table.
 //!
 //! Maps and links have names in a directory of a bpffs, which the caller mounts, and which keeps them while no
 //! process has a descriptor. Callers hold a lock for [`Gates::load`], [`Gates::apply`],
@@ -17,6 +18,9 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libbpf_rs::btf::{Btf, types};
 
 use crate::address::Constants;
 use crate::call::{self, Map, Program, Runs};
@@ -89,6 +93,12 @@ pub enum Gate {
     Open = 6,
     /// A task has received a message of System V.
     Message = 7,
+    /// A task has read from a pipe or FIFO.
+    Pipe = 8,
+    /// A task has taken from a semaphore of System V.
+    Semaphore = 9,
+    /// A task attaches shared memory of System V.
+    Shm = 10,
 }
 
 /// A set of gates: a kernel takes all of a set, or none.
@@ -98,11 +108,25 @@ pub enum Set {
     Tracepoints,
     /// At the hooks of security modules.
     Security,
+    /// At functions of the kernel for pipes.
+    Pipe,
+    /// At a function of the kernel for semaphores, and at a hook of security modules.
+    Semaphore,
+}
+
+impl Set {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Tracepoints, Self::Security, Self::Pipe, Self::Semaphore];
+
+    /// Whether one of its programs is at a hook of security modules.
+    fn has_security_hook(self) -> bool {
+        matches!(self, Self::Security | Self::Semaphore)
+    }
 }
 
 impl Gate {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Receive,
         Self::Send,
         Self::Fork,
@@ -110,13 +134,18 @@ impl Gate {
         Self::Create,
         Self::Open,
         Self::Message,
+        Self::Pipe,
+        Self::Semaphore,
+        Self::Shm,
     ];
 
     /// The set that it belongs to.
     pub fn set(self) -> Set {
         match self {
             Self::Receive | Self::Send | Self::Fork | Self::Exec => Set::Tracepoints,
-            Self::Create | Self::Open | Self::Message => Set::Security,
+            Self::Create | Self::Open | Self::Message | Self::Shm => Set::Security,
+            Self::Pipe => Set::Pipe,
+            Self::Semaphore => Set::Semaphore,
         }
     }
 
@@ -130,6 +159,9 @@ impl Gate {
             Self::Create => "create",
             Self::Open => "open",
             Self::Message => "message",
+            Self::Pipe => "pipe",
+            Self::Semaphore => "semaphore",
+            Self::Shm => "shm",
         }
     }
 }
@@ -155,11 +187,55 @@ const WIRES: [(&str, u32); 2] = [
     ("dm_gate_syn", libbpf_rs::libbpf_sys::BPF_CGROUP_INET_INGRESS),
 ];
 
-/// Programs that note the account of the sender of a message, in the order in which they are attached.
-const MESSAGES: [&str; 2] = ["dm_gate_msgfree", "dm_gate_msgsnd"];
-/// All programs at the hooks of security modules.
-const SECURITY: [&str; 5] =
-    ["dm_gate_create", "dm_gate_open", MESSAGES[0], MESSAGES[1], "dm_gate_msgrcv"];
+/// Programs of a gate beside its own, in the order in which they are attached. They note the account of the other side,
+/// and are only there with the gate.
+fn beside(gate: Gate) -> &'static [&'static str] {
+    match gate {
+        Gate::Message => &["dm_gate_msgfree", "dm_gate_msgsnd"],
+        // ORDER: the last one makes notes, which the others keep right.
+        Gate::Pipe => &[
+            "dm_gate_pfree",
+            "dm_gate_plock",
+            "dm_gate_plocks",
+            "dm_gate_wrote",
+            "dm_gate_write",
+            "dm_gate_pmake",
+        ],
+        Gate::Semaphore => &["dm_gate_semfree"],
+        Gate::Shm => &["dm_gate_shmfree", "dm_gate_shmget"],
+        Gate::Receive | Gate::Send | Gate::Fork | Gate::Exec | Gate::Create | Gate::Open => &[],
+    }
+}
+
+/// The programs of all gates beside their own, in the order in which they are attached.
+fn all_beside() -> impl DoubleEndedIterator<Item = &'static str> {
+    Gate::ALL.into_iter().flat_map(|gate| beside(gate).iter().copied())
+}
+
+/// The set of a program.
+fn set_of(name: &str) -> Set {
+    let gate = Gate::ALL.into_iter().find(|g| program(*g) == name || beside(*g).contains(&name));
+    gate.map_or(Set::Tracepoints, Gate::set)
+}
+
+/// Programs at functions that have another name in this kernel, with this name.
+///
+/// KERNEL(6.15): the functions of pipes were renamed.
+fn targets() -> &'static [(&'static str, &'static str)] {
+    static IS_RENAMED: OnceLock<bool> = OnceLock::new();
+    let has = || {
+        let btf = Btf::from_vmlinux().ok()?;
+        btf.type_by_name::<types::Func<'_>>("anon_pipe_read").map(|_| true)
+    };
+    match *IS_RENAMED.get_or_init(|| has().unwrap_or(false)) {
+        true => &[
+            ("dm_gate_write", "anon_pipe_write"),
+            ("dm_gate_wrote", "anon_pipe_write"),
+            ("dm_gate_read", "anon_pipe_read"),
+        ],
+        false => &[],
+    }
+}
 
 /// The name of a program of [`WIRES`], which keeps it while it is not attached.
 fn kept(program: &str) -> String {
@@ -176,6 +252,9 @@ fn program(gate: Gate) -> &'static str {
         Gate::Create => "dm_gate_create",
         Gate::Open => "dm_gate_open",
         Gate::Message => "dm_gate_msgrcv",
+        Gate::Pipe => "dm_gate_read",
+        Gate::Semaphore => "dm_gate_semop",
+        Gate::Shm => "dm_gate_shmat",
     }
 }
 
@@ -185,10 +264,10 @@ fn programs(gates: &[Gate]) -> Vec<&'static str> {
     let notes = NOTES.into_iter().filter(|_| sockets);
     let receives = gates.contains(&Gate::Receive);
     let senders = SENDERS.into_iter().filter(|_| receives).map(|(name, _)| name);
-    let messages = MESSAGES.into_iter().filter(|_| gates.contains(&Gate::Message));
+    let beside = gates.iter().flat_map(|gate| beside(*gate).iter().copied());
     let own = gates.iter().filter(|gate| **gate != Gate::Fork).map(|gate| program(*gate));
     let bind = Some(BIND.0).filter(|_| receives);
-    ALWAYS.into_iter().chain(notes).chain(senders).chain(messages).chain(own).chain(bind).collect()
+    ALWAYS.into_iter().chain(notes).chain(senders).chain(beside).chain(own).chain(bind).collect()
 }
 
 record! {
@@ -452,12 +531,11 @@ fn config(constants: Constants) -> Vec<u8> {
 /// Tests whether this kernel loads and attaches the programs of a set. They see every task of the host for a moment,
 /// and know no container. Those of a cgroup are attached to none.
 pub fn supported(set: Set) -> Result<()> {
-    let is_of_set =
-        |name: &str| name != BIND.0 && SECURITY.contains(&name) == (set == Set::Security);
-    let (_maps, programs) = GROUP.load_some(&config(some_constants()), &is_of_set)?;
+    let is_of_set = |name: &str| name != BIND.0 && set_of(name) == set;
+    let (_maps, programs) = GROUP.load_at(&config(some_constants()), &is_of_set, targets())?;
     let mut traces = programs.iter().filter(|program| hook(program).is_none());
     traces.try_for_each(|program| attach(program, None).map(drop))?;
-    if set == Set::Security && !call::has_bpf_module() {
+    if set.has_security_hook() && !call::has_bpf_module() {
         return Err(BpfError::Inactive);
     }
     Ok(())
@@ -564,16 +642,16 @@ impl Gates {
     /// Loads the programs of these gates, and names their maps in this directory of a bpffs. No program runs before
     /// [`Loaded::attach`].
     pub fn load(dir: &Path, constants: Constants, which: &[Gate]) -> Result<Loaded> {
-        if which.iter().any(|gate| gate.set() == Set::Security) && !call::has_bpf_module() {
+        if which.iter().any(|gate| gate.set().has_security_hook()) && !call::has_bpf_module() {
             return Err(BpfError::Inactive);
         }
         let wanted = programs(which);
         let load = |with_calls: bool| {
             let is_wanted = |name: &str| match name {
                 name if name == BIND.0 => with_calls,
-                name => !SECURITY.contains(&name) || wanted.contains(&name),
+                name => set_of(name) == Set::Tracepoints || wanted.contains(&name),
             };
-            GROUP.load_some(&config(constants), &is_wanted)
+            GROUP.load_at(&config(constants), &is_wanted, targets())
         };
         let (maps, programs) = match load(wanted.contains(&BIND.0)) {
             // KERNEL(6.16): earlier ones refuse that program.
@@ -842,7 +920,8 @@ impl Gates {
         let gates = Gate::ALL.map(|gate| (Some(gate), gate.name(), program(gate)));
         let senders = SENDERS.map(|(name, _)| name);
         let wires = WIRES.map(|(name, _)| name);
-        let always = ALWAYS.into_iter().chain(NOTES).chain(senders).chain(MESSAGES).chain(wires);
+        let always =
+            ALWAYS.into_iter().chain(NOTES).chain(senders).chain(all_beside()).chain(wires);
         let always = always.chain([BIND.0]).map(|name| (None, name, name));
         for (gate, file, name) in always.chain(gates) {
             let Some(link) = call::pinned(&self.dir.join(file))? else { continue };
@@ -878,8 +957,8 @@ impl Gates {
         // ORDER: those that change labels first.
         let senders = SENDERS.map(|(name, _)| name);
         let wires = WIRES.map(|(name, _)| name);
-        let messages = MESSAGES.into_iter().rev();
-        let notes = senders.into_iter().chain(messages).chain(wires).chain(NOTES);
+        let beside = all_beside().rev();
+        let notes = senders.into_iter().chain(beside).chain(wires).chain(NOTES);
         for file in [BIND.0].into_iter().chain(gates).chain(notes).chain(ALWAYS.into_iter().rev()) {
             unname(&dir.join(file))?;
         }
@@ -1062,15 +1141,17 @@ mod tests {
 
     #[test]
     fn root_kernel_takes_the_programs_of_security_or_says_why_not() {
-        match supported(Set::Security) {
-            Ok(()) => {}
-            // A kernel that permits no trampolines, or no BPF among its security modules.
-            Err(error @ (BpfError::Load { .. } | BpfError::Inactive))
-                if error.kind() == dormouse_kernel::ErrorKind::Os(libc::EPERM) =>
-            {
-                eprintln!("NOT RUN: {error}");
+        for set in [Set::Security, Set::Pipe, Set::Semaphore] {
+            match supported(set) {
+                Ok(()) => {}
+                // A kernel that permits no trampolines, or no BPF among its security modules.
+                Err(error @ (BpfError::Load { .. } | BpfError::Inactive))
+                    if error.kind() == dormouse_kernel::ErrorKind::Os(libc::EPERM) =>
+                {
+                    eprintln!("NOT RUN: {set:?}: {error}");
+                }
+                Err(error) => panic!("{set:?}: {error:?}"),
             }
-            Err(error) => panic!("{error:?}"),
         }
     }
 
@@ -1110,7 +1191,7 @@ mod tests {
 
     #[test]
     fn root_full_maps_refuse_one_more_entry_and_take_it_after_a_removal() {
-        let is_tracepoint = |name: &str| !SECURITY.contains(&name);
+        let is_tracepoint = |name: &str| set_of(name) == Set::Tracepoints;
         let maps = GROUP.load_some(&config(some_constants()), &is_tracepoint).unwrap().0;
         let map = |name: &str| maps.iter().find(|map| map.name == name).unwrap();
         assert_full(map(HOMES), HOMES_MAX);

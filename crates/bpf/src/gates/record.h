@@ -31,6 +31,17 @@
 /* LIMIT: messages of System V in queues, of tasks that work for another account than their home. Further ones are
  * those of the home. */
 #define DM_GATE_MESSAGES_MAX 65536
+/* LIMIT: pipes and FIFOs that containers have made, and accounts that have written to one before it is read. Further
+ * pipes, and earlier bytes, have no other side. */
+#define DM_GATE_PIPES_MAX 16384
+#define DM_GATE_PARTS 16
+/* LIMIT: sets of semaphores of System V with a note, semaphores of a set, and operations of one call of semop(2). Units
+ * of further ones have no giver. After a call with more operations, no unit of the set has one. */
+#define DM_GATE_SETS_MAX 16384
+#define DM_GATE_SEMAPHORES 32
+#define DM_GATE_SEMOPS 32
+/* LIMIT: segments of shared memory of System V that containers have made. Further ones have no other side. */
+#define DM_GATE_SEGMENTS_MAX 65536
 /* LIMIT: paths of a table, and bytes of a path with the '/' behind it. */
 #define DM_GATE_PATHS_MAX 256
 #define DM_GATE_PATH_BYTES 248
@@ -45,6 +56,9 @@
 #define DM_GATE_CREATE 5
 #define DM_GATE_OPEN 6
 #define DM_GATE_MESSAGE 7
+#define DM_GATE_PIPE 8
+#define DM_GATE_SEMAPHORE 9
+#define DM_GATE_SHM 10
 #define DM_GATE_COUNT 16
 
 /* What a label becomes: `becomes` of a row. */

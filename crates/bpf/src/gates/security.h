@@ -6,6 +6,9 @@
  * - dm_gate_msgrcv (msg_queue_msgrcv): a task receives a message of System V. The other side is the account for which
  *   the sender worked: dm_gate_msgsnd (msg_queue_msgsnd) notes it, and dm_gate_msgfree (msg_msg_free_security) forgets
  *   it with the message.
+ * - dm_gate_shmat (shm_shmat): a task attaches a segment of shared memory of System V. The other side is the account
+ *   for which the task worked that made it: dm_gate_shmget (shm_alloc_security) notes it, and dm_gate_shmfree
+ *   (shm_free_security) forgets it with the segment.
  *
  * They run for every task of the host, in the calling task, which can be preempted meanwhile, and end at once where no
  * row of the table is for their gate. Labels are changed with preemption off, as in the other programs.
@@ -52,6 +55,7 @@ struct path {
 };
 struct file {
 	struct path f_path;
+	void *private_data;
 };
 #pragma clang attribute pop
 
@@ -63,6 +67,21 @@ static __always_inline __s64 failure(__u64 errno)
 	asm volatile("%[errno] &= 0xfff; %[result] -= %[errno]"
 		     : [result] "+r"(result), [errno] "+r"(errno));
 	return result;
+}
+
+/* The account that the calling task works for; DM_NOBODY outside of all containers. */
+static __always_inline struct party party_of_current(void)
+{
+	__u64 cgroup = dm_current_container(config.level);
+	struct dm_gate_home *home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	struct party party = { .account = DM_NOBODY };
+
+	if (!home)
+		return party;
+	party.owner = home->owner;
+	party.account = home->account;
+	return party_of(bpf_task_storage_get(&dm_gate_labels, bpf_get_current_task_btf(), 0, 0),
+			cgroup, &party);
 }
 
 /* Finds the paths of the table above a file. */
@@ -218,6 +237,70 @@ int dm_gate_msgrcv(__u64 *ctx)
 	at.label = party_of(label, cgroup, &at.home);
 	to = decide(&at, table, home->flags);
 	give(target, label, is_other, cgroup, home, &at, &to);
+	bpf_preempt_enable();
+	return 0;
+}
+
+/* ---- shared memory of System V ---- */
+
+/* The account for which the maker of a segment worked, by the address of the segment. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DM_GATE_SEGMENTS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct party);
+} dm_gate_shms SEC(".maps");
+
+SEC("lsm/shm_alloc_security")
+int dm_gate_shmget(__u64 *ctx)
+{
+	__u64 segment = ctx[0];
+	__u32 index;
+	struct party party = { .account = DM_NOBODY };
+	struct dm_gate_count *count;
+
+	if (table_for(DM_GATE_SHM, &index))
+		party = party_of_current();
+	if (party.account == DM_NOBODY)
+		return 0;
+	if (!bpf_map_update_elem(&dm_gate_shms, &segment, &party, BPF_ANY))
+		return 0;
+	count = counts(DM_GATE_SHM);
+	if (count)
+		count->full++;
+	return 0;
+}
+
+SEC("lsm/shm_free_security")
+int dm_gate_shmfree(__u64 *ctx)
+{
+	__u64 segment = ctx[0];
+
+	bpf_map_delete_elem(&dm_gate_shms, &segment);
+	return 0;
+}
+
+SEC("lsm/shm_shmat")
+int dm_gate_shmat(__u64 *ctx)
+{
+	__u64 segment = ctx[0];
+	struct passage at = { .gate = DM_GATE_SHM, .peer.account = DM_NOBODY };
+	struct dm_gate_table *table = table_for(DM_GATE_SHM, &at.table);
+	__u64 cgroup = table ? dm_current_container(config.level) : 0;
+	struct party *maker;
+	struct dm_gate_home *home;
+
+	if (!table)
+		return 0;
+	home = bpf_map_lookup_elem(&dm_gate_homes, &cgroup);
+	if (!home)
+		return 0;
+	maker = bpf_map_lookup_elem(&dm_gate_shms, &segment);
+	if (maker)
+		at.peer = *maker;
+	bpf_preempt_disable();
+	decide_call(&at, table, cgroup, home, 0);
 	bpf_preempt_enable();
 	return 0;
 }

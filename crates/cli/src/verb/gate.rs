@@ -45,7 +45,8 @@ enum Of {
         /// receive (data was received from a socket), send (data was given to one), fork (a process or thread was
         /// made), exec (another program was begun), and where the kernel permits programs of security modules, create
         /// (a process or thread is to be made), open (a file is to be opened), message (a message of System V was
-        /// received); by default all that the kernel takes
+        /// received), pipe (data was read from a pipe or FIFO), semaphore (a semaphore of System V was taken), shm
+        /// (shared memory of System V is to be attached); by default all that the kernel takes
         #[arg(value_name = "GATE")]
         gates: Vec<Gate>,
     },

@@ -55,7 +55,7 @@ enum Of {
     ///
     /// Accounts are names of made ones, or @ and the name of a container for its own.
     Explain {
-        /// Kind of passage: receive, send, fork, exec, create, open, message
+        /// Kind of passage: receive, send, fork, exec, create, open, message, pipe, semaphore, shm
         #[arg(long)]
         gate: Gate,
         /// Account of the container in which the task runs
