@@ -13,9 +13,9 @@
 //! Other processes continue when a command is killed: its newborn exits, the keeper reaps the
 //! newborn and starts its cleanup, the next command runs. Their order is chance, so from step to
 //! step another of them is delayed for a moment ([`Slow`]). With `DORMOUSE_FAULT=all` every step is
-//! tested in every order, with `DORMOUSE_FAULT=third` every third step in one. The keeper is killed at each of its own steps while it serves a command.
-//! All processes are killed at random times while random commands run: `DORMOUSE_FAULT_KILLS`
-//! kills, from `DORMOUSE_FAULT_SEED`.
+//! tested in every order, with `DORMOUSE_FAULT=third` every third step in one. The keeper is killed
+//! at each of its own steps while it serves a command. All processes are killed at random times while
+//! random commands run: `DORMOUSE_FAULT_KILLS` kills, from `DORMOUSE_FAULT_SEED`.
 
 mod created;
 

@@ -474,8 +474,8 @@ static FEATURES: &[Feature] = &[
     feature(
         "BPF: fentry",
         "5.5",
-        "cheaper gates",
-        ("tp_btf, cgroup hooks, seccomp notify", "some microseconds for each gate"),
+        "gates `pipe` and `semaphore`",
+        ("none", "`gate load` without names leaves them out"),
         btf::fentry,
     ),
     feature(

@@ -14,9 +14,10 @@
 //!   The C libraries fall back to clone, as they have had to under docker for years.
 //! - **io_uring gets ENOSYS**: its operations never pass a filter.
 //! - **Keys get ENOSYS**: keyrings belong to user ids, not to containers.
-//! - **sched_setattr gets ENOSYS** without CAP_SYS_NICE: since 6.12 a process sets the length of its own turns with it, up
-//!   to 100 ms, and makes other containers wait for seconds; the length is behind a pointer. Policies and priorities are
-//!   set with sched_setscheduler(2), which has no such argument.
+//! - **sched_setattr gets ENOSYS** without CAP_SYS_NICE: since 6.12 a process sets the length of its
+//!   own turns with it, up to 100 ms, and makes other containers wait for seconds; the length is
+//!   behind a pointer. Policies and priorities are set with sched_setscheduler(2), which has no such
+//!   argument.
 //! - **Sockets** are UNIX, INET and INET6 of the ordinary protocols, and NETLINK_ROUTE. In a stack
 //!   shared with other containers, SOCK_DIAG would list their connections, audit concerns the host,
 //!   and SCTP, MPTCP or raw sockets would bypass the hooks that keep a container to its addresses.
