@@ -7,10 +7,14 @@
 //!
 //! Any filter makes the kernel leave the fast path of a system call. So two arms have a filter of a
 //! single instruction that allows everything: no filter can cost less.
+//!
+//! `--gates` measures, in place of these, what all gates of accounts cost while they are loaded: the same operations
+//! inside and outside, and `run --rm IMAGE true`, without gates and with them in turn.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -22,7 +26,13 @@ struct Options {
     /// Turns of each arm.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// What loaded gates cost.
+    #[arg(long)]
+    gates: bool,
 }
+
+/// Starts of each arm in a round of `--gates`.
+const STARTS: usize = 20;
 
 /// The Zap paper's seven.
 const CALLS: [&str; 7] = ["getpid", "getsid", "getpgid", "fork", "execve", "shmget", "shmat"];
@@ -79,6 +89,9 @@ impl Arm {
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
+    if options.gates {
+        return gates(&bench, options.rounds);
+    }
     let mut readings = ARMS.map(|_| Readings::new());
     for n in 0..options.rounds {
         eprint!("\r  round {} of {}", n + 1, options.rounds);
@@ -114,6 +127,56 @@ fn main() -> Result<()> {
     promise("median of the seven calls", middle(ours), 1.02);
     let of_least: Vec<f64> = ours.iter().zip(&*least).map(|(ours, least)| ours / least).collect();
     promise("worst of the seven calls, of what any filter costs", worst(&of_least), 1.02);
+    Ok(())
+}
+
+/// Each operation and the start of a container, without gates and with all of them.
+fn gates(bench: &Bench, rounds: usize) -> Result<()> {
+    // Shared objects are made by the first container, and stay.
+    ok(bench.dormouse().args(["run", "-d", "--name", "other", "bench", "sleep", "1000000"]))?;
+    let [outside, inside, ..] = &ARMS;
+    let mut all = [Readings::new(), Readings::new()];
+    for round in 0..rounds * 2 {
+        eprint!("\r  round {} of {}", round / 2 + 1, rounds);
+        // Each of two arms begins in every other round.
+        let is_loaded = (round + round / 2) % 2 == 1;
+        if is_loaded {
+            ok(bench.dormouse().args(["gate", "load"]))?;
+        }
+        let into = &mut all[usize::from(is_loaded)];
+        for (name, arm) in [("outside", outside), ("inside", inside)] {
+            let mut readings = Readings::new();
+            read(&mut readings, &mut arm.command(bench)).context(name)?;
+            for (operation, times) in readings {
+                into.entry(format!("{name}, {operation}")).or_default().extend(times);
+            }
+        }
+        for _ in 0..STARTS {
+            let begin = Instant::now();
+            ok(bench.dormouse().args(["run", "--rm", "bench", "true"]))?;
+            let took = begin.elapsed().as_secs_f64() * 1e9;
+            into.entry("start".to_owned()).or_default().push(took);
+        }
+        if is_loaded {
+            ok(bench.dormouse().args(["gate", "unload"]))?;
+        }
+    }
+    eprintln!();
+    let [without, with] = &mut all;
+    let mut ratios = Vec::new();
+    for (name, times) in without {
+        let bare = middle(times);
+        let loaded = middle(with.get_mut(name).context("an operation of one arm alone")?);
+        eprintln!(
+            "  {name:<24} {bare:>12.0} ns, with gates {loaded:>12.0} ns: {:.3}",
+            loaded / bare
+        );
+        let more = serde_json::json!({ "without_ns": bare, "with_ns": loaded, "rounds": rounds });
+        figure("inside", &format!("gates: {name}"), loaded / bare, "ratio", more);
+        ratios.push(loaded / bare);
+    }
+    promise("worst of all with gates", ratios.iter().copied().fold(0.0, f64::max), 1.02);
+    promise("median of all with gates", middle(&mut ratios), 1.02);
     Ok(())
 }
 

@@ -202,11 +202,12 @@ impl Guest {
         }
         let list = self.dir.join("tests.json");
         fs::write(&list, serde_json::to_vec(&left)?)?;
-        let (this, list) = (std::env::current_exe()?, list.display().to_string());
+        // The build of the tests may have replaced this program.
+        let this = std::env::current_exe()?.display().to_string();
+        let (this, list) = (this.trim_end_matches(" (deleted)"), list.display().to_string());
         let durations = self.top.join(crate::duration::PATH);
         Ok(format!(
-            "{} queue --list {list} --durations {} --report \"$REPORT\"\n",
-            this.display(),
+            "{this} queue --list {list} --durations {} --report \"$REPORT\"\n",
             durations.display(),
         ))
     }
