@@ -577,7 +577,8 @@ fn attach(program: &Program, cgroup: Option<BorrowedFd<'_>>) -> Result<OwnedFd> 
 pub struct Gates {
     dir: PathBuf,
     homes: Map,
-    which: Vec<Gate>,
+    /// The loaded gates, found when they are needed.
+    which: OnceLock<Vec<Gate>>,
 }
 
 fn used(work: &Work, value: &[u8]) -> Use {
@@ -665,7 +666,9 @@ impl Gates {
             call::pin(map.as_fd(), &dir.join(&map.name))?;
         }
         call::pin(homes.as_fd(), &dir.join(HOMES))?;
-        Ok(Loaded { gates: Self { dir: dir.into(), homes, which: which.into() }, programs })
+        // They have no names before they are attached.
+        let which = OnceLock::from(which.to_vec());
+        Ok(Loaded { gates: Self { dir: dir.into(), homes, which }, programs })
     }
 
     /// The gates with names in this directory, attached or not; `None` if there are none, or those of another build
@@ -676,9 +679,13 @@ impl Gates {
         if homes.value_bytes() != size_of::<HomeRecord>() {
             return Ok(None);
         }
-        let is_attached = |gate: &Gate| dir.join(gate.name()).exists();
-        let which = Gate::ALL.into_iter().filter(is_attached).collect();
-        Ok(Some(Self { dir: dir.into(), homes, which }))
+        Ok(Some(Self { dir: dir.into(), homes, which: OnceLock::new() }))
+    }
+
+    /// Returns the loaded gates.
+    fn which(&self) -> &[Gate] {
+        let is_attached = |gate: &Gate| self.dir.join(gate.name()).exists();
+        self.which.get_or_init(|| Gate::ALL.into_iter().filter(is_attached).collect())
     }
 
     /// One of the maps; `None` if the gates are being unloaded.
@@ -802,7 +809,7 @@ impl Gates {
             all_lines.set(&place.to_bytes(), &Line { accounts: *accounts }.to_bytes())?;
         }
         set_paths(&map(PATHS)?, next, paths)?;
-        let is_loaded = |row: &&Rule| self.which.iter().any(|gate| *gate as u32 == row.gate);
+        let is_loaded = |row: &&Rule| self.which().iter().any(|gate| *gate as u32 == row.gate);
         let rows: Vec<&Rule> = rows.iter().filter(is_loaded).take(ROWS_MAX).collect();
         let header = Header {
             count: rows.len() as u32,
@@ -868,7 +875,7 @@ impl Gates {
 
     /// Returns whether connections are seen, by a gate of sockets.
     pub fn sees_connections(&self) -> bool {
-        self.which.iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send))
+        self.which().iter().any(|gate| matches!(gate, Gate::Receive | Gate::Send))
     }
 
     /// What is noted with connections; `None` if the gates are of an earlier build, or are being unloaded.
@@ -878,7 +885,7 @@ impl Gates {
 
     /// Returns whether passages can be traced: the gate that sees data arrive is loaded.
     pub fn is_tracing_possible(&self) -> bool {
-        self.which.contains(&Gate::Receive)
+        self.which().contains(&Gate::Receive)
     }
 
     /// Begins to count edges, from none, or ends it.
@@ -1058,7 +1065,7 @@ impl Loaded {
             let program = program.ok_or_else(|| missing(name))?;
             call::pin(program.as_fd(), &self.gates.dir.join(kept(name)))?;
         }
-        for name in programs(&self.gates.which) {
+        for name in programs(self.gates.which()) {
             let program = self.programs.iter().find(|program| is_named(&program.name, name));
             if program.is_none() && name == BIND.0 {
                 continue;
@@ -1068,7 +1075,7 @@ impl Loaded {
             let of = Gate::ALL.into_iter().find(|gate| self::program(*gate) == name);
             let file = of.filter(|gate| *gate != Gate::Fork).map_or(name, Gate::name);
             call::pin(link.as_fd(), &self.gates.dir.join(file))?;
-            if of == Some(Gate::Fork) && self.gates.which.contains(&Gate::Fork) {
+            if of == Some(Gate::Fork) && self.gates.which().contains(&Gate::Fork) {
                 call::pin(link.as_fd(), &self.gates.dir.join(Gate::Fork.name()))?;
             }
         }

@@ -4,7 +4,7 @@
  * - dm_gate_write (entry of pipe_write) and dm_gate_wrote (its return) note which account has written which part.
  * - dm_gate_read (return of pipe_read) finds the part that was read, and decides.
  * - dm_gate_plock and dm_gate_plocks (pipe_lock, pipe_double_lock) see that a pipe is used by splice(2), tee(2) or
- *   vmsplice(2). Nobody notes these bytes, so the pipe has no other side from then on.
+ *   vmsplice(2). No program notes these bytes, so the pipe has no other side from then on.
  * - dm_gate_pmake (return of alloc_pipe_info) makes the note of a pipe, and dm_gate_pfree (free_pipe_info) ends it. A
  *   pipe that was made earlier, or by a task of no container, has no note and no other side.
  *
@@ -18,11 +18,11 @@
  * any more. Readers can be faster than the return of a write. So the account of those that write counts for bytes
  * behind the last part.
  *
- * Trust: a container controls its own calls, and who else has a descriptor. A pipe is shared with other containers by a
- * volume (FIFO) or a passed descriptor. Whatever it does with the pipe, bytes can lose their account, and do not get
- * that of another container: where the part that was read is not within one note, the other side is not known, and the
- * reader works for its home. The exception are tasks that read from one pipe at the same moment: they can have each
- * other's accounts (LIMIT).
+ * Trust: a container controls its own calls, and to which processes it passes descriptors. A pipe is shared with other
+ * containers by a volume (FIFO) or a passed descriptor. Whatever it does with the pipe, bytes can lose their account,
+ * and do not get that of another container: where the part that was read is not within one note, the other side is not
+ * known, and the reader works for its home. The exception are tasks that read from one pipe at the same moment: they
+ * can have each other's accounts (LIMIT).
  *
  * KERNEL(6.15): anon_pipe_read() and anon_pipe_write(), which FIFOs use too; pipe_read() and pipe_write() before. */
 
@@ -169,69 +169,73 @@ static __always_inline void move_writer(struct pipe_note *note, __u64 place)
 	note->from = place;
 }
 
-SEC("fentry/pipe_write")
-int dm_gate_write(__u64 *ctx)
+/* A task with this account begins to write at this place. With the lock of the note. */
+static __always_inline void begin_write(struct pipe_note *note, const struct party *by, __u64 place)
+{
+	if (!note->writers) {
+		note->writer.owner = by->owner;
+		note->writer.account = by->account;
+		/* Bytes between two parts have no account. */
+		if (place != PLACE_LOST && place > note->from)
+			note->from = place;
+	} else if (note->writer.account != by->account || note->writer.owner != by->owner) {
+		note->writer.account = DM_NOBODY;
+	}
+	move_writer(note, place);
+	note->writers++;
+}
+
+/* It has written up to this place. With the lock of the note. */
+static __always_inline void end_write(struct pipe_note *note, const struct party *by, __u64 place)
+{
+	/* The entry of a write of another account was not seen. */
+	if (!note->writers || (note->writer.account != DM_NOBODY &&
+			       (note->writer.account != by->account || note->writer.owner != by->owner)))
+		note->is_lost = 1;
+	if (note->writers)
+		note->writers--;
+	move_writer(note, place);
+	if (place != PLACE_LOST && place > note->from) {
+		add_part(note, note->from, place, &note->writer);
+		note->from = place;
+	}
+}
+
+/* The entry to a write, or its return. */
+static __always_inline void note_write(struct kiocb *call, int begins)
 {
 	struct pipe_inode_info *pipe;
 	struct pipe_note *note;
-	struct party party;
+	struct party by;
 	__u64 place;
 
 	bpf_preempt_disable();
-	pipe = pipe_of((void *)ctx[0]);
+	pipe = pipe_of(call);
 	note = note_of(pipe);
 	if (note && !note->is_lost) {
-		party = party_of_current();
+		by = party_of_current();
 		place = place_written(pipe);
 		bpf_spin_lock(&note->lock);
-		if (!note->writers) {
-			note->writer.owner = party.owner;
-			note->writer.account = party.account;
-			/* Bytes between two parts have no account. */
-			if (place != PLACE_LOST && place > note->from)
-				note->from = place;
-		} else if (note->writer.account != party.account ||
-			   note->writer.owner != party.owner) {
-			note->writer.account = DM_NOBODY;
-		}
-		move_writer(note, place);
-		note->writers++;
+		if (begins)
+			begin_write(note, &by, place);
+		else
+			end_write(note, &by, place);
 		bpf_spin_unlock(&note->lock);
 	}
 	bpf_preempt_enable();
+}
+
+SEC("fentry/pipe_write")
+int dm_gate_write(__u64 *ctx)
+{
+	note_write((void *)ctx[0], 1);
 	return 0;
 }
 
 SEC("fexit/pipe_write")
 int dm_gate_wrote(__u64 *ctx)
 {
-	struct pipe_inode_info *pipe;
-	struct pipe_note *note;
-	struct party party;
-	__u64 place;
-
-	bpf_preempt_disable();
-	pipe = pipe_of((void *)ctx[0]);
-	note = note_of(pipe);
-	if (note && !note->is_lost) {
-		party = party_of_current();
-		place = place_written(pipe);
-		bpf_spin_lock(&note->lock);
-		/* The entry of a write of another account was not seen. */
-		if (!note->writers || (note->writer.account != DM_NOBODY &&
-				       (note->writer.account != party.account ||
-					note->writer.owner != party.owner)))
-			note->is_lost = 1;
-		if (note->writers)
-			note->writers--;
-		move_writer(note, place);
-		if (place != PLACE_LOST && place > note->from) {
-			add_part(note, note->from, place, &note->writer);
-			note->from = place;
-		}
-		bpf_spin_unlock(&note->lock);
-	}
-	bpf_preempt_enable();
+	note_write((void *)ctx[0], 0);
 	return 0;
 }
 
@@ -283,12 +287,9 @@ int dm_gate_read(__u64 *ctx)
 {
 	struct passage at = { .gate = DM_GATE_PIPE, .peer.account = DM_NOBODY };
 	struct pipe_inode_info *pipe;
-	struct task_struct *task;
 	struct dm_gate_table *table;
 	struct dm_gate_home *home;
 	struct pipe_note *note;
-	struct label *label;
-	struct party to;
 	__u64 cgroup;
 
 	if ((__s64)ctx[2] <= 0)
@@ -301,15 +302,8 @@ int dm_gate_read(__u64 *ctx)
 	table = table_for(DM_GATE_PIPE, &at.table);
 	cgroup = table ? dm_current_container(config.level) : 0;
 	home = table ? bpf_map_lookup_elem(&dm_gate_homes, &cgroup) : 0;
-	if (home) {
-		at.home.owner = home->owner;
-		at.home.account = home->account;
-		task = bpf_get_current_task_btf();
-		label = bpf_task_storage_get(&dm_gate_labels, task, 0, 0);
-		at.label = party_of(label, cgroup, &at.home);
-		to = decide(&at, table, home->flags);
-		give(task, label, 0, cgroup, home, &at, &to);
-	}
+	if (home)
+		decide_call(&at, table, cgroup, home, 0);
 	bpf_preempt_enable();
 	return 0;
 }
