@@ -300,13 +300,14 @@ pub(crate) fn has_newborn_ahead(ground: &Ground, id: &ContainerId) -> bool {
 /// Gives up what a warm sleeper has ([`crate::warm`]), or a created container ([`crate::spare`]): it is an ordinary one
 /// then. Does nothing for others. The caller holds its lock.
 pub(crate) fn cool_locked(ground: &Ground, config: &Config) -> Result<()> {
-    let is_warm = ground.warm_record(&config.id).exists();
-    if !is_warm && !has_newborn_ahead(ground, &config.id) {
+    if !has_newborn_ahead(ground, &config.id) {
         return Ok(()); // nearly all
     }
     let observed = state::observe(ground, config)?;
     match (observed.state, &observed.init) {
-        (State::Asleep, None) if is_warm => release_objects(ground, config),
+        (State::Asleep, None) if ground.warm_record(&config.id).exists() => {
+            release_objects(ground, config)
+        }
         (State::Created, None) => tear_down(ground, &config.id, Some(config)),
         // It is on its way to another state.
         _ => Ok(()),
