@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use dormouse_benches::{Bench, figure, ok, promise};
+use dormouse_benches::{Bench, figure, median, ok, promise};
 
 /// Options.
 #[derive(Parser)]
@@ -105,12 +105,12 @@ fn main() -> Result<()> {
     let [outside, others @ ..] = &mut readings;
     let mut seven = ARMS.map(|_| Vec::new());
     for (name, times) in outside {
-        let there = middle(times);
+        let there = median(times.clone());
         eprint!("  {name:<10} {there:>23.0} ns");
         let mut more = serde_json::Map::from_iter([("outside_ns".to_owned(), there.into())]);
         let mut ratios = Vec::new();
         for (n, (arm, readings)) in ARMS[1..].iter().zip(&mut *others).enumerate() {
-            let here = middle(readings.get_mut(name).context("inside and outside differ")?);
+            let here = median(readings.get(name).context("inside and outside differ")?.clone());
             eprint!(" {:>26.3}", here / there);
             more.insert(format!("{}, ns", arm.name), here.into());
             ratios.push(here / there);
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
     let [_, ours, least, ..] = &mut seven;
     let worst = |ratios: &[f64]| ratios.iter().copied().fold(0.0, f64::max);
     promise("worst of the seven calls", worst(ours), 1.10);
-    promise("median of the seven calls", middle(ours), 1.02);
+    promise("median of the seven calls", median(ours.clone()), 1.02);
     let of_least: Vec<f64> = ours.iter().zip(&*least).map(|(ours, least)| ours / least).collect();
     promise("worst of the seven calls, of what any filter costs", worst(&of_least), 1.02);
     Ok(())
@@ -165,8 +165,8 @@ fn gates(bench: &Bench, rounds: usize) -> Result<()> {
     let [without, with] = &mut all;
     let mut ratios = Vec::new();
     for (name, times) in without {
-        let bare = middle(times);
-        let loaded = middle(with.get_mut(name).context("an operation of one arm alone")?);
+        let bare = median(times.clone());
+        let loaded = median(with.get(name).context("an operation of one arm alone")?.clone());
         eprintln!(
             "  {name:<24} {bare:>12.0} ns, with gates {loaded:>12.0} ns: {:.3}",
             loaded / bare
@@ -180,7 +180,7 @@ fn gates(bench: &Bench, rounds: usize) -> Result<()> {
         }
     }
     // One by one they differ by more from run to run.
-    promise("median of the operations with gates", middle(&mut ratios), 1.02);
+    promise("median of the operations with gates", median(ratios), 1.02);
     Ok(())
 }
 
@@ -190,9 +190,4 @@ fn read(into: &mut Readings, command: &mut Command) -> Result<()> {
         into.entry(name.to_owned()).or_default().push(ns.parse()?);
     }
     Ok(())
-}
-
-fn middle(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -87,6 +87,31 @@ impl Times {
     }
 }
 
+/// Returns the medians by the name of the arm, in milliseconds.
+pub fn medians<'a>(arms: &'a [Arm], times: &'a [Times]) -> impl Fn(&str) -> Option<f64> + 'a {
+    |name| arms.iter().position(|arm| arm.name == name).map(|at| times[at].median_ms())
+}
+
+/// Prints a table, and one JSON line per arm, with `more` beside its times. Returns the medians by the name of the arm.
+pub fn tabulate<'a>(
+    benchmark: &str,
+    title: &str,
+    arms: &'a [Arm],
+    times: &'a [Times],
+    more: &serde_json::Value,
+) -> impl Fn(&str) -> Option<f64> + 'a {
+    eprintln!("\n{title} (ms)");
+    eprintln!("  {:<14} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    for (arm, times) in arms.iter().zip(times) {
+        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+        eprintln!("  {:<14} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
+        let mut more = more.clone();
+        (more["min_ms"], more["p95_ms"]) = (min.into(), p95.into());
+        figure(benchmark, &arm.name, median, "ms", more);
+    }
+    medians(arms, times)
+}
+
 /// Runs the arms in turn, after a warm-up, and returns the times of `rounds` turns of each.
 ///
 /// A hypervisor takes processors away now and then, for longer than a command takes. A disturbed

@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use dormouse_benches::{Arm, Bench, Times, figure, installed, interleave, promise};
+use dormouse_benches::{Arm, Bench, Times, installed, interleave, promise, tabulate};
 
 /// Options.
 #[derive(Parser)]
@@ -102,15 +102,7 @@ fn arm(bench: &Bench, name: &str, program: &Path, bundle: &Path, script: &'stati
 }
 
 fn report(what: &str, arms: &[Arm], times: &[Times]) {
-    eprintln!("\n{what} (ms)");
-    eprintln!("  {:<14} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
-    for (arm, t) in arms.iter().zip(times) {
-        let (median, min, p95) = (t.median_ms(), t.at(0.0), t.at(0.95));
-        eprintln!("  {:<14} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
-        let more = serde_json::json!({"verb": what, "min_ms": min, "p95_ms": p95});
-        figure("oci", &arm.name, median, "ms", more);
-    }
-    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    let of = tabulate("oci", what, arms, times, &serde_json::json!({ "verb": what }));
     if let (Some(ours), Some(crun)) = (of("dormouse-oci"), of("crun")) {
         promise(&format!("{what}, of crun"), ours / crun, OF_CRUN);
     }

@@ -32,7 +32,7 @@ use clap::{Parser, ValueEnum};
 use dormouse_benches::podman::Podman;
 use dormouse_benches::{
     Arm, Bench, Disk, FLOOR_CGROUPS, Times, change, figure, installed, interleave, interleave_rows,
-    ok, promise,
+    medians, ok, promise,
 };
 
 #[path = "start/life.rs"]
@@ -283,7 +283,7 @@ fn of_podman(podman: &Podman) -> Arm {
 fn report(arms: &[Arm], times: &[Times], (disk, load): (Disk, &str), title: &str, of_crun: f64) {
     eprintln!("\nrun IMAGE true to exit, {title}, on {disk}, {load} (ms)");
     eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
-    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    let of = medians(arms, times);
     let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
     for (arm, t) in arms.iter().zip(times) {
         let median = t.median_ms();

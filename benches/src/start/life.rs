@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
-use dormouse_benches::{Arm, Bench, figure, installed, interleave, promise};
+use dormouse_benches::{Arm, Bench, installed, interleave, promise, tabulate};
 
 /// Our verbs, with `$0` for the program, `$1` for the root and `$2` for the name.
 const OURS: &str = "\"$0\" --root \"$1\" create --name \"$2\" bench true && \
@@ -14,8 +14,8 @@ const OURS: &str = "\"$0\" --root \"$1\" create --name \"$2\" bench true && \
 const OCI: &str = "\"$0\" --root \"$1\" create -b \"$3\" \"$2\" && \
                    \"$0\" --root \"$1\" start \"$2\" && exec \"$0\" --root \"$1\" delete --force \"$2\"";
 
-/// Measures the engine, without and with parts made ahead, `dormouse-oci`, and the peers. `title` names the load.
-pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, title: &str) -> Result<()> {
+/// Measures the engine, without and with parts made ahead, `dormouse-oci`, and the peers. `load` is that of the host.
+pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, load: &str) -> Result<()> {
     let mut arms = vec![ours("dormouse", bench), ours(crate::SPARES, ahead)];
     let oci = Path::new(bench.dormouse().get_program()).with_file_name("dormouse-oci");
     arms.push(of_bundle(bench, "dormouse-oci", &oci)?);
@@ -25,17 +25,9 @@ pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, title: &str) 
         }
     }
     let times = interleave(&arms, rounds)?;
-    eprintln!("\ncreate, start and removal by three commands, {title} (ms)");
-    eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
-    for (arm, times) in arms.iter().zip(&times) {
-        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
-        eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
-        let more = serde_json::json!({
-            "verb": "create+start+delete", "load": title, "min_ms": min, "p95_ms": p95,
-        });
-        figure("start", &arm.name, median, "ms", more);
-    }
-    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    let title = format!("create, start and removal by three commands, {load}");
+    let more = serde_json::json!({ "verb": "create+start+delete", "load": load });
+    let of = tabulate("start", &title, &arms, &times, &more);
     if let Some(crun) = of("crun") {
         for name in ["dormouse", crate::SPARES, "dormouse-oci"] {
             if let Some(ours) = of(name) {

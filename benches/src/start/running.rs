@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::Result;
-use dormouse_benches::{Arm, Bench, figure, installed, interleave, ok, promise, without_v2};
+use dormouse_benches::{Arm, Bench, installed, interleave, ok, promise, tabulate, without_v2};
 
 /// The container in which programs are executed.
 const NAME: &str = "stays";
@@ -23,15 +23,9 @@ pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
         }
     }
     let times = interleave(&arms, rounds)?;
-    eprintln!("\n`true` in a running container, {load} (ms)");
-    eprintln!("  {:<12} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
-    for (arm, times) in arms.iter().zip(&times) {
-        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
-        eprintln!("  {:<12} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
-        let more = serde_json::json!({"verb": "exec", "load": load, "min_ms": min, "p95_ms": p95});
-        figure("start", &arm.name, median, "ms", more);
-    }
-    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    let title = format!("`true` in a running container, {load}");
+    let more = serde_json::json!({ "verb": "exec", "load": load });
+    let of = tabulate("start", &title, &arms, &times, &more);
     if let (Some(ours), Some(crun)) = (of("dormouse"), of("crun")) {
         promise("exec, of crun", ours / crun, 0.4);
     }
