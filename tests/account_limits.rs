@@ -6,9 +6,7 @@ use std::time::Duration;
 use dormouse_testkit::{Host, Led, dormouse, soon, wait_until};
 use serde_json::Value;
 
-use crate::fault::{
-    ASK, Counts, EXEC, REMOVE, SLEEP, Scene, Slow, Verb, WAKE, Words, lead_to, state_of_x,
-};
+use crate::fault::{ASK, Counts, EXEC, REMOVE, SLEEP, Scene, Verb, WAKE, Words, state_of_x};
 
 /// Accounts smith and, below it, shop.
 #[track_caller]
@@ -319,31 +317,8 @@ impl Limited {
 
     /// Kills a command at each `stride`th of its steps. `x` has so many sockets where it runs or sleeps.
     fn survives(&self, verb: &Verb, sockets: u64, stride: usize) {
-        let (scene, host) = (&self.0, &self.0.host);
-        let keeper = host.keeper().expect("a keeper");
-        let mut killed = 0;
-        for number in (0..).step_by(stride) {
-            let mut is_whole = false;
-            for slow in Slow::of_step(number) {
-                scene.all(verb.before);
-                let mut what = format!("{} in an account, step {number}", verb.command[0]);
-                match lead_to(host, verb.command, number) {
-                    Some((mut led, call)) => {
-                        what = format!("{what}, {call}, slow: {slow:?}");
-                        slow.kill(&mut led, keeper);
-                        killed += 1;
-                    }
-                    None => is_whole = true,
-                }
-                self.assert_limited(sockets, &what);
-                verb.assert_usable(scene, &what);
-                self.assert_free(&what);
-            }
-            if is_whole {
-                break;
-            }
-        }
-        assert!(killed * stride > 20, "{}: {killed} kills", verb.command[0]);
+        let at_kill = |what: &str| self.assert_limited(sockets, what);
+        verb.survives_with(&self.0, stride, &at_kill, &|what| self.assert_free(what));
     }
 
     /// All containers together may have as much as the account.

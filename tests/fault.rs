@@ -40,7 +40,7 @@ const HELD: Duration = Duration::from_millis(10);
 
 /// The process that is delayed when a command is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slow {
+enum Slow {
     Nothing,
     /// The process that the keeper has cloned and that waits for its start.
     Newborn,
@@ -53,7 +53,7 @@ impl Slow {
     const ALL: [Self; 4] = [Self::Nothing, Self::Newborn, Self::Keeper, Self::Next];
 
     /// The orders in which a step is tested.
-    pub(crate) fn of_step(number: usize) -> Vec<Self> {
+    fn of_step(number: usize) -> Vec<Self> {
         match std::env::var("DORMOUSE_FAULT").as_deref() {
             Ok("all") => Self::ALL.to_vec(),
             _ => vec![Self::ALL[number % Self::ALL.len()]],
@@ -61,7 +61,7 @@ impl Slow {
     }
 
     /// Stops the process to delay, kills the command, and continues the process a moment later.
-    pub(crate) fn kill(self, led: &mut Led, keeper: u32) {
+    fn kill(self, led: &mut Led, keeper: u32) {
         let held: Vec<u32> = match self {
             Self::Newborn => newborns(keeper),
             Self::Keeper => vec![keeper],
@@ -108,11 +108,7 @@ fn newborns(keeper: u32) -> Vec<u32> {
 }
 
 /// Runs a command up to its step `number` (from 0). Returns `None` if the command has fewer steps.
-pub(crate) fn lead_to(
-    host: &Host,
-    arguments: &[&str],
-    number: usize,
-) -> Option<(Led, &'static str)> {
+fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'static str)> {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
     for _ in 0..number {
         led.next_step()?;
@@ -314,6 +310,17 @@ impl Verb {
     }
 
     fn survives_in(&self, scene: &Scene) {
+        self.survives_with(scene, fault_stride(), &|_| {}, &|_| {});
+    }
+
+    /// The same at each `stride`th step, with further checks: `at_kill`, and `at_end` of each round.
+    pub(crate) fn survives_with(
+        &self,
+        scene: &Scene,
+        stride: usize,
+        at_kill: &dyn Fn(&str),
+        at_end: &dyn Fn(&str),
+    ) {
         let (host, what) = (&scene.host, self.command[0]);
         // The first time makes new objects.
         scene.all(self.before);
@@ -335,9 +342,11 @@ impl Verb {
                     }
                     None => ended += 1,
                 }
+                at_kill(&what);
                 self.assert_usable(scene, &what);
+                at_end(&what);
             }
-            number += fault_stride();
+            number += stride;
         }
         assert!(killed > 0, "{what}: it makes no step");
     }
@@ -381,7 +390,7 @@ impl Verb {
         assert!(number > 0, "{}: the keeper makes no step", self.command[0]);
     }
 
-    pub(crate) fn assert_usable(&self, scene: &Scene, what: &str) {
+    fn assert_usable(&self, scene: &Scene, what: &str) {
         let state = state_of_x(&scene.host);
         assert!(self.states.contains(&state.as_str()), "{what}: x is {state}");
         let resume: &[Words] = if state == "paused" { &[UNPAUSE] } else { &[] };
