@@ -313,7 +313,7 @@ fn flood_of_syns_changes_no_charge_of_an_agreed_host() {
     assert_taken(&all, "smith", 40 * times);
     assert_taken(&all, "jones", 40 * times);
     assert_eq!(figure(&all, "@db", "CpuGivenNs"), sum(&all, "CpuTakenNs"), "{all:?}");
-    // A host that is not on the list is charged to nobody under cookies either.
+    // Work for a host that is not on the list is charged to no client under cookies either.
     hosts.b.dm(&[&["account", "host", "rm"], &Hosts::A[..]].concat()).ok();
     let given = figure(&accounts(&hosts.b), "@db", "CpuGivenNs");
     flood();

@@ -1,5 +1,5 @@
-//! Gates that need trampolines: a path, a message, a pipe, a semaphore, a segment or a call of fork(2) decides for whom
-//! a task works, or that its call fails. Kernels that permit no such programs say so, and load the other gates alone.
+//! Gates that need trampolines: a path, a message, a pipe, a semaphore, a segment or a call of fork(2) decides for which
+//! account a task works, or that its call fails. Kernels that permit no such programs say so, and load the other gates alone.
 
 use std::process::Stdio;
 
@@ -99,7 +99,7 @@ const SMITH: &str = "gate = \"open\"\nhome = \"@web\"\npath = \"/srv/smith\"\nac
 const JONES: &str = "gate = \"open\"\nhome = \"@web\"\npath = \"/srv/jones\"\naccount = \"jones\"";
 const MESSAGE: &str = "gate = \"message\"\nhome = \"@web\"\naccount = \"peer\"";
 
-/// A host with this gate, whose tasks in web work for the other side.
+/// A host with this gate. Tasks in web work for the other side.
 #[track_caller]
 fn host_with_peers(gate: &str, set: &[&str]) -> Option<Host> {
     let host = host_with(set)?;

@@ -282,8 +282,7 @@ impl Ground {
         ids_in(&self.places.running())
     }
 
-    /// Returns their configurations. A container that was removed meanwhile has none, and one whose configuration is
-    /// damaged is left out.
+    /// Returns their configurations, without containers that were removed meanwhile, and damaged configurations.
     pub(crate) fn started_configs(&self) -> Result<impl Iterator<Item = Result<Config>> + '_> {
         let configs = self.started()?.into_iter().map(|id| self.config(&id));
         let is_left_out = |config: &Result<Config>| {

@@ -215,7 +215,7 @@ struct Answering<'n> {
     ground: &'n Ground,
     shared: &'n Shared,
     stamp: &'n Stamp,
-    /// LIMIT: created containers whose parts are kept.
+    /// LIMIT: created containers with parts that are kept.
     keep: usize,
 }
 

@@ -22,7 +22,7 @@
 //!
 //! **Created, not started.** `create` adopts a spare as well, and leaves it to the nursery, which keeps it for a second
 //! ([`keep`]). `start` takes it from there under the lock of the container ([`take_kept`]). To every other verb the
-//! container is one whose start was interrupted: objects in the kernel, and no record of a first process. Verbs that
+//! container is one with an interrupted start: objects in the kernel, and no record of a first process. Verbs that
 //! settle a container release these objects, and so does the nursery when the second is over.
 //!
 //! **Killed anywhere.** A spare lives as long as the socket of its newborn is open, and the lock of its directory is
@@ -291,7 +291,7 @@ pub(crate) enum Request {
     /// A spare, if there is one. The connection is closed when the start has its answer: then another one is made.
     /// `rests`: the container is to be started by another command.
     Take { kind: Box<Kind>, stamp: Stamp, rests: bool },
-    /// That the parts of a created container, whose descriptors come with it, are kept until its start.
+    /// That the parts of a created container are kept until its start. Their descriptors come with the message.
     Keep { given: Box<Given>, config: Seen },
     /// The parts of a created container with this configuration.
     Begin { id: ContainerId, config: Seen, stamp: Stamp },
