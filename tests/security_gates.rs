@@ -1,5 +1,6 @@
-//! Gates that need trampolines: a path, a message, a pipe, a semaphore, a segment or a call of fork(2) decides for which
-//! account a task works, or that its call fails. Kernels that permit no such programs say so, and load the other gates alone.
+//! Gates that need trampolines: a path, a message, a pipe, a semaphore, a segment or a call of fork(2) decides for
+//! which account a task works, or that its call fails. Kernels that permit no such programs say so, and load the other
+//! gates alone.
 
 use std::process::Stdio;
 

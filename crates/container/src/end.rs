@@ -176,7 +176,7 @@ fn record_death(ground: &Ground, config: &Config, code: Option<i32>, reason: Opt
 
 /// Returns whether a container that removes itself, and whose first process has exited, may be withdrawn before it
 /// is settled. Until then no start of another container may depend on what it has: host ports, reservations, charges
-/// to an account or by gates, sockets in custody. Its addresses are waited for where they are short
+/// to an account, work for other accounts, sockets in custody. Its addresses are waited for where they are short
 /// ([`crate::create`]). LIMIT: files in its tmpfs and /dev/shm hold memory until then.
 pub(crate) fn may_settle_later(ground: &Ground, config: &Config, pid: u32) -> Result<bool> {
     let (id, spec) = (&config.id, &config.spec);
@@ -191,7 +191,7 @@ pub(crate) fn may_settle_later(ground: &Ground, config: &Config, pid: u32) -> Re
         && !ground.asleep_dir(id).exists()
         && !gone_dir(ground, id).exists()
         && !contract::has_ledger(ground)
-        && gates::find(ground)?.is_none())
+        && !gates::has_worked(ground, id)?)
 }
 
 /// Settles a container under its lock.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use dormouse_account::{Client, Number, Work};
 use dormouse_bpf::gates::{Gates, Use};
 use dormouse_kernel::cgroup::Cgroup;
-use dormouse_model::Config;
+use dormouse_model::{Config, ContainerId};
 
 use crate::error::Result;
 use crate::ground::Ground;
@@ -56,6 +56,13 @@ impl Works {
         });
         work.filter(|work| work.cpu_ns > 0).collect()
     }
+}
+
+/// Returns whether a container has worked for other accounts, as far as gates know.
+pub(crate) fn has_worked(ground: &Ground, id: &ContainerId) -> Result<bool> {
+    let Some(gates) = find(ground)? else { return Ok(false) };
+    let cgroup = ground.cgroups()?.find(id.as_str())?;
+    cgroup.and_then(|cgroup| cgroup.v2_id()).map_or(Ok(false), |id| Ok(gates.has_worked(id)?))
 }
 
 /// Forgets a container whose cgroup was removed, after its use was charged.

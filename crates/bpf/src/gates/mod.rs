@@ -732,6 +732,11 @@ impl Gates {
         Ok(home.map_or(0, |home| HomeRecord::from_bytes(&home).uses))
     }
 
+    /// Returns whether the container of this cgroup has worked for other accounts.
+    pub fn has_worked(&self, cgroup_v2_id: u64) -> Result<bool> {
+        Ok(self.numbers(cgroup_v2_id)? > 0)
+    }
+
     /// The cgroups that have a home.
     pub fn homes(&self) -> Result<Vec<u64>> {
         let id = |(key, _): (Vec<u8>, Vec<u8>)| {
