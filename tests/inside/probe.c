@@ -1401,6 +1401,8 @@ static int visit(char **args)
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *other;
 	int times = atoi(args[2]);
 	long *all = calloc(times, sizeof(*all));
+	/* Ended by RST: connect(2) takes 1.5 ms to find a port beside 20,000 connections in TIME_WAIT. */
+	struct linger reset = { .l_onoff = 1 };
 
 	if (getaddrinfo(args[0], args[1], &hints, &other))
 		return fail(args[0]);
@@ -1410,6 +1412,7 @@ static int visit(char **args)
 
 		if (connect(fd, other->ai_addr, other->ai_addrlen) || ask_for(fd, 0))
 			return fail("request");
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
 		close(fd);
 		all[i] = (site_now() - begun) * 1e3;
 	}

@@ -27,8 +27,8 @@ use crate::PATIENCE;
 const WORKERS: u32 = 30;
 /// Workers of site B.
 const LOADS: [u32; 4] = [10, 30, 60, 90];
-/// Connections of which the price is the mean.
-const CONNECTIONS: u32 = 20_000;
+/// Connections of which the price is the median.
+const CONNECTIONS: u32 = 5_000;
 pub(super) const ONE_CPU: [&str; 2] = ["--cpuset-cpus", "0"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
