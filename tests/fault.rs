@@ -1094,7 +1094,13 @@ fn sleep_survives_kill_while_its_twin_lives() {
         child.wait().expect("a child");
         let what = format!("sleep killed {number} * 1.5 ms after the birth of its twin");
         let state = state_of_x(host);
-        assert!(["running", "asleep"].contains(&state.as_str()), "{what}: x is {state}");
+        let is_kept = ["running", "asleep"].contains(&state.as_str());
+        assert!(
+            is_kept,
+            "{what}: x is {state}: {:#}, {}",
+            host.inspect("x"),
+            host.dm(&["events", "--since", "1m", "--no-stream"])
+        );
         for command in [EXEC, WAKE, SLEEP, WAKE, EXEC, REMOVE] {
             let out = host.dm(command);
             assert_eq!(out.status, 0, "{what}, then {command:?}: {out}");

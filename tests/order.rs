@@ -577,11 +577,18 @@ fn connection_beyond_a_limit_is_refused_dropped_or_passed_as_the_account_says() 
     host.dm(&["account", "set", "--on-limit", "drop", "top"]).ok();
     let burst = keep(&host, "a", 2);
     await_connections(&host, "top", 2);
-    let mut lost = host.dormouse(&["exec", "c", "probe", "work", "db", "80", "3", "100"]);
-    let mut lost = lost.stdout(Stdio::null()).spawn().expect("the command starts");
-    assert!(!wait_until(std::time::Duration::from_millis(300), || {
-        lost.try_wait().expect("our child").is_some()
-    }));
+    let mut lost = None;
+    let is_lost = || {
+        let mut asks = host.dormouse(&["exec", "c", "probe", "work", "db", "80", "3", "100"]);
+        let mut asks = asks.stdout(Stdio::null()).spawn().expect("the command starts");
+        let mut has_ended = || asks.try_wait().expect("our child").is_some();
+        let waits = !wait_until(std::time::Duration::from_millis(300), &mut has_ended);
+        lost = waits.then_some(asks);
+        waits
+    };
+    // The daemon reads the change at its next look. Until then connections are refused.
+    assert!(wait_until(soon(), is_lost), "its packets are dropped");
+    let mut lost = lost.expect("a client");
     drop_all(&host, "a");
     drop(burst);
     assert!(lost.wait().expect("our child").success(), "its packets are repeated");
