@@ -187,20 +187,24 @@ pub(crate) fn observe(ground: &Ground, config: &Config) -> Result<Observed> {
 /// Returns the state for a holder of the container's lock. If the first process is about to
 /// exit, because its start or wake was interrupted, it has exited when this returns.
 pub(crate) fn observe_locked(ground: &Ground, config: &Config) -> Result<Observed> {
-    let observed = observe(ground, config)?;
-    match observed
-        .init
-        .as_ref()
-        .filter(|init| observed.is_alive() && is_doomed(init))
-        .and_then(handle)
-    {
-        None => Ok(observed),
-        Some(fd) => {
-            let wait = pidfd::wait(fd, Some(DOOMED_WAIT));
-            wait.map_err(Error::call("cannot wait for the container"))?;
-            observe(ground, config)
-        }
+    let look = || observe(ground, config);
+    when_exited(look()?, is_doomed, look)
+}
+
+/// Waits for a first process that is about to exit, and then looks again.
+fn when_exited(
+    observed: Observed,
+    is_doomed: impl Fn(&InitRecord) -> bool,
+    look: impl Fn() -> Result<Observed>,
+) -> Result<Observed> {
+    let doomed = observed.init.as_ref().filter(|init| observed.is_alive() && is_doomed(init));
+    let Some(init) = doomed else { return Ok(observed) };
+    // ORDER: without a handle it has exited since the look that found it alive.
+    if let Some(fd) = handle(init) {
+        let wait = pidfd::wait(fd, Some(DOOMED_WAIT));
+        wait.map_err(Error::call("cannot wait for the container"))?;
     }
+    look()
 }
 
 /// Returns the record and a pidfd of its first process, which is alive.
@@ -372,5 +376,25 @@ mod tests {
         assert!(is_doomed(&init));
         call::resume(pid, 0).unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn process_that_exits_during_a_look_is_looked_at_again() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        let record = serde_json::json!({
+            "pid": pid, "start_time": proc::start_time(pid).unwrap(), "started_unix_ms": 0,
+        });
+        let init: InitRecord = serde_json::from_value(record).unwrap();
+        let observed =
+            |state| Observed { state, init: Some(init.clone()), exit: None, asleep_unix_ms: None };
+        let child = std::cell::RefCell::new(&mut child);
+        let exits = |_: &InitRecord| {
+            child.borrow_mut().kill().unwrap();
+            child.borrow_mut().wait().unwrap();
+            true
+        };
+        let seen = when_exited(observed(State::Running), exits, || Ok(observed(State::Asleep)));
+        assert_eq!(seen.unwrap().state, State::Asleep);
     }
 }
