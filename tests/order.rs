@@ -581,7 +581,10 @@ fn connection_beyond_a_limit_is_refused_dropped_or_passed_as_the_account_says() 
     let is_lost = || {
         let mut asks = host.dormouse(&["exec", "c", "probe", "work", "db", "80", "3", "100"]);
         let mut asks = asks.stdout(Stdio::null()).spawn().expect("the command starts");
-        let mut has_ended = || asks.try_wait().expect("our child").is_some();
+        let mut has_ended = || {
+            let status = asks.try_wait().expect("our child");
+            status.inspect(|status| assert!(!status.success(), "beyond the limit")).is_some()
+        };
         let waits = !wait_until(std::time::Duration::from_millis(300), &mut has_ended);
         lost = waits.then_some(asks);
         waits
