@@ -792,6 +792,25 @@ fn account_with_the_number_of_a_removed_one_pays_for_itself() {
     assert!(is_near(figure(&all, "root", "CpuTakenNs"), 150), "{all:?}");
 }
 
+/// A client is removed before its first figures are in a balance. The service ends between the two additions of the
+/// next command, of which the first has made the client's balance.
+#[test]
+fn work_for_a_removed_client_is_taken_once() {
+    let host = Host::with_busybox();
+    load(&host);
+    serve(&host, "db", &["burn", "0.0.0.0", "80"]);
+    clients(&host, &["a"]);
+    work(&host, "a", "db", 30, 1000);
+    host.dm(&["rm", "--force", "a"]).ok();
+    let taken = host.root().join("lib/accounts/charges.taken");
+    let mut led = Led::start(&host.dormouse(&["account", "ls"]), &dormouse());
+    while led.next_step().expect("the charges are removed") != "unlink" || !taken.exists() {}
+    host.dm(&["rm", "--force", "db"]).ok();
+    while led.next_step().is_some() {}
+    assert_eq!(led.status(), Some(0));
+    assert_taken(&accounts(&host), "root", 30);
+}
+
 /// The first request of a connection from before the load has no known client: it is work of the service itself, and
 /// not of the client before.
 #[test]

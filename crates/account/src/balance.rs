@@ -109,25 +109,32 @@ impl Balance {
         *day = day.plus(new);
     }
 
-    /// Forgets the last readings of lives of which no charge can arrive any more. `filed` are all charges from the
-    /// file, and `running` those of all containers that run. `has_life` is whether a container may have had a life when
-    /// the file was taken.
+    /// Forgets the last readings of lives of which no charge can arrive any more. `boot` is that of the host, `filed`
+    /// are all charges from the file, and `running` those of all containers that run. `has_life` is whether a
+    /// container may have had a life when the file was taken.
     ///
     /// A charge is in the file before its life ends. So all charges of a container without a life were in the file,
-    /// and all of a life before one in the file. A life that runs proves nothing: the last charge of the life before
-    /// may be in the next file. A file may be added again, so lives in it are kept.
+    /// and all of lives that began before one in the file. A life that runs proves nothing: the last charge of the life
+    /// before may be in the next file. So may that of a life after one in the file, which ran when it was read before,
+    /// and has ended since the file was taken. A file may be added again, so lives in it are kept.
     pub fn forget_ended(
         &mut self,
-        filed: &[Charge],
-        running: &[Charge],
+        boot: &str,
+        (filed, running): (&[Charge], &[Charge]),
         has_life: impl Fn(&ContainerId) -> bool,
     ) {
         let read: BTreeSet<&Life> = filed.iter().chain(running).map(|c| &c.life).collect();
-        // A trial restore, or an interrupted start, is beside a life and follows none.
-        let whole = filed.iter().filter(|charge| charge.usage.lives > 0);
-        let followed: BTreeSet<_> = whole.map(|charge| &charge.life.container).collect();
+        // The last of each container. A trial restore, or an interrupted start, is beside a life and follows none.
+        let mut last: BTreeMap<&ContainerId, u64> = BTreeMap::new();
+        for charge in filed.iter().filter(|c| c.usage.lives > 0 && c.life.boot == boot) {
+            let cgroup = last.entry(&charge.life.container).or_default();
+            *cgroup = charge.life.cgroup.max(*cgroup);
+        }
+        let is_followed =
+            |life: &Life| last.get(&life.container).is_some_and(|cgroup| *cgroup > life.cgroup);
+        // The cgroups of an earlier boot are gone.
         let can_arrive =
-            |life: &Life| has_life(&life.container) && !followed.contains(&life.container);
+            |life: &Life| life.boot == boot && has_life(&life.container) && !is_followed(life);
         let is_kept = |life: &Life| read.contains(life) || can_arrive(life);
         self.lives.retain(|life, _| is_kept(life));
         self.given.retain(|life, _| is_kept(life));
@@ -248,8 +255,8 @@ mod tests {
             charge.life.cgroup = cgroup;
             charge
         };
-        let (first, mut second, beside) = (of(1), of(2), of(3));
-        second.usage.lives = 1;
+        let (first, mut second, beside, mut earlier) = (of(2), of(3), of(4), of(1));
+        (second.usage.lives, earlier.usage.lives) = (1, 1);
         for (filed, running, has_life, kept) in [
             (&[][..], &[][..], true, true),
             (&[], &[], false, false),
@@ -259,14 +266,20 @@ mod tests {
             (std::slice::from_ref(&beside), &[], true, true),
             // The last charge of the first life may have missed the file.
             (&[], std::slice::from_ref(&second), true, true),
+            // It has ended since the file was taken, which has the charge of the life before it.
+            (std::slice::from_ref(&earlier), &[], true, true),
         ] {
             let mut balance = Balance::default();
             balance.apply(&first);
             filed.iter().chain(running).for_each(|charge| balance.apply(charge));
-            balance.forget_ended(filed, running, |_| has_life);
+            balance.forget_ended("b", (filed, running), |_| has_life);
             let is_kept = balance.lives().any(|life| *life == first.life);
             assert_eq!(is_kept, kept, "{filed:?} {running:?} {has_life}");
         }
+        let mut balance = Balance::default();
+        balance.apply(&first);
+        balance.forget_ended("the next boot", (&[], &[]), |_| true);
+        assert_eq!(balance.lives().count(), 0);
     }
 
     #[test]
@@ -348,7 +361,7 @@ mod tests {
         heir.take(&last, &last.work[0]);
         assert_eq!(heir.total.charged_ns(), 35);
         for balance in [&mut heir, &mut service] {
-            balance.forget_ended(&[], &[], |_| false);
+            balance.forget_ended("b", (&[], &[]), |_| false);
         }
         assert!(!heir.has_taken(&last.life, &client(1)));
         assert!(service.given.is_empty());
@@ -411,7 +424,7 @@ mod tests {
             order.iter().for_each(|(of, day, cpu_ns)| balance.apply(&charge(*of, *day, *cpu_ns)));
             prop_assert_eq!(balance.total.cpu_ns, last.values().sum::<u64>());
             prop_assert!(is_whole(&balance));
-            balance.forget_ended(&[], &[], |_| false);
+            balance.forget_ended("b", (&[], &[]), |_| false);
             prop_assert_eq!(balance.lives().count(), 0);
             prop_assert_eq!(balance.between(None, None), balance.total);
         }

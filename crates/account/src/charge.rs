@@ -29,7 +29,8 @@ pub struct Life {
     pub container: ContainerId,
     /// The boot of the host (proc_sys_kernel(5), random/boot_id).
     pub boot: String,
-    /// The cgroup. KERNEL(5.5): 64 bits, which a boot does not use again.
+    /// The cgroup. KERNEL(5.5): 64 bits, which a boot does not use again; that of a later life is larger
+    /// (fs/kernfs/dir.c, kernfs_new_node).
     pub cgroup: u64,
 }
 

@@ -356,11 +356,13 @@ impl Before {
 /// ORDER: first the balances on the disk, then the removal of the charges.
 pub(crate) fn fold(ground: &Ground, running: bool) -> Result<bool> {
     let book = store::book(ground)?;
-    let before = Before::look(ground, &book)?;
+    let mut before = Before::look(ground, &book)?;
+    let known = before.balances.clone();
     let taken = Place::of(ground).taken();
     // Of a fold that was killed. Newer charges are not read yet, so nothing is forgotten.
     if let Some((_file, lines)) = take_charges(ground, &taken)? {
-        add(ground, &book, &before, (&lines, &[]), false)?;
+        let changed = add(ground, &book, &before, (&lines, &[]), false)?;
+        before.balances.extend(changed);
         disk::remove(&taken)?;
     }
     // ORDER: locked until it is removed: a writer that has it open waits, and then opens the next file.
@@ -372,7 +374,7 @@ pub(crate) fn fold(ground: &Ground, running: bool) -> Result<bool> {
     let changed = add(ground, &book, &before, (&lines, &running), true)?;
     disk::remove(&taken)?;
     Ok(changed.iter().any(|holder| match holder {
-        Holder::Own(id) => !before.balances.contains(holder) && !ground.dir(id).exists(),
+        Holder::Own(id) => !known.contains(holder) && !ground.dir(id).exists(),
         Holder::Root | Holder::Made(_) => false,
     }))
 }
@@ -558,13 +560,14 @@ fn add(
 ) -> Result<BTreeSet<Holder>> {
     let now = now_unix_ms();
     let today = Day::of_unix_ms(now);
+    let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?;
     let to = |charge: &Charge| match &charge.to {
         // A record that was removed by hand. Verbs remove one only after its last charge.
         Holder::Made(name) if book.find(name).is_err() => Holder::Root,
         to => to.clone(),
     };
     let mut changed = Changed { ground, balances: BTreeMap::new() };
-    let mut clients = Clients { ground, book, before, own: None };
+    let mut clients = Clients { ground, book, balances: &before.balances, own: None };
     type OfHolder<'c> = (Vec<&'c Charge>, Vec<(&'c Charge, &'c Work)>);
     let mut by_holder: BTreeMap<Holder, OfHolder<'_>> = BTreeMap::new();
     for charge in filed.iter().chain(running) {
@@ -581,7 +584,7 @@ fn add(
             balance.note(now, held(charges));
             works.iter().for_each(|(charge, work)| balance.take(charge, work));
             if last {
-                balance.forget_ended(filed, running, |id| before.started.contains(id));
+                balance.forget_ended(boot, (filed, running), |id| before.started.contains(id));
             }
             balance.keep_from(today.earlier(days));
         })?;
@@ -622,7 +625,8 @@ fn held(charges: &[&Charge]) -> Held {
 struct Clients<'f> {
     ground: &'f Ground,
     book: &'f Book,
-    before: &'f Before,
+    /// All balances.
+    balances: &'f BTreeSet<Holder>,
     /// Containers by the owner of their own account, once one is looked for.
     own: Option<BTreeMap<u64, ContainerId>>,
 }
@@ -630,6 +634,9 @@ struct Clients<'f> {
 impl Clients<'_> {
     /// Returns the account that work is charged to. Of an account that is gone it is the one that has its balance, and
     /// so continues it.
+    ///
+    /// ORDER: of a container that is gone, the balance that has taken this work before, and only then root. Its own
+    /// balance may be made by its last charge after root has taken the work.
     fn find(
         &mut self,
         changed: &mut Changed<'_>,
@@ -647,7 +654,11 @@ impl Clients<'_> {
         {
             return Ok(Holder::Own(id.clone()));
         }
-        for holder in &self.before.balances {
+        let may_have_taken = |holder: &&Holder| match holder {
+            Holder::Own(id) => Client::owner(id) == client.owner,
+            Holder::Root | Holder::Made(_) => true,
+        };
+        for holder in self.balances.iter().filter(may_have_taken) {
             if changed.read(holder)?.has_taken(&charge.life, client) {
                 return Ok(holder.clone());
             }
@@ -655,14 +666,10 @@ impl Clients<'_> {
         Ok(Holder::Root)
     }
 
-    /// Containers that exist, and those whose balance has not moved yet.
+    /// Containers that exist.
     fn own(&mut self) -> Result<&BTreeMap<u64, ContainerId>> {
         if self.own.is_none() {
-            let left = self.before.balances.iter().filter_map(|holder| match holder {
-                Holder::Own(id) => Some(id.clone()),
-                Holder::Root | Holder::Made(_) => None,
-            });
-            let all = self.ground.ids()?.into_iter().chain(left);
+            let all = self.ground.ids()?.into_iter();
             self.own = Some(all.map(|id| (Client::owner(&id), id)).collect());
         }
         Ok(self.own.as_ref().expect("it was made above"))
