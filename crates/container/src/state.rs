@@ -185,7 +185,7 @@ pub(crate) fn observe(ground: &Ground, config: &Config) -> Result<Observed> {
 }
 
 /// Returns the state for a holder of the container's lock. If the first process is about to
-/// exit, because its start or wake was interrupted, it has exited when this returns.
+/// exit, because its start, sleep or wake was interrupted, it has exited when this returns.
 pub(crate) fn observe_locked(ground: &Ground, config: &Config) -> Result<Observed> {
     let look = || observe(ground, config);
     when_exited(look()?, is_doomed, look)
@@ -194,12 +194,12 @@ pub(crate) fn observe_locked(ground: &Ground, config: &Config) -> Result<Observe
 /// Waits for a first process that is about to exit, and then looks again.
 fn when_exited(
     observed: Observed,
-    is_doomed: impl Fn(&InitRecord) -> bool,
+    is_doomed: impl FnOnce(&InitRecord) -> bool,
     look: impl Fn() -> Result<Observed>,
 ) -> Result<Observed> {
     let doomed = observed.init.as_ref().filter(|init| observed.is_alive() && is_doomed(init));
     let Some(init) = doomed else { return Ok(observed) };
-    // ORDER: without a handle it has exited since the look that found it alive.
+    // Without a handle it has exited since the look that found it alive.
     if let Some(fd) = handle(init) {
         let wait = pidfd::wait(fd, Some(DOOMED_WAIT));
         wait.map_err(Error::call("cannot wait for the container"))?;
@@ -353,14 +353,18 @@ mod tests {
     const USR1: i32 = 10;
     const KILL: i32 = 9;
 
+    fn record_of(pid: u32) -> InitRecord {
+        let record = serde_json::json!({
+            "pid": pid, "start_time": proc::start_time(pid).unwrap(), "started_unix_ms": 0,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
     #[test]
     fn killed_process_is_doomed_before_it_has_released_its_memory() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
-        let record = serde_json::json!({
-            "pid": pid, "start_time": proc::start_time(pid).unwrap(), "started_unix_ms": 0,
-        });
-        let init: InitRecord = serde_json::from_value(record).unwrap();
+        let init = record_of(pid);
         call::seize(pid, TraceOptions::from_bits_retain(TRACE_EXIT)).unwrap();
         // A stop for another signal, in whose place it takes SIGKILL: that is pending nowhere then.
         pidfd::send_signal(handle(&init).unwrap().as_fd(), USR1).unwrap();
@@ -382,16 +386,12 @@ mod tests {
     fn process_that_exits_during_a_look_is_looked_at_again() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
-        let record = serde_json::json!({
-            "pid": pid, "start_time": proc::start_time(pid).unwrap(), "started_unix_ms": 0,
-        });
-        let init: InitRecord = serde_json::from_value(record).unwrap();
+        let init = record_of(pid);
         let observed =
             |state| Observed { state, init: Some(init.clone()), exit: None, asleep_unix_ms: None };
-        let child = std::cell::RefCell::new(&mut child);
         let exits = |_: &InitRecord| {
-            child.borrow_mut().kill().unwrap();
-            child.borrow_mut().wait().unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
             true
         };
         let seen = when_exited(observed(State::Running), exits, || Ok(observed(State::Asleep)));
