@@ -31,7 +31,7 @@ struct Options {
     /// Rounds of sleep and request for each server.
     #[arg(long, default_value_t = 100)]
     rounds: usize,
-    /// Only servers with this text in the name
+    /// Only the server of this name, or else those with this text in the name
     #[arg(long, default_value = "")]
     only: String,
     /// Only awake, asleep and warm, which is quick
@@ -176,8 +176,13 @@ fn main() -> Result<()> {
     }
     builds[0].bench.configure(WARM)?;
     let all_arms = if options.brief { &Arm::ALL[..3] } else { &Arm::ALL[..] };
+    let is_name = SERVERS.iter().any(|server| server.name == options.only);
     for (n, server) in SERVERS.iter().enumerate() {
-        if !server.name.contains(&options.only) {
+        let is_wanted = match is_name {
+            true => server.name == options.only,
+            false => server.name.contains(&options.only),
+        };
+        if !is_wanted {
             continue;
         }
         if !server.is_here() {
