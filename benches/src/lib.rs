@@ -79,6 +79,12 @@ impl Times {
         self.at(0.5)
     }
 
+    /// The mean, in milliseconds.
+    pub fn mean_ms(&self) -> f64 {
+        let sum: Duration = self.0.iter().sum();
+        sum.as_secs_f64() * 1e3 / self.0.len() as f64
+    }
+
     /// The quantile `part`, in milliseconds.
     pub fn at(&self, part: f64) -> f64 {
         let last = self.0.len().saturating_sub(1);
@@ -395,9 +401,11 @@ impl Bench {
     fn of_programs(bin: &Path, disk: Disk, pool: Option<&str>) -> Result<Self> {
         let exe = std::env::current_exe()?;
         let target = exe.parent().and_then(Path::parent).context("no directory")?;
-        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(target)?;
+        let is_guest = is_guest();
+        let target = if is_guest { std::env::temp_dir() } else { target.to_owned() };
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(&target)?;
         if disk == Disk::Journaled {
-            let image = tempfile::NamedTempFile::new_in(target)?;
+            let image = tempfile::NamedTempFile::new_in(&target)?;
             image.as_file().set_len(DISK_BYTES)?;
             // Complete at once: deferred initialization would disturb the measurement.
             let whole = "lazy_itable_init=0,lazy_journal_init=0";
@@ -442,8 +450,18 @@ impl Bench {
             "customer",
         ] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
-            let to = bench.path(program);
-            ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source).arg("-lm"))?;
+            let (to, kept) = (bench.path(program), kept("programs").join(program));
+            if !is_guest {
+                let mut cc = Command::new("cc");
+                ok(cc.args(["-O2", "-static", "-o"]).arg(&to).arg(source).arg("-lm"))?;
+                // The guest has no compiler. Another benchmark may do the same.
+                let new = tempfile::NamedTempFile::new_in(kept.parent().unwrap_or(&target))?;
+                fs::copy(&to, &new)?;
+                new.persist(&kept)?;
+            } else {
+                let missing = "no benchmark has run on the host of this guest";
+                fs::copy(&kept, &to).context(missing)?;
+            }
         }
         for program in ["calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
@@ -836,11 +854,20 @@ pub fn bars(name: &str, title: &str, axis: &str, limit: f64, sets: &[Bars<'_>]) 
     Ok(())
 }
 
+/// A directory below `target/bench`, which stays.
+fn kept(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench").join(name)
+}
+
+/// Whether this is the guest of `cargo xtask guest`, which has the repository read-only.
+fn is_guest() -> bool {
+    let dir = kept("programs");
+    fs::create_dir_all(&dir).and_then(|()| tempfile::tempfile_in(&dir)).is_err()
+}
+
 /// The path of a drawing, in a directory that is made.
 fn drawing(name: &str) -> Result<PathBuf> {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
-    let dir = top.join("target/bench");
-    fs::create_dir_all(&dir)?;
+    let dir = if is_guest() { std::env::temp_dir() } else { kept("").canonicalize()? };
     Ok(dir.join(format!("{name}.svg")))
 }
 

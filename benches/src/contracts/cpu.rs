@@ -214,8 +214,15 @@ fn cgroup(name: &str) -> Result<(PathBuf, &'static str)> {
         true => (v1, "cpu.shares"),
         false => (PathBuf::from("/sys/fs/cgroup"), "cpu.weight"),
     };
-    let dir = root.join(format!("bench-contracts-{}", std::process::id())).join(name);
+    let all = root.join(format!("bench-contracts-{}", std::process::id()));
+    let dir = all.join(name);
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    if file == "cpu.weight" {
+        for above in [&root, &all] {
+            let control = above.join("cgroup.subtree_control");
+            fs::write(&control, "+cpu").with_context(|| control.display().to_string())?;
+        }
+    }
     Ok((dir, file))
 }
 
