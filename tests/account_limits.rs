@@ -318,8 +318,7 @@ impl Limited {
     /// Kills a command at each `stride`th of its steps. `x` has so many sockets where it runs or sleeps.
     fn survives(&self, verb: &Verb, sockets: u64, stride: usize) {
         let at_kill = |what: &str| self.assert_limited(sockets, what);
-        let killed =
-            verb.survives_with(&self.0, stride, &at_kill, &|what| self.assert_free(what));
+        let killed = verb.survives_with(&self.0, stride, &at_kill, &|what| self.assert_free(what));
         assert!(killed * stride > 20, "{killed} kills, one at each {stride}th step");
     }
 
