@@ -5,9 +5,10 @@
 //! ```
 //!
 //! The servers are small, and all asleep. A client draws one by Zipf's law (server n with a probability in proportion
-//! to 1/n^alpha), sends it a request, and puts it to sleep again with `sleep --warm`. The last ones that were called are
-//! warm, as many as `[sleep] warm` permits; the others are ordinary sleepers. The same requests are sent for each
-//! number. Memory is what the cgroups of the warm ones are charged (`inspect`), and what the machine has less available.
+//! to 1/n^alpha), sends it a request, and puts it to sleep again with `sleep --warm`. The last ones that were called
+//! are warm, as many as `[sleep] warm` permits; the others are ordinary sleepers. The same requests are sent for each
+//! number. Memory is what the cgroups of the warm ones are charged (`inspect`), and what the machine has less
+//! available.
 #![forbid(unsafe_code)]
 
 use std::fs;
