@@ -45,9 +45,10 @@ int main(void) {
 	}
 	areas[6] = map(MAP_NORESERVE);
 	must(mlock(areas[6], SIZE) == 0);
-	/* A stack with free space below it. */
+	/* A stack with free space below it. The lower half keeps the next areas away: a stack does not grow to within
+	 * 1 MB of memory that is accessible (stack_guard_gap). */
 	char *room = mmap(0, 1 << 21, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(room != MAP_FAILED && munmap(room, 1 << 21) == 0);
+	must(room != MAP_FAILED && munmap(room + (1 << 20), 1 << 20) == 0);
 	areas[7] = mmap(room + (1 << 21) - SIZE, SIZE, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_FIXED, -1, 0);
 	must(areas[7] != MAP_FAILED);
