@@ -450,18 +450,18 @@ impl Bench {
             "customer",
         ] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
-            let (to, kept) = (bench.path(program), kept("programs").join(program));
-            if !is_guest {
-                let mut cc = Command::new("cc");
-                ok(cc.args(["-O2", "-static", "-o"]).arg(&to).arg(source).arg("-lm"))?;
-                // The guest has no compiler. Another benchmark may do the same.
-                let new = tempfile::NamedTempFile::new_in(kept.parent().unwrap_or(&target))?;
-                fs::copy(&to, &new)?;
-                new.persist(&kept)?;
-            } else {
+            let (to, programs) = (bench.path(program), kept("programs"));
+            if is_guest {
                 let missing = "no benchmark has run on the host of this guest";
-                fs::copy(&kept, &to).context(missing)?;
+                fs::copy(programs.join(program), &to).context(missing)?;
+                continue;
             }
+            let mut cc = Command::new("cc");
+            ok(cc.args(["-O2", "-static", "-o"]).arg(&to).arg(source).arg("-lm"))?;
+            // The guest has no compiler. Another benchmark may do the same.
+            let new = tempfile::NamedTempFile::new_in(&programs)?;
+            fs::copy(&to, &new)?;
+            new.persist(programs.join(program))?;
         }
         for program in ["calls", "serve", "tick", "hog", "passage", "site", "neighbour", "stream"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;

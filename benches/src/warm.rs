@@ -7,11 +7,9 @@
 //! The servers are small, and all asleep. A client draws one by Zipf's law (server n with a probability in proportion
 //! to 1/n^alpha), sends it a request, and puts it to sleep again with `sleep --warm`. The last ones that were called
 //! are warm, as many as `[sleep] warm` permits; the others are ordinary sleepers. The same requests are sent for each
-//! number. Memory is what the cgroups of the warm ones are charged (`inspect`), and what the machine has less
-//! available.
+//! number. Memory is what the cgroups of the warm ones are charged (`inspect`).
 #![forbid(unsafe_code)]
 
-use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -56,32 +54,29 @@ fn main() -> Result<()> {
     let answers = || all.iter().all(|address| first_byte(*address).is_ok());
     ensure!(wait_until(PATIENCE, answers), "not all servers answer");
     ok(bench.dormouse().arg("sleep").args(&names))?;
-    let lines = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)];
-    let mut drawn: Vec<Vec<(f64, f64)>> = vec![Vec::new(); lines.len() + 1];
+    let mut lines = ["mean", "p50", "p90", "p99"].map(|name| Line { name, points: Vec::new() });
     for warm in &options.warm {
         let point = measure(&bench, &options, &names, &all, *warm)?;
-        let Point { times, found, charged_mb, available_mb } = &point;
+        let Point { times, found, charged_mb } = &point;
         let mean = times.mean_ms();
         let part = *found as f64 / options.requests as f64;
-        let [p50, p90, p99] = lines.map(|(_, part)| times.at(part));
+        let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|part| times.at(part));
         eprintln!(
             "  {warm} warm: mean {mean:.2} ms, p50 {p50:.2}, p90 {p90:.2}, p99 {p99:.2}; {part:.2} of the requests \
-             found a warm one; {charged_mb:.1} MB charged, {available_mb:.0} MB less available"
+             found a warm one; {charged_mb:.1} MB charged"
         );
         let more = serde_json::json!({
             "servers": options.servers, "requests": options.requests, "alpha": options.alpha,
             "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "found_warm": part,
-            "charged_mb": charged_mb, "available_mb": available_mb,
+            "charged_mb": charged_mb,
         });
         figure("warm", &format!("{warm} warm: first byte, mean"), mean, "ms", more);
-        for (points, ms) in drawn.iter_mut().zip([mean, p50, p90, p99]) {
-            points.push((*warm as f64, ms));
+        for (line, ms) in lines.iter_mut().zip([mean, p50, p90, p99]) {
+            line.points.push((*warm as f64, ms));
         }
     }
-    let named = ["mean", "p50", "p90", "p99"].into_iter().zip(drawn);
-    let drawn: Vec<Line<'_>> = named.map(|(name, points)| Line { name, points }).collect();
     let title = format!("First byte of one of {} asleep servers, by Zipf's law", options.servers);
-    plot("warm", &title, ["kept warm", "ms"], &drawn)
+    plot("warm", &title, ["kept warm", "ms"], &lines)
 }
 
 /// The figures with one number of warm servers.
@@ -90,7 +85,6 @@ struct Point {
     /// Requests to a server that was warm.
     found: usize,
     charged_mb: f64,
-    available_mb: f64,
 }
 
 fn measure(
@@ -101,17 +95,16 @@ fn measure(
     warm: usize,
 ) -> Result<Point> {
     bench.configure(&format!("[sleep]\nwarm = {warm}\n"))?;
-    let before = available_mb()?;
     let sleep = |n: usize| {
         let more: &[&str] = if warm > 0 { &["--warm"] } else { &[] };
         ok(bench.dormouse().arg("sleep").args(more).arg(&names[n])).map(drop)
     };
-    // A change of the settings has made all ordinary sleepers. The least popular are called first.
+    // The change of the settings has outdated all that were warm. The least popular are called first, and the oldest
+    // go beyond the bound.
     for n in (0..names.len().min(warm)).rev() {
         first_byte(all[n])?;
         sleep(n)?;
     }
-    let available_mb = (before - available_mb()?).max(0.0);
     let mut ranks = Ranks::new(0x9e37_79b9_7f4a_7c15, names.len(), options.alpha);
     let (mut times, mut found) = (Vec::new(), 0);
     for _ in 0..options.requests {
@@ -128,17 +121,9 @@ fn measure(
     let kept = charged.iter().filter(|bytes| **bytes > 0).count();
     ensure!(kept == warm.min(names.len()), "{kept} are warm, and not {warm}");
     let charged_mb = charged.iter().sum::<u64>() as f64 / f64::from(1 << 20);
-    Ok(Point { times: Times::new(times), found, charged_mb, available_mb })
+    Ok(Point { times: Times::new(times), found, charged_mb })
 }
 
 fn is_warm(bench: &Bench, name: &str) -> Result<bool> {
     Ok(bench.record(name)?["warm"].as_bool().unwrap_or(false))
-}
-
-/// MemAvailable (proc_meminfo(5)).
-fn available_mb() -> Result<f64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kb = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no MemAvailable")?;
-    Ok(kb.trim().parse::<f64>()? / 1024.0)
 }
