@@ -36,6 +36,63 @@ enum State {
     Waiting,
 }
 
+/// The tasks of a restore, by the host's ids.
+///
+/// A child has three reports: the clone event of its parent, its own first stop, and later its exit. The event may
+/// come last, also of a child that has exited.
+///
+/// ORDER: the reports of a child are forgotten once it has exited and was announced. The kernel may give its id to
+/// another child at any time from then on.
+#[derive(Debug)]
+struct Tasks {
+    alive: HashMap<u32, State>,
+    /// Those of them that an event has named.
+    announced: HashSet<u32>,
+    /// Children that have exited, and that no event has named yet.
+    ended: HashSet<u32>,
+}
+
+impl Tasks {
+    /// The newborn, which no event names.
+    fn of(newborn: u32) -> Self {
+        Self {
+            alive: HashMap::from([(newborn, State::Running)]),
+            announced: HashSet::from([newborn]),
+            ended: HashSet::new(),
+        }
+    }
+
+    /// The event of its parent has named a child.
+    fn announce(&mut self, child: u32) {
+        if !self.ended.remove(&child) {
+            self.announced.insert(child);
+            self.alive.entry(child).or_insert(State::Running);
+        }
+    }
+
+    /// A child is at its first stop.
+    fn born(&mut self, child: u32) {
+        self.alive.insert(child, State::Running);
+    }
+
+    /// A task has reached the end of a stage.
+    fn wait(&mut self, tid: u32) {
+        self.alive.insert(tid, State::Waiting);
+    }
+
+    /// A task has exited.
+    fn end(&mut self, tid: u32) {
+        self.alive.remove(&tid);
+        if !self.announced.remove(&tid) {
+            self.ended.insert(tid);
+        }
+    }
+
+    fn all_wait(&self) -> bool {
+        self.alive.values().all(|state| *state == State::Waiting)
+    }
+}
+
 impl Traced {
     /// Seizes a newborn that has reported its sync point. Until the conductor detaches, seccomp filters
     /// are suspended: the restore makes calls that a container must not.
@@ -93,14 +150,14 @@ impl Traced {
         checked: impl FnOnce() -> Result<()>,
         fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
     ) -> Result<()> {
-        let mut tasks = HashMap::from([(self.pid, State::Running)]);
+        let mut tasks = Tasks::of(self.pid);
         let led = lead(self.pid, &mut tasks, restore, console, fill);
         let led = led.and_then(|connections| checked().map(|()| connections));
         // ORDER: complete, but not resumed: after a failure until here the drop rules stay, and no
         // peer has received anything.
         let resumed = led
             .and_then(|connections| connections.resume(self.pid, restore))
-            .and_then(|()| resume::by_inner(&tasks))
+            .and_then(|()| resume::by_inner(&tasks.alive))
             .and_then(|by_inner| resume::all(self.pid, &by_inner, restore));
         match resumed {
             Ok(()) => Ok(()),
@@ -114,10 +171,10 @@ impl Traced {
     /// Leads the newborn and all its children through the restore, and resumes none at the end. The restore
     /// has no console, no connections, and no memory that is filled later.
     pub(crate) fn complete(self, restore: &Restore) -> Result<Complete> {
-        let mut tasks = HashMap::from([(self.pid, State::Running)]);
+        let mut tasks = Tasks::of(self.pid);
         let mut fill = |_| Err("a twin has no memory that is filled later".to_owned());
         let complete = lead(self.pid, &mut tasks, restore, None, &mut fill)
-            .and_then(|_| resume::by_inner(&tasks))
+            .and_then(|_| resume::by_inner(&tasks.alive))
             .and_then(|by_inner| Ok((resume::prepare(&by_inner, restore)?, by_inner)));
         match complete {
             Ok((ready, by_inner)) => {
@@ -138,7 +195,7 @@ impl Traced {
     }
 
     /// Ends a failed restore.
-    fn end(&self, tasks: &mut HashMap<u32, State>) {
+    fn end(&self, tasks: &mut Tasks) {
         // The exit of the first process kills all others of its pid namespace.
         let killed = dormouse_kernel::pidfd::open(self.pid)
             .and_then(|pidfd| dormouse_kernel::pidfd::send_signal(&pidfd, libc::SIGKILL));
@@ -158,10 +215,10 @@ pub(crate) struct Complete {
 }
 
 /// Waits for the exit of all tasks: a tracer must, before a parent can.
-fn reap(tasks: &mut HashMap<u32, State>) {
-    while !tasks.is_empty() {
+fn reap(tasks: &mut Tasks) {
+    while !tasks.alive.is_empty() {
         match call::wait_stop(None) {
-            Ok((tid, Stop::Ended(_))) => drop(tasks.remove(&tid)),
+            Ok((tid, Stop::Ended(_))) => tasks.end(tid),
             Ok((tid, _)) => drop(call::resume(tid, 0)),
             Err(_) => return,
         }
@@ -171,7 +228,7 @@ fn reap(tasks: &mut HashMap<u32, State>) {
 /// Leads all tasks from stage to stage, to `done`.
 fn lead(
     pid: u32,
-    tasks: &mut HashMap<u32, State>,
+    tasks: &mut Tasks,
     restore: &Restore,
     console: Option<BorrowedFd<'_>>,
     fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
@@ -184,7 +241,7 @@ fn lead(
             removed.remove()?;
             // ORDER: all memory is attached: a limit may remove the segments that are not.
             ipc::set_limits(pid, restore, ipc::Limits::All)?;
-            pidfd::check_opened(restore, || resume::by_inner(tasks))?;
+            pidfd::check_opened(restore, || resume::by_inner(&tasks.alive))?;
             file::renew_owners(restore, pid);
             return Ok(connections);
         }
@@ -206,19 +263,19 @@ fn lead(
             tmpfs::restore(pid, restore)?;
             set_clocks(pid, restore)?;
             ipc::set_limits(pid, restore, ipc::Limits::Raised)?;
-            begin(tasks, restore)?;
+            begin(&tasks.alive, restore)?;
         }
         if reached == stage::BORN {
             write_console_input(restore, console)?;
         }
         if reached == stage::MAPPED {
             // ORDER: before any process creates a thread, or does anything else with its memory.
-            let filled = fill(userfault::take(restore, &resume::by_inner(tasks)?)?);
+            let filled = fill(userfault::take(restore, &resume::by_inner(&tasks.alive)?)?);
             filled.map_err(|cause| {
                 Error::Elsewhere(format!("its memory cannot be filled while it runs: {cause}"))
             })?;
         }
-        for (tid, state) in tasks.iter_mut() {
+        for (tid, state) in &mut tasks.alive {
             call::resume(*tid, 0).map_err(Error::of("resume a task", *tid))?;
             *state = State::Running;
         }
@@ -226,12 +283,10 @@ fn lead(
 }
 
 /// Waits until every task has reached the end of a stage; returns its name.
-fn wait_for_stage(tasks: &mut HashMap<u32, State>, restore: &Restore) -> Result<String> {
+fn wait_for_stage(tasks: &mut Tasks, restore: &Restore) -> Result<String> {
     let (mut name, mut signals) = (String::new(), 0);
-    // A task that exits at once may be reported before the clone event of its parent.
-    let (mut announced, mut ended) = (HashSet::new(), HashSet::new());
     loop {
-        if !name.is_empty() && tasks.values().all(|state| *state == State::Waiting) {
+        if !name.is_empty() && tasks.all_wait() {
             return Ok(name);
         }
         let (tid, stop) = call::wait_stop(None).map_err(Error::call("wait for the restore"))?;
@@ -239,7 +294,7 @@ fn wait_for_stage(tasks: &mut HashMap<u32, State>, restore: &Restore) -> Result<
         match stop {
             Stop::Signal(libc::SIGTRAP) => {
                 name = stage_of(tid, restore)?;
-                tasks.insert(tid, State::Waiting);
+                tasks.wait(tid);
             }
             Stop::Signal(signal) if FAULTS.contains(&signal) && !ends_itself(tid, restore)? => {
                 return Err(fault(tid, signal, restore)?);
@@ -253,27 +308,22 @@ fn wait_for_stage(tasks: &mut HashMap<u32, State>, restore: &Restore) -> Result<
                 proceed(signal)?;
             }
             Stop::Event(EVENT_STOP, _) => {
-                tasks.insert(tid, State::Running); // born
+                tasks.born(tid);
                 proceed(0)?;
             }
             Stop::Event(..) => {
                 let child =
                     call::event_message(tid).map_err(Error::of("look at a child of", tid))?;
-                let child = child as u32;
-                announced.insert(child);
-                if !ended.contains(&child) {
-                    tasks.entry(child).or_insert(State::Running);
-                }
+                tasks.announce(child as u32);
                 proceed(0)?;
             }
             Stop::Call => proceed(0)?,
             Stop::Ended(status) => {
-                tasks.remove(&tid);
-                if !announced.contains(&tid) {
-                    ended.insert(tid);
-                }
+                tasks.end(tid);
                 // Helpers and zombies exit as planned; other tasks must not exit.
-                if tasks.is_empty() || libc::WIFSIGNALED(status) && !is_zombie(restore, status) {
+                if tasks.alive.is_empty()
+                    || libc::WIFSIGNALED(status) && !is_zombie(restore, status)
+                {
                     return Err(Error::Ended(format!("wait status {status:x}")));
                 }
             }
@@ -455,4 +505,58 @@ fn find_gaps(restore: &Restore) -> std::result::Result<(), Errno> {
         first = first.max(number.saturating_add(1));
     }
     gap(first, u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWBORN: u32 = 7;
+    const CHILD: u32 = 8;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Report {
+        Event,
+        Stop,
+        Exit,
+    }
+    use Report::{Event, Exit, Stop as First};
+
+    const ORDERS: [[Report; 3]; 3] =
+        [[Event, First, Exit], [First, Event, Exit], [First, Exit, Event]];
+
+    fn report(tasks: &mut Tasks, report: Report) {
+        match report {
+            Event => tasks.announce(CHILD),
+            First => tasks.born(CHILD),
+            Exit => tasks.end(CHILD),
+        }
+    }
+
+    /// After three children with one id, whatever the order of their reports, the newborn alone is awaited, and the
+    /// first report of a fourth is enough for that to be awaited.
+    #[test]
+    fn child_is_awaited_that_has_the_id_of_another_one() {
+        for number in 0..27 {
+            let mut tasks = Tasks::of(NEWBORN);
+            let orders = [number / 9, number / 3 % 3, number % 3].map(|order| ORDERS[order]);
+            for (n, order) in orders.into_iter().enumerate() {
+                for one in order {
+                    report(&mut tasks, one);
+                }
+                let left: Vec<&u32> = tasks.alive.keys().collect();
+                assert_eq!(left, [&NEWBORN], "after child {n} of {orders:?}");
+            }
+            tasks.wait(NEWBORN);
+            assert!(tasks.all_wait(), "{orders:?}");
+            for [first, second] in [[Event, First], [First, Event]] {
+                report(&mut tasks, first);
+                assert!(!tasks.all_wait(), "{first:?} after {orders:?}");
+                report(&mut tasks, second);
+                assert!(!tasks.all_wait(), "{second:?} after {orders:?}");
+                report(&mut tasks, Exit);
+                assert!(tasks.all_wait(), "the exit after {orders:?}");
+            }
+        }
+    }
 }
