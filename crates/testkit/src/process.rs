@@ -137,14 +137,18 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
     let streams = [inode(child.stdout.as_ref()), inode(child.stderr.as_ref())];
     let stdout = collect(child.stdout.take());
     let stderr = collect(child.stderr.take());
-    let Some(status) = wait(&mut child, limit) else {
-        let waits = describe(child.id());
-        let _ = child.kill(); // ignored: may have ended just now
-        let _ = child.wait();
-        let short = Duration::from_millis(200);
-        let errors = stderr.recv_timeout(short).unwrap_or_default();
-        let out = stdout.recv_timeout(short).unwrap_or_default();
-        panic!("$ {shown}\nnot done after {limit:?}\n{waits}-- stdout\n{out}\n-- stderr\n{errors}");
+    let status = match wait_counted(&mut child, limit) {
+        Ok(status) => status,
+        Err(looks) => {
+            let waits = describe(child.id());
+            let _ = child.kill(); // ignored: may have ended just now
+            let _ = child.wait();
+            let short = Duration::from_millis(200);
+            let errors = stderr.recv_timeout(short).unwrap_or_default();
+            let out = stdout.recv_timeout(short).unwrap_or_default();
+            let done = format!("not done after {limit:?}, at look {looks}");
+            panic!("$ {shown}\n{done}\n{waits}-- stdout\n{out}\n-- stderr\n{errors}");
+        }
     };
     let patience = Duration::from_secs(10) * slowness();
     let take = |from: mpsc::Receiver<String>, inode: u64, what: &str| {
@@ -194,13 +198,21 @@ fn collect(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String>
 
 /// Waits for a child; returns `None` after the limit.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
+    wait_counted(child, limit).ok()
+}
+
+/// The same; the error is how often the child was looked at. A minute has about 3000 looks, and fewer where the
+/// machine stood still or its clock was set ahead: then the child was not given its time.
+fn wait_counted(child: &mut Child, limit: Duration) -> Result<i32, u32> {
     use std::os::unix::process::ExitStatusExt;
-    let mut ended = None;
+    let (mut ended, mut looks) = (None, 0u32);
     wait_until(limit, || {
         ended = child.try_wait().expect("our child");
+        looks += 1;
         ended.is_some()
     });
-    ended.map(|status| status.code().unwrap_or(128 + status.signal().unwrap_or(0)))
+    let status = ended.ok_or(looks)?;
+    Ok(status.code().unwrap_or(128 + status.signal().unwrap_or(0)))
 }
 
 /// Repeats a check until it holds; returns whether that was within `limit`.
