@@ -51,6 +51,9 @@ struct Options {
     /// Only cases with this text in the name
     #[arg(long, default_value = "")]
     only: String,
+    /// Which ways to run the containers of `cpu`; all by default
+    #[arg(long, value_enum, value_delimiter = ',')]
+    arm: Vec<cpu::Arm>,
     /// Awake containers beside the daemon
     #[arg(long, default_value_t = 1000)]
     containers: usize,

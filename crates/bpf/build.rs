@@ -17,6 +17,7 @@ fn main() {
         "aio",
         "request",
         "reuseport",
+        "scheduler",
         "gates",
         "pass",
         "rate",

@@ -5,6 +5,7 @@
 //! case runs in turn
 //!
 //! - with the daemon, which governs the weights,
+//! - with the daemon's scheduler, where the kernel has sched_ext,
 //! - with static weights, without a daemon,
 //! - in podman's containers, and
 //! - in plain cgroups.
@@ -21,13 +22,17 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use dormouse_benches::{Line, cpu_time, figure, median, ok, plot, promise};
+use dormouse_testkit::wait_until;
 
 use crate::{Claim, Hosts, due};
 
 /// The time from the start of the last container to the measurement.
 const SETTLES: Duration = Duration::from_secs(1);
+/// LIMIT: the time until the daemon's scheduler is in force.
+const BEGINS: Duration = Duration::from_secs(60);
 /// The time between two readings.
 const WINDOW: Duration = Duration::from_millis(100);
 /// Weight of a container without a share of its own.
@@ -176,20 +181,39 @@ fn cases(cpus: f64) -> Vec<Case> {
 }
 
 /// A way to run the containers of a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Arm {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Arm {
+    /// With the daemon, which governs weights.
     Governed,
+    /// With the daemon's scheduler.
+    Scheduled,
+    /// With static weights.
     Static,
     Podman,
+    /// Plain cgroups.
     Cgroups,
 }
 
 impl Arm {
-    const ALL: [Self; 4] = [Self::Governed, Self::Static, Self::Podman, Self::Cgroups];
+    const ALL: [Self; 5] =
+        [Self::Governed, Self::Scheduled, Self::Static, Self::Podman, Self::Cgroups];
+
+    fn has_daemon(self) -> bool {
+        matches!(self, Self::Governed | Self::Scheduled)
+    }
+
+    /// The settings of the daemon.
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Scheduled => "[contract]\ncpu-scheduler = \"sched_ext\"\n",
+            _ => "",
+        }
+    }
 
     fn name(self) -> &'static str {
         match self {
             Self::Governed => "dormouse with its daemon",
+            Self::Scheduled => "dormouse with sched_ext",
             Self::Static => "dormouse, static weights",
             Self::Podman => "podman",
             Self::Cgroups => "plain cgroups",
@@ -261,7 +285,7 @@ impl<'a> Set<'a> {
         // 1024 for half a CPU; an idle container has the least weight.
         let shares = ((weight * 2048.0) as u32).clamp(2, 262_144);
         match self.arm {
-            Arm::Governed | Arm::Static => {
+            Arm::Governed | Arm::Scheduled | Arm::Static => {
                 let mut run = self.hosts.bench.dormouse();
                 run.args(["run", "-d", "--net", "none", "--name", &name]);
                 run.args(["--cpu-weight", &member.weight.to_string()]);
@@ -326,7 +350,7 @@ impl Drop for Set<'_> {
                 let _ =
                     ok(podman.command().args(["rm", "--force", "--time", "0"]).args(&self.names));
             }
-            (Arm::Governed | Arm::Static, _) if !self.names.is_empty() => {
+            (Arm::Governed | Arm::Scheduled | Arm::Static, _) if !self.names.is_empty() => {
                 let _ = ok(self.hosts.bench.dormouse().args(["rm", "--force"]).args(&self.names));
             }
             _ => {}
@@ -385,14 +409,23 @@ pub fn cpu(hosts: &Hosts) -> Result<()> {
 
 /// Measures a case in all arms in turn, and reports.
 fn measure(hosts: &Hosts, number: usize, case: &Case) -> Result<()> {
-    let takes_part = |arm: &Arm| *arm != Arm::Podman || case.podman && hosts.podman.is_some();
-    let arms: Vec<Arm> = Arm::ALL.into_iter().filter(takes_part).collect();
+    let has_scheduler = PathBuf::from("/sys/kernel/sched_ext").exists();
+    let takes_part = |arm: &Arm| match arm {
+        Arm::Podman => case.podman && hosts.podman.is_some(),
+        Arm::Scheduled => has_scheduler,
+        _ => true,
+    };
+    let wanted = |arm: &Arm| hosts.options.arm.is_empty() || hosts.options.arm.contains(arm);
+    let arms: Vec<Arm> = Arm::ALL.into_iter().filter(takes_part).filter(wanted).collect();
     let mut all: Vec<Vec<Round>> = arms.iter().map(|_| Vec::new()).collect();
     for turn in 0..hosts.options.rounds {
         for place in 0..arms.len() {
             let place = (place + turn) % arms.len();
-            let daemon =
-                (arms[place] == Arm::Governed).then(|| hosts.bench.daemon(&[])).transpose()?;
+            hosts.bench.configure(arms[place].settings())?;
+            let daemon = arms[place].has_daemon().then(|| hosts.bench.daemon(&[])).transpose()?;
+            if arms[place] == Arm::Scheduled {
+                ensure!(wait_until(BEGINS, is_scheduling), "the scheduler does not begin");
+            }
             let set = Set::start(hosts, arms[place], case)?;
             all[place].push(Round::take(&set, case, Duration::from_secs(hosts.options.seconds))?);
             drop(set);
@@ -418,6 +451,12 @@ fn measure(hosts: &Hosts, number: usize, case: &Case) -> Result<()> {
     plot(&format!("contracts-{number}"), case.name, ["seconds", "CPUs in 100 ms"], &lines)
 }
 
+/// Whether a scheduler of sched_ext is in force.
+fn is_scheduling() -> bool {
+    let state = fs::read_to_string("/sys/kernel/sched_ext/state");
+    state.is_ok_and(|state| state.trim() == "enabled")
+}
+
 /// Number of containers in a plot.
 const LINES_MAX: usize = 9;
 
@@ -436,7 +475,7 @@ fn report(hosts: &Hosts, case: &Case, arm: Arm, rounds: &[Round]) {
         "others_least": least, "others_most": most,
     });
     figure("contracts", &format!("{}, {}", case.name, arm.name()), got[0], "CPUs", more);
-    if arm == Arm::Governed {
+    if arm.has_daemon() {
         match case.goal {
             Goal::Each => promise("points between got and due, at most", worst, 1.0),
             Goal::First { percent: 100 } => {

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use libbpf_rs::{MapCore, ObjectBuilder, PrintLevel};
+use libbpf_rs::{Link, MapCore, MapType, Object, ObjectBuilder, OpenObject, PrintLevel};
 
 use crate::call::{self, Map, Program};
 use crate::error::BpfError;
@@ -93,6 +93,52 @@ impl Description {
         hash
     }
 
+    /// Opens the object, before the kernel sees it.
+    fn open(&self) -> Result<OpenObject, BpfError> {
+        libbpf_rs::set_print(Some((PrintLevel::Warn, log)));
+        let _ = last_lines();
+        let open = ObjectBuilder::default().open_memory(self.object);
+        open.map_err(|source| BpfError::Open { object: self.name, source })
+    }
+
+    /// The maps of a loaded object, by the names of this description.
+    fn maps_of(&self, loaded: &Object) -> Result<Vec<Map>, BpfError> {
+        let mut maps = Vec::new();
+        for name in self.maps {
+            let map = loaded.maps().find(|m| m.name() == *name);
+            let missing = || BpfError::Missing { object: self.name, name: (*name).into() };
+            maps.push(Map::new(duplicate(map.ok_or_else(missing)?.as_fd())?)?);
+        }
+        Ok(maps)
+    }
+
+    /// Loads programs that are operations of the kernel (`struct_ops`), with constants, has the caller fill the maps,
+    /// and puts the operations in force. They end with the link.
+    pub(crate) fn load_operations(
+        &self,
+        constants: &[u8],
+        fill: impl FnOnce(&[Map]) -> Result<(), BpfError>,
+    ) -> Result<(Vec<Map>, Link), BpfError> {
+        let object = self.name;
+        let mut open = self.open()?;
+        for mut map in open.maps_mut() {
+            if map.name().to_string_lossy().ends_with(".rodata.config") {
+                map.set_initial_value(constants)
+                    .map_err(|source| BpfError::Open { object, source })?;
+            }
+        }
+        let mut loaded =
+            open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
+        let maps = self.maps_of(&loaded)?;
+        fill(&maps)?;
+        let mut all = loaded.maps_mut();
+        let operations = all.find(|map| map.map_type() == MapType::StructOps);
+        let missing = || BpfError::Missing { object, name: "struct_ops".into() };
+        let link = operations.ok_or_else(missing)?.attach_struct_ops();
+        let link = link.map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
+        Ok((maps, link))
+    }
+
     /// Loads the programs named and gives them with the maps, reusing those of `old`.
     fn load(
         &self,
@@ -102,11 +148,7 @@ impl Description {
         targets: &[(&str, &str)],
     ) -> Result<Loaded, BpfError> {
         let object = self.name;
-        libbpf_rs::set_print(Some((PrintLevel::Warn, log)));
-        let _ = last_lines();
-        let mut open = ObjectBuilder::default()
-            .open_memory(self.object)
-            .map_err(|source| BpfError::Open { object, source })?;
+        let mut open = self.open()?;
         for mut map in open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if name.ends_with(".rodata.config") {
@@ -128,12 +170,7 @@ impl Description {
         }
         let loaded =
             open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
-        let mut maps = Vec::new();
-        for name in self.maps {
-            let map = loaded.maps().find(|m| m.name() == *name);
-            let map = map.ok_or_else(|| BpfError::Missing { object, name: (*name).into() })?;
-            maps.push(Map::new(duplicate(map.as_fd())?)?);
-        }
+        let maps = self.maps_of(&loaded)?;
         let mut programs = Vec::new();
         for program in loaded.progs_mut() {
             let name = program.name().to_string_lossy().into_owned();

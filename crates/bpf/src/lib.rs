@@ -20,6 +20,7 @@
 //! - `pass` is in a rule of nftables, which keeps it (`Passes`).
 //! - `sysinfo` is attached to the return of sysinfo(2), and kept by names in a bpffs as `gates` are (`load`, `find`).
 //! - `barrier` is attached to hooks of security modules, and kept in the same way (`load`, `find`).
+//! - `scheduler` is put in force as the scheduler of all tasks (`load`, `reserve`), and ends with its owner.
 //! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
 //! [`identity`] is the record by which every group knows a container, and the map that leads to it.
@@ -42,6 +43,7 @@ pub mod rate;
 mod record;
 pub mod request;
 pub mod reuseport;
+pub mod scheduler;
 pub mod socket_count;
 pub mod sysinfo;
 

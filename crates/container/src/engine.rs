@@ -45,6 +45,7 @@ use crate::proof::Trial;
 use crate::recover::{boot, custody};
 use crate::save::{CheckpointOptions, NewCheckpoint};
 use crate::saved::{Checkpoint, From};
+use crate::scheduler::{self, Scheduler};
 use crate::spec::{Create, Exec, Stdio, Update};
 use crate::start::Running;
 use crate::state::Exit;
@@ -700,6 +701,28 @@ impl Engine {
     /// Returns the running containers with a CPU reservation, and their contracts.
     pub fn cpu_reservations(&self) -> Result<Vec<(ContainerId, Cpu)>> {
         contract::granted(&self.ground)
+    }
+
+    /// Returns whether the settings ask for a scheduler of containers, `cpu-scheduler = "sched_ext"`.
+    pub fn wants_scheduler(&self) -> Result<bool> {
+        scheduler::is_wanted(&self.ground)
+    }
+
+    /// Has the kernel schedule all tasks of the host by the contracts of containers, until the scheduler is dropped.
+    ///
+    /// Errors: [`Error::Scheduler`] without sched_ext (Linux 6.19), or with another such scheduler.
+    pub fn begin_scheduler(&self) -> Result<Scheduler> {
+        Scheduler::load(&self.ground)
+    }
+
+    /// Writes the reservations of containers, by the ids of their cgroups, and that of the host. Returns how many there
+    /// is no room for: these keep their static weights.
+    pub fn schedule(
+        &self,
+        scheduler: &mut Scheduler,
+        reserved: &BTreeMap<u64, Cpu>,
+    ) -> Result<usize> {
+        scheduler.reserve(&self.ground, reserved)
     }
 
     /// Returns the running containers with a rate for idle hosts, and their contracts.

@@ -342,6 +342,9 @@ pub enum Error {
     /// The gates failed.
     #[error("gates")]
     Gates(#[from] dormouse_bpf::BpfError),
+    /// The scheduler of containers failed.
+    #[error("scheduler of containers (sched_ext)")]
+    Scheduler(#[source] dormouse_bpf::BpfError),
     /// The network failed.
     #[error("network")]
     Network(#[from] dormouse_network::Error),
@@ -451,7 +454,7 @@ impl Error {
             Self::Launch(e) => e.kind(),
             Self::Cgroup(e) => e.kind(),
             Self::Image(e) => e.kind(),
-            Self::Gates(e) => e.kind(),
+            Self::Gates(e) | Self::Scheduler(e) => e.kind(),
             Self::GateRefused { .. } => ErrorKind::Unsupported { since: "6.10" },
             Self::Network(e) => e.kind(),
             Self::Checkpoint(e) => e.kind(),

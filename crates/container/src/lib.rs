@@ -37,6 +37,7 @@
 //! ```text
 //! error place disk bpffs name host_ids slot event settings spec user    plain: files, tables and requests
 //! ground                                    directories, tables, mechanisms, locks, configurations
+//! scheduler                                 the same, for the host
 //! shortage state gates account socket deal gating exit barrier hold log io saved    records and facts of one container
 //! silence shared volume usage debt writeback drive rate bandwidth    the same
 //! contract view sysinfo                                the same
@@ -197,6 +198,7 @@ mod restore;
 mod root;
 mod save;
 mod saved;
+mod scheduler;
 mod settings;
 mod shared;
 mod shortage;
@@ -253,6 +255,7 @@ pub use policy::{Idle, Policy, Reason, Request, Tier};
 pub use proof::Trial;
 pub use save::{CheckpointOptions, NewCheckpoint};
 pub use saved::{Checkpoint, From};
+pub use scheduler::Scheduler;
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use spectator::{Spectated, instances, processes};
 pub use start::Running;

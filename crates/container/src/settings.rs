@@ -28,6 +28,7 @@
 //!
 //! [contract]
 //! host-cpu-reserve = "5%"   # CPUs that containers cannot reserve: a percentage of all, or a number
+//! cpu-scheduler = "kernel"   # "sched_ext": the daemon schedules all tasks of the host itself, where the kernel can
 //! host-memory-reserve = "5%"   # memory that containers cannot reserve, or use beside a guarantee
 //! service-debt = true   # clients pay for the work of shared services from their own share of CPU time
 //! service-order = true   # a shared service has the connection next whose account had the least service
@@ -158,10 +159,27 @@ pub(crate) fn account_period(path: &Path) -> Result<Duration> {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ContractSection {
     host_cpu_reserve: Option<String>,
+    #[serde(default)]
+    cpu_scheduler: CpuScheduler,
     host_memory_reserve: Option<String>,
     images_memory: Option<String>,
     service_debt: Option<bool>,
     service_order: Option<bool>,
+}
+
+/// What decides which task runs.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+enum CpuScheduler {
+    #[default]
+    #[serde(rename = "kernel")]
+    Kernel,
+    #[serde(rename = "sched_ext")]
+    SchedExt,
+}
+
+/// Returns whether the daemon is to schedule the tasks of the host.
+pub(crate) fn has_scheduler(path: &Path) -> Result<bool> {
+    Ok(read(path)?.contract.cpu_scheduler == CpuScheduler::SchedExt)
 }
 
 /// Returns whether clients pay for the work of shared services from their own share of CPU time.
@@ -640,6 +658,22 @@ mod tests {
         }
         std::fs::write(file.path(), "").unwrap();
         assert_eq!(host_memory_bytes(file.path(), 2000).unwrap(), 100);
+    }
+
+    #[test]
+    fn scheduler_is_the_kernels_or_sched_ext() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let set = |text: &str| {
+            let text = format!("[contract]\ncpu-scheduler = \"{text}\"\n");
+            std::fs::write(file.path(), text).unwrap();
+            has_scheduler(file.path())
+        };
+        assert!(!set("kernel").unwrap() && set("sched_ext").unwrap());
+        let error = set("scx").unwrap_err();
+        let text = error.with_causes();
+        assert!(text.contains("cpu-scheduler") && text.contains("sched_ext"), "{text}");
+        std::fs::write(file.path(), "").unwrap();
+        assert!(!has_scheduler(file.path()).unwrap());
     }
 
     #[test]

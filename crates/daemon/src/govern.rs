@@ -6,6 +6,10 @@
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
+//! With `cpu-scheduler = "sched_ext"`, and a kernel that has it, a scheduler of BPF programs keeps reservations instead:
+//! the room loads it, and writes what is reserved when containers come, change and go. It governs no weights then. If the
+//! kernel ends the scheduler, the room says why, and governs weights from the next tick on.
+//!
 //! While a container with a rate for idle hosts runs, the same tick reads its CPU time and the idle time of the host,
 //! and changes its quota ([`crate::idle_rate`]).
 //!
@@ -23,7 +27,7 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dormouse_container::Engine;
+use dormouse_container::{Engine, Scheduler};
 use dormouse_governor::cpu::{
     self, Host, OTHERS_HUNGRY_MS, OTHERS_MS, Other, Readings, Reserved, State, TICK_MS,
 };
@@ -41,6 +45,8 @@ use crate::shrink::Shrinker;
 const TICK: Duration = Duration::from_millis(TICK_MS);
 /// LIMIT: the time for which the end of the daemon waits for a limit of memory that is being written.
 const MEMORY_ENDS_WITHIN: Duration = Duration::from_secs(2);
+/// Time between looks whether the scheduler of containers still runs.
+const LOOK: Duration = Duration::from_secs(1);
 /// Interval of rounds, which make up for missed events.
 const ROUND_EVERY: Duration = Duration::from_secs(600);
 
@@ -49,6 +55,18 @@ const ROUND_EVERY: Duration = Duration::from_secs(600);
 struct Held {
     cpu: Cpu,
     share: CpuShare,
+}
+
+/// What keeps reservations.
+#[derive(Debug, Default)]
+enum Keeping {
+    /// Weights, which this room governs.
+    #[default]
+    Weights,
+    /// The same, although the settings ask for a scheduler: the kernel does not run it. It is tried again at this time.
+    WeightsAgain(Option<Instant>),
+    /// A scheduler of containers, at which the room looked at this time.
+    Scheduler(Scheduler, Instant),
 }
 
 /// The room of contracts.
@@ -62,6 +80,9 @@ pub(crate) struct Governor {
     is_marked: bool,
     host: Host,
     held: BTreeMap<ContainerId, Held>,
+    keeping: Keeping,
+    /// Reservations that the scheduler has no room for.
+    left_out: usize,
     /// Governs memory, on cgroup v1, from the first guarantee on.
     shrinker: Option<Shrinker>,
     state: State<ContainerId>,
@@ -88,6 +109,8 @@ impl Governor {
             is_marked: false,
             host: Host { cpus_milli: 1000, shares_max: 1 },
             held: BTreeMap::new(),
+            keeping: Keeping::default(),
+            left_out: 0,
             shrinker: None,
             state: State::default(),
             debts: Debts::new(now),
@@ -104,10 +127,12 @@ impl Governor {
         self.round = now;
         self.is_outdated = false;
         self.look_at_memory()?;
+        self.choose(now)?;
         let reserved = self.engine.cpu_reservations()?;
         let has_debts = self.engine.charges_debts()? && !self.engine.started()?.is_empty();
         let rated = self.engine.cpu_idle_rates()?;
         if reserved.is_empty() && rated.is_empty() && !has_debts {
+            self.schedule(&[])?;
             return self.rest();
         }
         if self.cgroups.is_none() {
@@ -124,6 +149,8 @@ impl Governor {
             shares_max: cgroups.shares_max(),
         };
         let mut before = std::mem::take(&mut self.held);
+        self.schedule(&reserved)?;
+        let Some(cgroups) = &self.cgroups else { return Ok(()) };
         for (id, cpu) in reserved {
             // The cgroup of a container that slept is a new one.
             let kept =
@@ -148,6 +175,70 @@ impl Governor {
             true => self.debts.find(&self.engine, cgroups, now),
             false => self.debts.stop(&self.engine),
         }
+    }
+
+    /// Begins or ends the scheduler, as the settings say now.
+    fn choose(&mut self, now: Instant) -> Result<()> {
+        if matches!(self.keeping, Keeping::WeightsAgain(Some(at)) if at <= now) {
+            self.keeping = Keeping::Weights;
+        }
+        match (self.engine.wants_scheduler()?, &self.keeping) {
+            (false, Keeping::Weights) => {}
+            (true, Keeping::WeightsAgain(_) | Keeping::Scheduler(..)) => {}
+            (false, _) => self.keeping = Keeping::Weights,
+            (true, Keeping::Weights) => match self.engine.begin_scheduler() {
+                Ok(scheduler) => {
+                    say(
+                        "all tasks of the host are scheduled by contracts of containers (sched_ext)",
+                    );
+                    self.keeping = Keeping::Scheduler(scheduler, now);
+                }
+                Err(e) => self.go_back(&e.with_causes(), None),
+            },
+        }
+        Ok(())
+    }
+
+    /// Has weights keep reservations, until the settings change, the daemon starts again, or that time has come.
+    fn go_back(&mut self, why: &str, again: Option<Instant>) {
+        say(&format!("cpu-scheduler: weights keep CPU reservations, and not sched_ext: {why}"));
+        self.keeping = Keeping::WeightsAgain(again);
+        self.state = State::default();
+        self.others_read = None;
+    }
+
+    /// Writes the reservations for the scheduler.
+    fn schedule(&mut self, reserved: &[(ContainerId, Cpu)]) -> Result<()> {
+        let Keeping::Scheduler(scheduler, _) = &mut self.keeping else { return Ok(()) };
+        let mut by_cgroup = BTreeMap::new();
+        for (id, cpu) in reserved {
+            // A container that is just being started has no cgroup yet; its event comes later.
+            if let Some(cgroups) = &self.cgroups
+                && let Some(cgroup) = cgroups.v2_id(id.as_str())?
+            {
+                by_cgroup.insert(cgroup, *cpu);
+            }
+        }
+        let left_out = self.engine.schedule(scheduler, &by_cgroup)?;
+        if left_out != std::mem::replace(&mut self.left_out, left_out) && left_out > 0 {
+            say(&format!(
+                "{left_out} of {} CPU reservations, the smallest, are kept by weights alone",
+                reserved.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Looks whether the kernel has ended the scheduler.
+    fn look_at_scheduler(&mut self, now: Instant) -> Result<()> {
+        let Keeping::Scheduler(scheduler, looked) = &mut self.keeping else { return Ok(()) };
+        *looked = now;
+        if let Some(why) = scheduler.end()? {
+            // As it does when a CPU comes or goes.
+            let why = format!("the kernel has ended it: {why}");
+            self.go_back(&why, Some(now + ROUND_EVERY));
+        }
+        Ok(())
     }
 
     /// Notifies the thread for memory, and begins it with the first guarantee. It stays for the next ones.
@@ -197,9 +288,9 @@ impl Governor {
         let passed = now.duration_since(self.decided);
         self.decided = now;
         // Reservations are kept, whatever hinders rates.
-        let reserved = match self.held.is_empty() {
-            true => Ok(()),
-            false => self.govern_reserved(now, passed),
+        let reserved = match self.governs_weights() {
+            true => self.govern_reserved(now, passed),
+            false => Ok(()),
         };
         // Both change quotas.
         let rates = match self.debts.is_on() || self.rates.is_empty() {
@@ -276,9 +367,22 @@ impl Governor {
 }
 
 impl Governor {
+    /// Returns whether the weights of reservations are to be governed.
+    fn governs_weights(&self) -> bool {
+        !self.held.is_empty() && !matches!(self.keeping, Keeping::Scheduler(..))
+    }
+
+    /// The time of the next look at the scheduler.
+    fn next_look(&self) -> Option<Instant> {
+        match &self.keeping {
+            Keeping::Scheduler(_, looked) => Some(*looked + LOOK),
+            _ => None,
+        }
+    }
+
     /// Returns whether there is a container to be governed.
     fn ticks(&self) -> bool {
-        !self.held.is_empty() || !self.rates.is_empty() && !self.debts.is_on()
+        self.governs_weights() || !self.rates.is_empty() && !self.debts.is_on()
     }
 
     /// The time of the next round.
@@ -301,7 +405,8 @@ impl Room for Governor {
 
     fn due(&self) -> Option<Instant> {
         let next_tick = self.ticks().then(|| self.decided + TICK);
-        next_tick.into_iter().chain(self.debts.due()).chain([self.next_round()]).min()
+        let dues = next_tick.into_iter().chain(self.next_look()).chain(self.debts.due());
+        dues.chain([self.next_round()]).min()
     }
 
     fn turn(&mut self, now: Instant, _ready: &[bool]) -> Result<Vec<Notice>> {
@@ -309,6 +414,9 @@ impl Room for Governor {
             true => self.find(now).inspect_err(|_| self.is_outdated = true),
             false => Ok(()),
         };
+        if self.next_look().is_some_and(|look| look <= now) {
+            self.look_at_scheduler(now)?;
+        }
         // ORDER: time at services is counted before reservations are decided.
         let charged = match self.debts.due().is_some_and(|due| due <= now) {
             true => self.charge_debts(now, true),

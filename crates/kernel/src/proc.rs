@@ -73,6 +73,11 @@ pub fn online_cpus() -> Result<String> {
     read_text("/sys/devices/system/cpu/online", 1 << 16)
 }
 
+/// The CPUs that can come online before the next boot, in the same format.
+pub fn possible_cpus() -> Result<String> {
+    read_text("/sys/devices/system/cpu/possible", 1 << 16)
+}
+
 /// The runs of a list of CPUs such as `0-3,8`, in ascending order, with no CPU twice; `None` where it is no such list.
 pub fn cpu_runs(list: &str) -> Option<Vec<(u32, u32)>> {
     let number = |text: &str| {

@@ -26,6 +26,17 @@ pub(super) fn request_socket(scratch: &Scratch) -> Probed {
     }
 }
 
+/// A kernel without sched_ext has none of its functions.
+pub(super) fn scheduler(scratch: &Scratch) -> Probed {
+    if table(scratch)?.find(FUNC, "scx_bpf_dsq_peek").is_none() {
+        return lack("the kernel has no scx_bpf_dsq_peek");
+    }
+    match std::fs::read_to_string("/sys/kernel/sched_ext/state") {
+        Ok(state) => Ok(state.trim().to_owned()),
+        Err(e) => lack(format!("/sys/kernel/sched_ext/state: {e}")),
+    }
+}
+
 fn load(scratch: &Scratch, kind: ProgramType, attach: AttachType, what: (u32, &str)) -> Probed {
     load_code(scratch, kind, attach, what, &[Insn::set(0, 0), Insn::exit()])
 }

@@ -479,6 +479,16 @@ static FEATURES: &[Feature] = &[
         btf::fentry,
     ),
     feature(
+        "sched_ext",
+        "6.19",
+        "CPU contracts by a scheduler of our own (`cpu-scheduler = \"sched_ext\"`)",
+        (
+            "the kernel's scheduler, by weights that the daemon governs",
+            "a reservation that is used at times gets 0.93 of it and more, with a scheduler of our own 0.99",
+        ),
+        btf::scheduler,
+    ),
+    feature(
         "BPF: bpf_probe_write_user at the return of sysinfo(2)",
         "5.5",
         "sysinfo(2) in containers: memory, load and tasks are the container's",
