@@ -6,8 +6,8 @@
 //! by more than a twentieth. The CPU time of the other containers is read each second, and five times a second
 //! while a reservation gets too little.
 //!
-//! With `cpu-scheduler = "sched_ext"`, and a kernel that has it, a scheduler of BPF programs keeps reservations instead:
-//! the room loads it, and writes what is reserved when containers come, change and go. It governs no weights then. If the
+//! With `cpu-scheduler = "sched_ext"`, where the kernel has it, a scheduler of BPF programs keeps reservations: the
+//! room loads it, and writes what is reserved when containers come, change and go. It governs no weights then. If the
 //! kernel ends the scheduler, the room says why, and governs weights from the next tick on.
 //!
 //! While a container with a rate for idle hosts runs, the same tick reads its CPU time and the idle time of the host,

@@ -154,7 +154,7 @@ struct bpf_iter_num {
 	__u64 opaque[1];
 } __attribute__((aligned(8)));
 
-/* Functions of the kernel that return a bool leave the other bits of the register as they are, and clang takes these for
+/* Functions of the kernel that return a bool leave the other bits of the register as they are, and clang takes them for
  * zero. So they are declared with a number, of which `is` looks at one byte. */
 #define is(number) (((number) & 0xff) != 0)
 extern void scx_bpf_dsq_insert(struct task_struct *, __u64, __u64, __u64) __ksym;
