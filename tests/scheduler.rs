@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, soon, wait_until};
 
@@ -114,8 +116,14 @@ fn vm_scheduler_lives_as_long_as_its_daemon() {
         let busy = ["busybox", "sh", "-c", "while :; do :; done"];
         host.dm(&[&["run", "-d", "--name", name, "--cpus=0.2", options], &busy[..]].concat()).ok();
     }
-    uses_time(&host, "limited");
-    uses_time(&host, "capped");
+    for name in ["limited", "capped"] {
+        uses_time(&host, name);
+        let (before, start) = (used_us(&host, name), Instant::now());
+        thread::sleep(Duration::from_secs(3));
+        let part = (used_us(&host, name) - before) as f64 / start.elapsed().as_micros() as f64;
+        // Without its limit it has a CPU, or half of one.
+        assert!(part < 0.4, "{name} uses {part} CPUs");
+    }
     host.dm(&["rm", "-f", "limited", "capped"]).ok();
     host.dm(&["update", "--cpu-reserve", "0.25", "--cpus", "0.5", "x"]).ok();
     host.dm(&["restart", "-t", "0", "x"]).ok();

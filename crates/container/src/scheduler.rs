@@ -44,10 +44,14 @@ fn host(ground: &Ground) -> Result<Reservation> {
 impl Scheduler {
     /// Loads it, without reservations of containers.
     pub(crate) fn load(ground: &Ground) -> Result<Self> {
-        let level = ground.places.cgroup.split('/').count() as u32 + 1;
+        if !cgroup::cpu_is_v2()? {
+            let why = "cpu-scheduler: sched_ext needs the cpu controller of cgroup v2, which this host has in v1";
+            return Err(Error::Invalid(why.into()));
+        }
         let possible = proc::possible_cpus().map_err(CgroupError::Read)?;
         let cpus = proc::cpu_runs(possible.trim()).and_then(|runs| Some(runs.last()?.1 + 1));
-        let programs = Programs::load(level, cpus.unwrap_or(1), host(ground)?);
+        let cpus = cpus.map_or_else(cgroup::online_cpus, Ok)?;
+        let programs = Programs::load(&ground.places.cgroup, cpus, host(ground)?);
         Ok(Self { programs: programs.map_err(Error::Scheduler)? })
     }
 

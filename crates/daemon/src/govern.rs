@@ -188,6 +188,11 @@ impl Governor {
             (false, _) => self.keeping = Keeping::Weights,
             (true, Keeping::Weights) => match self.engine.begin_scheduler() {
                 Ok(scheduler) => {
+                    if self.is_marked {
+                        // Static weights are those to return to, and not governed ones.
+                        self.engine.govern_cpu(false)?;
+                        self.engine.govern_cpu(true)?;
+                    }
                     say(
                         "all tasks of the host are scheduled by contracts of containers (sched_ext)",
                     );
@@ -389,7 +394,13 @@ impl Governor {
     fn next_round(&self) -> Instant {
         match self.is_outdated {
             true => (self.round + TICK).max(self.debts.not_before().unwrap_or(self.round)),
-            false => self.round + ROUND_EVERY,
+            false => {
+                let again = match &self.keeping {
+                    Keeping::WeightsAgain(again) => *again,
+                    _ => None,
+                };
+                again.into_iter().chain([self.round + ROUND_EVERY]).min().unwrap_or(self.round)
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A scheduler of containers (sched_ext); see `scheduler.bpf.c`.
 //!
-//! It replaces the kernel's scheduler for every task of the host while a [`Scheduler`] exists. When that is dropped, or
-//! its process ends in any way, the kernel returns to its own.
+//! The kernel schedules every task of the host by these programs while a [`Scheduler`] exists. When that is dropped, or
+//! its process ends in any way, the kernel returns to its own scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,6 +42,7 @@ record! {
     struct Config = "dm_scheduler_config" {
         level: u32,
         cpus: u32,
+        parent: [u8; 64],
     }
 }
 
@@ -92,13 +93,18 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Loads the programs for containers at this level below the root of cgroups, and has the kernel use them for all
-    /// tasks, on CPUs with numbers below `cpus`.
+    /// Loads the programs for containers below this cgroup, a path below the root of v2, and has the kernel use them
+    /// for all tasks, on CPUs with numbers below `cpus`.
     ///
-    /// Errors: `Unsupported` without sched_ext or an operation of it (Linux 6.19); `Os(EBUSY)` if there is such a
+    /// Errors: `Unsupported` without sched_ext or an operation of it (Linux 6.19); another one if there is such a
     /// scheduler already.
-    pub fn load(level: u32, cpus: u32, host: Reservation) -> Result<Self> {
-        let config = Config { level, cpus: cpus.min(CPUS_MAX) };
+    pub fn load(parent: &str, cpus: u32, host: Reservation) -> Result<Self> {
+        let level = parent.split('/').count() as u32 + 1;
+        let name = parent.rsplit('/').next().unwrap_or_default().as_bytes();
+        let mut config = Config { level, cpus: cpus.min(CPUS_MAX), parent: [0; 64] };
+        // The last byte stays zero. LIMIT: of a longer name the first bytes are compared.
+        let most = config.parent.len() - 1;
+        config.parent.iter_mut().zip(name.iter().take(most)).for_each(|(to, byte)| *to = *byte);
         let (maps, link) = GROUP.load_operations(&config.to_bytes(), |maps| {
             let [reserved, _, _, head, ..] = maps else { return Ok(()) };
             write(reserved, HOST, 0, host)?;
@@ -129,19 +135,20 @@ impl Scheduler {
         for (cgroup, slot) in &changes.gone {
             self.slots.remove(&cgroup.to_ne_bytes())?;
             write(&self.reserved, *slot, 0, Reservation { reserve_milli: 0, weight: 1 })?;
-            self.held.0.remove(cgroup);
+            self.held.slots.remove(cgroup);
         }
         for (cgroup, slot, reservation) in changes.new {
-            if !self.held.0.contains_key(&cgroup) {
+            if !self.held.slots.contains_key(&cgroup) {
                 // Its bucket is full as it is filled for the first time.
                 let empty = vec![0; self.buckets.value_bytes()];
                 self.buckets.set(&slot.to_ne_bytes(), &empty)?;
             }
             write(&self.reserved, slot, cgroup, reservation)?;
-            let slots = self.held.most().max(slot) + 1;
-            self.head.set(&0u32.to_ne_bytes(), &Head { slots, pad: 0 }.to_bytes())?;
+            if let Some(slots) = self.held.grow(slot) {
+                self.head.set(&0u32.to_ne_bytes(), &Head { slots, pad: 0 }.to_bytes())?;
+            }
             self.slots.set(&cgroup.to_ne_bytes(), &slot.to_ne_bytes())?;
-            self.held.0.insert(cgroup, (slot, reservation));
+            self.held.slots.insert(cgroup, (slot, reservation));
         }
         Ok(containers.len() - chosen.len())
     }
@@ -171,7 +178,11 @@ fn largest(containers: &BTreeMap<u64, Reservation>) -> BTreeMap<u64, Reservation
 
 /// Containers with a slot, by the id of their cgroup.
 #[derive(Debug, Default)]
-struct Held(BTreeMap<u64, (u32, Reservation)>);
+struct Held {
+    slots: BTreeMap<u64, (u32, Reservation)>,
+    /// The largest slot that was ever in use.
+    most: u32,
+}
 
 /// What is to be done for other reservations.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -182,9 +193,12 @@ struct Changes {
 }
 
 impl Held {
-    /// The largest slot in use.
-    fn most(&self) -> u32 {
-        self.0.values().map(|(slot, _)| *slot).max().unwrap_or(HOST)
+    /// The number of slots that the dispatcher looks at from now on, if it changes with this one. The number never
+    /// falls, because tasks may wait in a slot that was given up.
+    fn grow(&mut self, slot: u32) -> Option<u32> {
+        let grows = slot > self.most;
+        self.most = self.most.max(slot);
+        grows.then_some(slot + 1)
     }
 
     /// Tasks may wait in a slot that was given up. They run from there, on behalf of the container that they belong to,
@@ -192,7 +206,7 @@ impl Held {
     fn change(&self, wanted: &BTreeMap<u64, Reservation>) -> Changes {
         let mut changes = Changes::default();
         let mut taken = BTreeSet::new();
-        for (cgroup, (slot, _)) in &self.0 {
+        for (cgroup, (slot, _)) in &self.slots {
             match wanted.contains_key(cgroup) {
                 true => drop(taken.insert(*slot)),
                 false => changes.gone.push((*cgroup, *slot)),
@@ -200,7 +214,7 @@ impl Held {
         }
         let mut free = (HOST + 1..RESERVED_MAX).filter(|slot| !taken.contains(slot));
         for (cgroup, reservation) in wanted {
-            let slot = match self.0.get(cgroup) {
+            let slot = match self.slots.get(cgroup) {
                 Some((_, same)) if same == reservation => continue,
                 Some((slot, _)) => Some(*slot),
                 None => free.next(),
@@ -241,8 +255,8 @@ mod tests {
         };
         let first = held.change(&wanted(&[(7, 100), (9, 200)]));
         assert_eq!(first.new, [(7, 1, reserved(100)), (9, 2, reserved(200))]);
-        held.0 = first.new.into_iter().map(|(cgroup, slot, it)| (cgroup, (slot, it))).collect();
-        assert_eq!(held.most(), 2);
+        held.slots = first.new.into_iter().map(|(cgroup, slot, it)| (cgroup, (slot, it))).collect();
+        assert_eq!([held.grow(1), held.grow(2), held.grow(1)], [Some(2), Some(3), None]);
         assert_eq!(held.change(&wanted(&[(7, 100), (9, 200)])), Changes::default());
         let next = held.change(&wanted(&[(8, 300), (9, 250)]));
         assert_eq!(next.gone, [(7, 1)]);
@@ -260,9 +274,10 @@ mod tests {
     #[test]
     fn root_kernel_runs_the_scheduler_where_it_has_sched_ext() {
         let state = || std::fs::read_to_string("/sys/kernel/sched_ext/state").unwrap_or_default();
-        match Scheduler::load(2, 1, reserved(100)) {
+        match Scheduler::load("dormouse", 1, reserved(100)) {
             Ok(mut scheduler) => {
                 assert_eq!(state().trim(), "enabled");
+                assert_eq!(scheduler.reserved.capacity, RESERVED_MAX);
                 let containers = [(u64::MAX, reserved(100))].into_iter().collect();
                 assert_eq!(scheduler.reserve(reserved(50), &containers).unwrap(), 0);
                 assert_eq!(scheduler.reserve(reserved(50), &BTreeMap::new()).unwrap(), 0);

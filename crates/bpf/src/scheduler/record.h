@@ -8,12 +8,15 @@
 #define DM_SCHEDULER_RESERVED 256
 /* LIMIT: CPUs, the most that a kernel is built for. */
 #define DM_SCHEDULER_CPUS 8192
+/* Bytes of the name of a cgroup, with its zero. */
+#define DM_SCHEDULER_NAME 64
 /* Bytes of the kernel's reason for an end, with its zero. */
 #define DM_SCHEDULER_REASON 128
 
 struct dm_scheduler_config {
 	__u32 level; /* depth of a container's cgroup below the root of the v2 hierarchy */
 	__u32 cpus; /* CPUs that can be there */
+	__u8 parent[DM_SCHEDULER_NAME]; /* name of the cgroup above all containers of the instance */
 };
 
 /* A reservation. Slot 0 is that of the host; slots beyond the last used one have a rate of 0. */

@@ -2,22 +2,25 @@
  *
  * Reservations. Each has a bucket of CPU time, as in Linux-VServer (Soltesz et al., EuroSys 2007, section 3.2): it is
  * filled at the rate of the reservation up to DEPTH, and time on a CPU empties it. A container with tokens runs before
- * all others, preempts one without as it wakes up, and pays with tokens. So it gets what is reserved, whatever others
- * do, and time that it slept is repaid up to DEPTH. Without tokens it competes by its share, and pays with that.
+ * all others, preempts one without as it wakes up, and pays with tokens. So it gets what is reserved, also of time that
+ * it slept, up to DEPTH. Without tokens it competes by its share, and pays with that.
  *
  * Shares. All other time is divided by start-time fair queueing (Goyal, Guo and Vin, OSDI 1996): a container is a flow,
  * and a slice of CPU time is its packet. A slice has a start tag, S = max(V - LAG, F), and moves the finish tag F of
  * its container by slice / weight. The slice with the least S runs next, and V is the tag of the last one that began. A
  * container that slept begins at V - LAG: it preempts others as it wakes up, and the rest of its unused share went to
- * them. Without LAG, a thread that is due a whole CPU would wait after each slice. The tags order one queue, so a
- * decision takes O(log n), whatever the number of containers is. Time beyond the slice, or short of it, is made up when
- * the task stops.
+ * them. Without LAG, a thread that is due a whole CPU would wait after each slice. The tags order one queue of the
+ * kernel, a tree, so the number of containers costs little. Time beyond the slice, or short of it, is made up when the
+ * task stops.
  *
  * Limits. A second bucket, filled at quota / period up to quota + burst. The tasks of a container without tokens there
  * wait in a queue that is ordered by the time of their release, which a timer looks at while tasks wait.
  *
  * The host. Its processes together are one more container, with the reservation of the host's part. Threads of the
- * kernel that are bound to one CPU run before everything, and are not charged.
+ * kernel that are bound to one CPU preempt all others there, and are not charged.
+ *
+ * Containers are the cgroups of one level whose parent has the name of the instance. The kernel announces each with its
+ * contract before a task can be in it; every other cgroup is the host.
  *
  * Contracts. The kernel calls the scheduler with the weight, quota and idleness of a cgroup when it is made and when
  * they change, so they hold for every container from its first instruction on. The loader writes reservations.
@@ -27,15 +30,17 @@
  *
  * Rescue. The kernel ends a scheduler that lets a task wait for 30 seconds, and a container with many busy threads and
  * little share would have that effect. So a task that waited for PATIENCE runs once, for a tick at most, at the expense
- * of its container. LIMIT: RESCUES a second and CPU.
+ * of its container, behind tasks with tokens and before all others. LIMIT: RESCUES for each look and CPU.
  *
  * An error, or the end of the loader, makes the kernel return to its own scheduler, where weights and quotas of cgroups
  * hold.
  *
  * LIMIT: nice values, and weights of cgroups inside of a container, have no effect.
- * LIMIT: quotas are counted over time, not by periods, and with the resolution of the kernel's tick.
+ * LIMIT: quotas are counted over time, not by periods, and with the resolution of the kernel's tick. Those of cgroups
+ * that are no container have no effect.
+ * LIMIT: the kernel walks over tasks of a queue that are bound to other CPUs. Thousands of them cost every decision.
  *
- * KERNEL(6.19): scx_bpf_dsq_peek, cgroup_set_idle. */
+ * KERNEL(6.19): scx_bpf_dsq_peek, cgroup_set_idle. KERNEL(7.3): scx_bpf_dsq_insert_vtime may be removed later. */
 #include <linux/types.h>
 /* Headers before Linux 6.4 do not have this type. */
 #define bpf_iter_num bpf_iter_num_of_header
@@ -59,15 +64,16 @@ typedef _Bool bool;
 /* Time between looks at tasks that have reached a limit. */
 #define LOOK_NS (2 * MS)
 /* Time between looks at tasks that wait for long. */
-#define WATCH_NS (1000 * MS)
+#define WATCH_NS (125 * MS)
 #define PATIENCE_S 20
-#define RESCUES 64
+#define RESCUES 8
 /* How far a container stays behind the others at most, in virtual time, while it does not use its share. */
 #define LAG_NS (2 * SLICE_NS)
 /* A task that wakes up preempts one that is so much ahead of it, in virtual time. */
 #define AHEAD_NS (1 * MS)
 #define DEFAULT_WEIGHT 100
 #define NO_QUOTA (~0ULL)
+#define NO_LIMIT (1LL << 62)
 
 /* Queues. Those of slots begin at SLOTS. */
 #define SHARED 1
@@ -78,6 +84,7 @@ typedef _Bool bool;
 
 /* Constants of kernel/sched/ext.c. */
 #define SCX_DSQ_LOCAL 0x8000000000000002ULL
+#define SCX_ENQ_PREEMPT (1ULL << 32)
 #define SCX_ENQ_LAST (1ULL << 41)
 #define SCX_KICK_IDLE 1ULL
 #define SCX_KICK_PREEMPT 2ULL
@@ -90,6 +97,9 @@ typedef _Bool bool;
 const volatile struct dm_scheduler_config config SEC(".rodata.config") = {};
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct kernfs_node___name {
+	const char *name;
+};
 struct cpumask {
 	unsigned long bits[1];
 };
@@ -158,7 +168,7 @@ struct bpf_iter_num {
  * zero. So they are declared with a number, of which `is` looks at one byte. */
 #define is(number) (((number) & 0xff) != 0)
 extern void scx_bpf_dsq_insert(struct task_struct *, __u64, __u64, __u64) __ksym;
-/* Its follower since Linux 6.19, __scx_bpf_dsq_insert_vtime, has a name for which clang records no type. */
+/* The successor since Linux 6.19, __scx_bpf_dsq_insert_vtime, has a name for which clang records no type. */
 extern void scx_bpf_dsq_insert_vtime(struct task_struct *, __u64, __u64, __u64, __u64) __ksym;
 extern __u32 scx_bpf_dsq_move_to_local(__u64) __ksym;
 extern void scx_bpf_dsq_move_set_vtime(struct bpf_iter_scx_dsq *, __u64) __ksym;
@@ -174,6 +184,7 @@ extern __s32 scx_bpf_task_cpu(const struct task_struct *) __ksym;
 extern __u32 scx_bpf_task_set_slice(struct task_struct *, __u64) __ksym;
 extern __u32 scx_bpf_task_set_dsq_vtime(struct task_struct *, __u64) __ksym;
 extern __s32 scx_bpf_select_cpu_dfl(struct task_struct *, __s32, __u64, bool *) __ksym;
+extern __s32 scx_bpf_pick_idle_cpu(const struct cpumask *, __u64) __ksym;
 extern __s32 scx_bpf_create_dsq(__u64, __s32) __ksym;
 extern __u32 bpf_cpumask_test_cpu(__u32, const struct cpumask *) __ksym;
 extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *, __u64, __u64) __ksym;
@@ -209,7 +220,7 @@ struct bucket {
 /* The task that runs on a CPU. */
 struct on_cpu {
 	__u64 charged_ns; /* its CPU time that was charged */
-	__u64 since_ns; /* when its slice began */
+	__u64 since_ns; /* when its slice began; 0: no task has run there */
 	__u64 tag; /* the start tag of that */
 	__u64 weight; /* 0: it has no share, and gives way to all others */
 	__u64 granted; /* its slice is in the finish tag of its container already */
@@ -283,8 +294,9 @@ struct {
 	__type(value, struct timer);
 } dm_timers SEC(".maps");
 
-/* V. Two CPUs that write it at once lose one of two tags that are a slice apart at most. */
-static __u64 virtual_ns;
+/* V. Of two CPUs that write it at once, one may set it back to its own tag, until the next slice begins. A tag of 0 is
+ * none. */
+static __u64 virtual_ns = 1000 * LAG_NS;
 static __u32 is_looking;
 static __u32 is_watching;
 /* The last look at tasks that wait for long: time, and jiffies. */
@@ -308,27 +320,13 @@ static __always_inline bool is_before(__u64 a, __u64 b)
 
 /* ---- containers ---- */
 
-static __always_inline struct flow *flow_of(__u64 cgroup)
-{
-	struct flow *flow = bpf_map_lookup_elem(&dm_flows, &cgroup);
-
-	if (!flow) {
-		/* Its cgroup has no files for CPU time. */
-		struct flow new = { .weight = DEFAULT_WEIGHT, .quota_us = NO_QUOTA };
-
-		bpf_map_update_elem(&dm_flows, &cgroup, &new, BPF_NOEXIST);
-		flow = bpf_map_lookup_elem(&dm_flows, &cgroup);
-	}
-	return flow;
-}
-
 static __always_inline void find(struct task_struct *p, struct place *place)
 {
 	__u64 cgroup = dm_container_of(BPF_CORE_READ(p, cgroups, dfl_cgrp), config.level);
 	__u32 *slot, host = 0;
 
-	place->flow = cgroup ? flow_of(cgroup) : 0;
-	slot = cgroup ? bpf_map_lookup_elem(&dm_slots, &cgroup) : &host;
+	place->flow = cgroup ? bpf_map_lookup_elem(&dm_flows, &cgroup) : 0;
+	slot = place->flow ? bpf_map_lookup_elem(&dm_slots, &cgroup) : &host;
 	place->slot = slot ? *slot : 0;
 	place->reserved = slot ? bpf_map_lookup_elem(&dm_reserved, &place->slot) : 0;
 	place->bucket = slot ? bpf_map_lookup_elem(&dm_buckets, &place->slot) : 0;
@@ -336,24 +334,26 @@ static __always_inline void find(struct task_struct *p, struct place *place)
 		place->reserved = 0;
 }
 
-/* Its tasks are in the common queue, by their tags. */
+/* The tasks of such a container are in the common queue, by their tags. */
 static __always_inline bool is_by_tags(struct place *place)
 {
 	return place->flow && !place->reserved && !place->flow->is_idle;
 }
 
-/* A thread of the kernel that can run on one CPU alone, and works for everybody there. */
+/* A thread of the kernel that can run on one CPU alone, and works for all tasks there. */
 static __always_inline bool is_bound(struct task_struct *p)
 {
 	return p->nr_cpus_allowed == 1 && (p->flags & PF_KTHREAD);
 }
 
-/* CPU time of a rate, `part` of `whole`, for at most a second. */
+/* CPU time of a rate, `part` of `whole`, for at most a minute. */
 static __always_inline __u64 earned(__u64 passed_ns, __u64 part, __u64 whole)
 {
-	if (passed_ns > 1000 * MS)
-		passed_ns = 1000 * MS;
-	return passed_ns * part / whole;
+	if (passed_ns <= 1000 * MS)
+		return passed_ns * part / whole;
+	if (passed_ns > 60000 * MS)
+		passed_ns = 60000 * MS;
+	return passed_ns / 1000 * part / whole * 1000;
 }
 
 /* Fills the bucket of a reservation, and returns its tokens. */
@@ -375,13 +375,13 @@ static __always_inline __s64 tokens_of(struct bucket *bucket, __u32 milli, __u64
 	return tokens;
 }
 
-/* Fills the bucket of a limit, and returns whether it is empty. */
-static __always_inline bool is_at_limit(struct flow *flow, __u64 now)
+/* Fills the bucket of a limit, and returns its tokens. */
+static __always_inline __s64 limit_tokens_of(struct flow *flow, __u64 now)
 {
 	__s64 most, tokens;
 
 	if (!flow || flow->quota_us == NO_QUOTA)
-		return 0;
+		return NO_LIMIT;
 	bpf_spin_lock(&flow->lock);
 	most = (flow->quota_us + flow->burst_us) * 1000;
 	if (is_before(flow->filled_ns, now)) {
@@ -392,17 +392,22 @@ static __always_inline bool is_at_limit(struct flow *flow, __u64 now)
 	}
 	tokens = flow->tokens;
 	bpf_spin_unlock(&flow->lock);
-	return tokens <= 0;
+	return tokens;
 }
 
-/* When a container at its limit has tokens for some time again. */
-static __always_inline __u64 release_ns(struct flow *flow, __u64 now)
+static __always_inline bool is_at_limit(struct flow *flow, __u64 now)
+{
+	return limit_tokens_of(flow, now) <= 0;
+}
+
+/* When a container at its limit, with `tokens` of at most 0, has tokens for some time again. */
+static __always_inline __u64 release_ns(struct flow *flow, __s64 tokens, __u64 now)
 {
 	__u64 wanted = flow->quota_us * 1000, quota_us = flow->quota_us ?: 1;
 
 	if (wanted > SLICE_NS)
 		wanted = SLICE_NS;
-	return now + (wanted - flow->tokens) / 1000 * flow->period_us / quota_us * 1000;
+	return now + (wanted - tokens) / 1000 * flow->period_us / quota_us * 1000;
 }
 
 /* ---- time ---- */
@@ -514,6 +519,7 @@ static int look(void *map, __u32 *key, struct timer *timer)
 	struct task_struct *p;
 	__s32 cpu;
 
+	is_looking = 0;
 	bpf_iter_scx_dsq_new(&it, LIMITED, 0);
 	while ((p = bpf_iter_scx_dsq_next(&it))) {
 		struct place place;
@@ -531,7 +537,6 @@ static int look(void *map, __u32 *key, struct timer *timer)
 	bpf_iter_scx_dsq_destroy(&it);
 	bpf_for(cpu, 0, config.cpus)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
-	is_looking = 0;
 	if (scx_bpf_dsq_nr_queued(LIMITED) > 0)
 		look_soon();
 	return 0;
@@ -545,10 +550,18 @@ static __always_inline void rescue(__u64 queue, __u64 since)
 
 	bpf_iter_scx_dsq_new(&it, queue, 0);
 	while ((p = bpf_iter_scx_dsq_next(&it)) && rescues_left > 0) {
+		struct place place;
+		__u64 tag = p->scx.dsq_vtime;
+
 		if (!is_before(p->scx.runnable_at, since))
 			continue;
+		if (queue != SHARED) {
+			find(p, &place);
+			tag = is_by_tags(&place) ? grant(place.flow) : 0;
+		}
 		scx_bpf_dsq_move_set_slice(&it, IDLE_SLICE_NS);
-		if (is(scx_bpf_dsq_move(&it, p, RESCUE, 0)))
+		scx_bpf_dsq_move_set_vtime(&it, tag);
+		if (is(scx_bpf_dsq_move_vtime(&it, p, RESCUE, 0)))
 			rescues_left--;
 	}
 	bpf_iter_scx_dsq_destroy(&it);
@@ -625,7 +638,7 @@ static __always_inline void preempt_for(struct task_struct *p, __u64 tag, bool h
 		struct on_cpu *on_cpu = bpf_map_lookup_elem(&dm_cpus, &key);
 		__u64 by_now;
 
-		if (!on_cpu || on_cpu->has_tokens || !is(bpf_cpumask_test_cpu(cpu, p->cpus_ptr)))
+		if (!on_cpu || !on_cpu->since_ns || on_cpu->has_tokens || !is(bpf_cpumask_test_cpu(cpu, p->cpus_ptr)))
 			continue;
 		if (!on_cpu->weight) {
 			chosen = cpu;
@@ -644,32 +657,51 @@ static __always_inline void preempt_for(struct task_struct *p, __u64 tag, bool h
 		scx_bpf_kick_cpu(chosen, SCX_KICK_PREEMPT);
 }
 
+/* A task that was put back, while a CPU that it may use is idle, runs there. */
+static __always_inline void wake_idle_for(struct task_struct *p)
+{
+	__s32 cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+
+	if (cpu >= 0)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+}
+
 SEC("struct_ops/dm_enqueue")
 void BPF_PROG(dm_enqueue, struct task_struct *p, __u64 flags)
 {
+	bool is_back = is(scx_bpf_task_running(p));
 	__u64 now = bpf_ktime_get_ns();
 	struct place place;
+	__s64 limit_tokens;
 
 	if (is_bound(p)) {
+		flags |= is_back ? 0 : SCX_ENQ_PREEMPT;
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_NS, flags);
 		return;
 	}
 	find(p, &place);
 	watch();
+	limit_tokens = limit_tokens_of(place.flow, now);
 	if (place.reserved) {
 		__u32 milli = place.reserved->reserve_milli;
+		__u64 tag = start_of(place.bucket->finish);
 
 		/* The dispatcher looks at the limit. */
 		scx_bpf_dsq_insert(p, SLOTS + place.slot, SLICE_NS, flags);
-		if (!is(scx_bpf_task_running(p)))
-			preempt_for(p, start_of(place.bucket->finish),
-				    tokens_of(place.bucket, milli, now) > 0, now);
-		else if (flags & SCX_ENQ_LAST)
+		if (flags & SCX_ENQ_LAST)
 			scx_bpf_kick_cpu(scx_bpf_task_cpu(p), 0);
+		else if (limit_tokens <= 0)
+			look_soon();
+		else if (is_back)
+			wake_idle_for(p);
+		else
+			preempt_for(p, tag, tokens_of(place.bucket, milli, now) > 0, now);
 	} else if (!place.flow) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_NS, flags);
-	} else if (is_at_limit(place.flow, now)) {
-		scx_bpf_dsq_insert_vtime(p, LIMITED, SLICE_NS, release_ns(place.flow, now), flags);
+	} else if (limit_tokens <= 0) {
+		__u64 release = release_ns(place.flow, limit_tokens, now);
+
+		scx_bpf_dsq_insert_vtime(p, LIMITED, SLICE_NS, release, flags);
 		look_soon();
 	} else if (flags & SCX_ENQ_LAST) {
 		insert_here(p, &place, flags);
@@ -679,7 +711,9 @@ void BPF_PROG(dm_enqueue, struct task_struct *p, __u64 flags)
 		__u64 tag = grant(place.flow);
 
 		scx_bpf_dsq_insert_vtime(p, SHARED, SLICE_NS, tag, flags);
-		if (!is(scx_bpf_task_running(p)))
+		if (is_back)
+			wake_idle_for(p);
+		else
 			preempt_for(p, tag, 0, now);
 	}
 }
@@ -691,6 +725,16 @@ struct candidates {
 	__s64 tokens;
 	__u64 tag;
 };
+
+/* Whether the tasks of a slot have to wait; the timer looks at it again. */
+static __always_inline bool slot_is_at_limit(struct dm_scheduler_reserved *reserved, __u64 now)
+{
+	if (!reserved->cgroup ||
+	    !is_at_limit(bpf_map_lookup_elem(&dm_flows, &reserved->cgroup), now))
+		return 0;
+	look_soon();
+	return 1;
+}
 
 /* Compares the containers with a slot that have waiting tasks. */
 static __always_inline void look_at_slots(struct candidates *best, __u32 slots, __u64 now)
@@ -708,13 +752,8 @@ static __always_inline void look_at_slots(struct candidates *best, __u32 slots, 
 			continue;
 		reserved = bpf_map_lookup_elem(&dm_reserved, &key);
 		bucket = bpf_map_lookup_elem(&dm_buckets, &key);
-		if (!reserved || !bucket)
+		if (!reserved || !bucket || slot_is_at_limit(reserved, now))
 			continue;
-		if (reserved->cgroup &&
-		    is_at_limit(bpf_map_lookup_elem(&dm_flows, &reserved->cgroup), now)) {
-			look_soon();
-			continue;
-		}
 		tokens = tokens_of(bucket, reserved->reserve_milli, now);
 		tag = start_of(bucket->finish);
 		if (tokens > best->tokens) {
@@ -725,6 +764,30 @@ static __always_inline void look_at_slots(struct candidates *best, __u32 slots, 
 			best->tag = tag;
 		}
 	}
+}
+
+/* Runs a task of any slot, with tokens or without: those of the chosen ones may be bound to other CPUs. */
+static __always_inline bool move_from_slots(__u32 slots, bool needs_tokens, __u64 now)
+{
+	__s32 slot;
+
+	bpf_for(slot, 0, slots) {
+		__u32 key = slot;
+		struct dm_scheduler_reserved *reserved;
+		struct bucket *bucket;
+
+		if (scx_bpf_dsq_nr_queued(SLOTS + key) <= 0)
+			continue;
+		reserved = bpf_map_lookup_elem(&dm_reserved, &key);
+		bucket = bpf_map_lookup_elem(&dm_buckets, &key);
+		if (!reserved || !bucket || slot_is_at_limit(reserved, now))
+			continue;
+		if (needs_tokens && tokens_of(bucket, reserved->reserve_milli, now) <= 0)
+			continue;
+		if (is(scx_bpf_dsq_move_to_local(SLOTS + key)))
+			return 1;
+	}
+	return 0;
 }
 
 /* Has the task on this CPU run on. */
@@ -746,6 +809,7 @@ void BPF_PROG(dm_dispatch, __s32 cpu, struct task_struct *prev)
 	struct candidates best = { .by_tokens = -1, .by_share = -1 };
 	__u64 now = bpf_ktime_get_ns(), prev_tag = 0;
 	bool prev_competes = 0;
+	__s64 prev_tokens = 0;
 	struct dm_scheduler_head *head;
 	struct task_struct *first;
 	struct place place;
@@ -755,21 +819,14 @@ void BPF_PROG(dm_dispatch, __s32 cpu, struct task_struct *prev)
 	slots = head ? head->slots : 0;
 	if (slots > DM_SCHEDULER_RESERVED)
 		slots = DM_SCHEDULER_RESERVED;
-	if (is(scx_bpf_dsq_move_to_local(RESCUE)))
-		return;
 	look_at_slots(&best, slots, now);
 	if (prev && prev->scx.flags & SCX_TASK_QUEUED && !is_bound(prev)) {
 		find(prev, &place);
 		charge(prev, &place);
 		if (is_at_limit(place.flow, now)) {
-			/* It waits. */
+			/* This task waits. */
 		} else if (place.reserved) {
-			__s64 tokens = tokens_of(place.bucket, place.reserved->reserve_milli, now);
-
-			if (tokens > 0 && tokens >= best.tokens) {
-				keep(prev, 0, 1, now);
-				return;
-			}
+			prev_tokens = tokens_of(place.bucket, place.reserved->reserve_milli, now);
 			prev_competes = 1;
 			prev_tag = start_of(place.bucket->finish);
 		} else if (is_by_tags(&place)) {
@@ -777,8 +834,20 @@ void BPF_PROG(dm_dispatch, __s32 cpu, struct task_struct *prev)
 			prev_tag = start_of(place.flow->finish);
 		}
 	}
-	if (best.by_tokens >= 0 && is(scx_bpf_dsq_move_to_local(SLOTS + best.by_tokens)))
+	/* By tokens. */
+	if (best.by_tokens >= 0 && best.tokens > prev_tokens) {
+		if (is(scx_bpf_dsq_move_to_local(SLOTS + best.by_tokens)))
+			return;
+		if (prev_tokens <= 0 && move_from_slots(slots, 1, now))
+			return;
+	}
+	if (prev_tokens > 0) {
+		keep(prev, 0, 1, now);
 		return;
+	}
+	if (is(scx_bpf_dsq_move_to_local(RESCUE)))
+		return;
+	/* By share. */
 	first = scx_bpf_dsq_peek(SHARED);
 	if (prev_competes && (!first || !is_before(first->scx.dsq_vtime, prev_tag)) &&
 	    (best.by_share < 0 || !is_before(best.tag, prev_tag))) {
@@ -789,13 +858,12 @@ void BPF_PROG(dm_dispatch, __s32 cpu, struct task_struct *prev)
 	if (best.by_share >= 0 && (!first || !is_before(first->scx.dsq_vtime, best.tag)) &&
 	    is(scx_bpf_dsq_move_to_local(SLOTS + best.by_share)))
 		return;
-	if (is(scx_bpf_dsq_move_to_local(SHARED)))
+	if (is(scx_bpf_dsq_move_to_local(SHARED)) || move_from_slots(slots, 0, now))
 		return;
-	/* The tasks of the chosen containers may be bound to other CPUs. */
-	bpf_for(cpu, 0, slots)
-		if (cpu != best.by_tokens && is(scx_bpf_dsq_move_to_local(SLOTS + cpu)))
-			return;
-	scx_bpf_dsq_move_to_local(IDLE);
+	if (prev_competes)
+		keep(prev, prev_tag, 0, now);
+	else
+		scx_bpf_dsq_move_to_local(IDLE);
 }
 
 SEC("struct_ops/dm_tick")
@@ -827,20 +895,22 @@ void BPF_PROG(dm_running, struct task_struct *p)
 	find(p, &place);
 	on_cpu->charged_ns = p->se.sum_exec_runtime;
 	on_cpu->since_ns = now;
-	on_cpu->granted = is_by_tags(&place);
+	/* A task that was put back on this CPU without dm_enqueue has no tag. */
+	on_cpu->granted = is_by_tags(&place) && p->scx.dsq_vtime;
 	on_cpu->has_tokens = is_bound(p);
 	on_cpu->weight = 0;
 	if (is_by_tags(&place)) {
 		on_cpu->weight = place.flow->weight;
-		on_cpu->tag = p->scx.dsq_vtime;
+		on_cpu->tag = on_cpu->granted ? p->scx.dsq_vtime : start_of(place.flow->finish);
 		have_begun(on_cpu->tag);
 	} else if (place.reserved && !is_bound(p)) {
 		on_cpu->weight = place.reserved->weight;
-		on_cpu->tag = place.bucket->finish;
+		on_cpu->tag = start_of(place.bucket->finish);
 		on_cpu->has_tokens = tokens_of(place.bucket, place.reserved->reserve_milli, now) > 0;
 		if (!on_cpu->has_tokens)
 			have_begun(on_cpu->tag);
 	}
+	scx_bpf_task_set_dsq_vtime(p, 0);
 }
 
 SEC("struct_ops/dm_stopping")
@@ -852,11 +922,32 @@ void BPF_PROG(dm_stopping, struct task_struct *p, bool is_runnable)
 	charge(p, &place);
 }
 
+/* Whether a cgroup is that of a container of this instance, by its level and the name of its parent. */
+static __always_inline bool is_container(struct cgroup *cgroup)
+{
+	char name[DM_SCHEDULER_NAME] = {};
+	struct kernfs_node___name *node;
+	struct cgroup *parent = 0;
+	__u32 level = config.level;
+	__s32 n;
+
+	if (!level || cgroup->level != (int)level)
+		return 0;
+	if (bpf_probe_read_kernel(&parent, sizeof(parent), cgroup->ancestors + level - 1) || !parent)
+		return 0;
+	node = (struct kernfs_node___name *)BPF_CORE_READ(parent, kn);
+	bpf_probe_read_kernel_str(name, sizeof(name), BPF_CORE_READ(node, name));
+	for (n = 0; n < DM_SCHEDULER_NAME; n++)
+		if (name[n] != config.parent[n])
+			return 0;
+	return 1;
+}
+
 static __always_inline struct flow *flow_at(struct cgroup *cgroup)
 {
-	if (cgroup->level != (int)config.level)
-		return 0;
-	return flow_of(cgroup->kn->id);
+	__u64 id = cgroup->kn->id;
+
+	return bpf_map_lookup_elem(&dm_flows, &id);
 }
 
 static __always_inline void limit(struct flow *flow, __u64 period_us, __u64 quota_us, __u64 burst_us)
@@ -871,13 +962,18 @@ static __always_inline void limit(struct flow *flow, __u64 period_us, __u64 quot
 SEC("struct_ops.s/dm_cgroup_init")
 __s32 BPF_PROG(dm_cgroup_init, struct cgroup *cgroup, struct scx_cgroup_init_args *args)
 {
-	struct flow *flow = flow_at(cgroup);
+	struct flow flow = {
+		.weight = args->weight,
+		.is_idle = args->sched_idle,
+		.quota_us = args->bw_quota_us,
+		.period_us = args->bw_period_us,
+		.burst_us = args->bw_burst_us,
+	};
+	__u64 id = cgroup->kn->id;
 
-	if (!flow)
-		return 0;
-	flow->weight = args->weight;
-	flow->is_idle = args->sched_idle;
-	limit(flow, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
+	/* With an error the cgroup could not be made. LIMIT: a container that finds no room is a part of the host. */
+	if (is_container(cgroup))
+		bpf_map_update_elem(&dm_flows, &id, &flow, BPF_ANY);
 	return 0;
 }
 

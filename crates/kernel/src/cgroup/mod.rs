@@ -78,7 +78,7 @@ pub use self::guarantee::{LimitSet, MemoryShare, ParentMemory, exists};
 pub use self::images::ChargingImages;
 pub use self::parts::{Device, MemoryParts};
 pub use self::quota::CpuQuota;
-pub use self::share::{CpuShare, count_cpus, online_cpus, shares_of_weight};
+pub use self::share::{CpuShare, count_cpus, cpu_is_v2, online_cpus, shares_of_weight};
 pub use self::stats::Stats;
 pub use self::supply::{Held, Supplies, Supply};
 pub use self::tree::{Forest, Tree};

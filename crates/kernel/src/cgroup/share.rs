@@ -18,6 +18,7 @@ use rustix::fs::OFlags;
 use super::dir::{Dir, field};
 use super::error::CgroupError;
 use super::limit::{self, Host as _, Version};
+use super::mounts::Mounts;
 use super::{Controllers, Hierarchy, check_name};
 use crate::error::{CallError, Explain, Result as CallResult};
 use crate::proc;
@@ -30,6 +31,8 @@ const SHARES_MAX: u32 = 102_400;
 const V1_SHARES_MAX: u64 = 262_144;
 /// Bytes read of `cpu.stat`, which has some 300.
 const STAT_BYTES: usize = 2048;
+/// The list of controllers has some 80.
+const CONTROLLERS_BYTES: usize = 4096;
 
 /// CPU time and weight of one container, through descriptors that stay open.
 #[derive(Debug)]
@@ -238,6 +241,14 @@ impl Hierarchy {
 /// The shares of a `cpu.weight`.
 pub fn shares_of_weight(weight: u32) -> u32 {
     limit::shares(weight) as u32
+}
+
+/// Whether the cpu controller is one of cgroup v2.
+pub fn cpu_is_v2() -> Result<bool, CgroupError> {
+    let Some(v2) = Mounts::find(None)?.v2 else { return Ok(false) };
+    let controllers = proc::read_text(v2.join("cgroup.controllers"), CONTROLLERS_BYTES);
+    let controllers = controllers.map_err(CgroupError::Read)?;
+    Ok(controllers.split_whitespace().any(|name| name == "cpu"))
 }
 
 /// The number of CPUs that are online.

@@ -28,8 +28,10 @@ pub(super) fn request_socket(scratch: &Scratch) -> Probed {
 
 /// A kernel without sched_ext has none of its functions.
 pub(super) fn scheduler(scratch: &Scratch) -> Probed {
-    if table(scratch)?.find(FUNC, "scx_bpf_dsq_peek").is_none() {
-        return lack("the kernel has no scx_bpf_dsq_peek");
+    for name in ["scx_bpf_dsq_peek", "scx_bpf_dsq_insert_vtime"] {
+        if table(scratch)?.find(FUNC, name).is_none() {
+            return lack(format!("the kernel has no {name}"));
+        }
     }
     match std::fs::read_to_string("/sys/kernel/sched_ext/state") {
         Ok(state) => Ok(state.trim().to_owned()),

@@ -484,7 +484,7 @@ static FEATURES: &[Feature] = &[
         "CPU contracts by a scheduler of our own (`cpu-scheduler = \"sched_ext\"`)",
         (
             "the kernel's scheduler, by weights that the daemon governs",
-            "a reservation that is used at times gets 0.87 to 0.96 of it, and not 0.99",
+            "a reservation that is used at times gets 0.87 to 0.96 of it, and not 0.98 to 0.99",
         ),
         btf::scheduler,
     ),
