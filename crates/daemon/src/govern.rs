@@ -66,7 +66,7 @@ enum Keeping {
     /// The same, although the settings ask for a scheduler: the kernel does not run it. It is tried again at this time.
     WeightsAgain(Option<Instant>),
     /// A scheduler of containers, at which the room looked at this time.
-    Scheduler(Scheduler, Instant),
+    Scheduler(Box<Scheduler>, Instant),
 }
 
 /// The room of contracts.
@@ -196,7 +196,7 @@ impl Governor {
                     say(
                         "all tasks of the host are scheduled by contracts of containers (sched_ext)",
                     );
-                    self.keeping = Keeping::Scheduler(scheduler, now);
+                    self.keeping = Keeping::Scheduler(Box::new(scheduler), now);
                 }
                 Err(e) => self.go_back(&e.with_causes(), None),
             },
