@@ -51,6 +51,7 @@ mod private;
 mod programs;
 mod rounds;
 mod rules;
+mod runner;
 mod scheduler;
 mod security_gates;
 mod services;

@@ -49,6 +49,7 @@ mod option;
 mod output;
 mod quick;
 mod registry;
+mod runner;
 mod session;
 mod signal;
 mod sink;

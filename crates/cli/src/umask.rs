@@ -25,6 +25,11 @@ pub(crate) fn set() {
     CALLERS.store(callers.as_raw_mode(), Ordering::Relaxed);
 }
 
+/// Records the umask of another caller.
+pub(crate) fn set_callers(mask: u32) {
+    CALLERS.store(mask & 0o777, Ordering::Relaxed);
+}
+
 /// Sets the mode of a new file requested by the caller: 0666 without the bits of the caller's umask.
 pub(crate) fn apply(file: &File) -> io::Result<()> {
     let mode = 0o666 & !CALLERS.load(Ordering::Relaxed);

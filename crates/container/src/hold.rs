@@ -83,6 +83,8 @@ pub(crate) fn complete_call(ground: &Ground, calling: Option<Calling>) -> Result
             Ok(0) | Err(_) => Vec::new(),
             Ok(_) => ground.internal("nursery")?,
         },
+        runner: ground.internal("runner")?,
+        runners: settings::runners(&ground.settings()).unwrap_or_default(),
         // A wake does not fail because of unreadable settings: the keeper then stays a second.
         linger: settings::linger(&ground.settings()).unwrap_or_default(),
     };

@@ -4,6 +4,7 @@
 //! ```toml
 //! [keeper]
 //! linger = "10m"   # the keeper and what containers share stay so long after the last container
+//! runners = 0      # processes that execute commands for their callers, at most 16; 0 is none
 //!
 //! [spares]
 //! keep = 0   # parts of containers made ahead while containers come and go, at most 8; 0 is none
@@ -255,6 +256,27 @@ pub(crate) fn host_cpu_milli(path: &Path, all_milli: u32) -> Result<u32> {
 struct KeeperSection {
     #[serde(default)]
     linger: Linger,
+    #[serde(default)]
+    runners: Runners,
+}
+
+/// LIMIT: runners at once. Each has 5 MB, of which 4 are the program's text.
+const RUNNERS_MAX: i64 = 16;
+
+/// A number of runners.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(try_from = "i64")]
+struct Runners(usize);
+
+impl TryFrom<i64> for Runners {
+    type Error = Invalid;
+
+    fn try_from(number: i64) -> std::result::Result<Self, Invalid> {
+        match number {
+            0..=RUNNERS_MAX => Ok(Self(number as usize)),
+            _ => Err(Invalid::new("runners", number.to_string(), "a number from 0 to 16")),
+        }
+    }
 }
 
 /// How long the keeper stays after the last container.
@@ -289,6 +311,11 @@ impl TryFrom<String> for Linger {
 /// Returns how long the keeper stays after the last container.
 pub(crate) fn linger(path: &Path) -> Result<Duration> {
     Ok(read(path)?.keeper.linger.0)
+}
+
+/// Returns how many commands are executed by runners at once.
+pub(crate) fn runners(path: &Path) -> Result<usize> {
+    Ok(read(path)?.keeper.runners.0)
 }
 
 #[derive(Clone, Deserialize, Default)]
@@ -608,6 +635,20 @@ mod tests {
         }
         assert!(read("[keeper]\nlinger = 10\n").is_err());
         assert!(read("[keeper]\nlingers = \"1s\"\n").is_err());
+    }
+
+    #[test]
+    fn number_of_runners_is_at_most_16() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            runners(file.path())
+        };
+        assert_eq!(read("").unwrap(), 0);
+        assert_eq!(read("[keeper]\nrunners = 16\n").unwrap(), 16);
+        for bad in ["17", "-1", "\"3\"", "1.5"] {
+            assert!(read(&format!("[keeper]\nrunners = {bad}\n")).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! ```text
 //! dormouse-keeper --run DIR [--cgroup DIR]... [--linger MILLISECONDS]
 //!                 [--settle WORD]... [--wake WORD]... [--tidy WORD]... [--nursery WORD]...
+//!                 [--runner WORD]... [--runners NUMBER]
 //! ```
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
@@ -8,8 +9,9 @@
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
 //! arguments, one word each, that clean up after a container, `--wake` those that wake one,
-//! `--tidy` what the keeper becomes at its end, `--nursery` those that make spares, `--linger` how long it stays
-//! without work (see [`dormouse_keeper::server`]).
+//! `--tidy` what the keeper becomes at its end, `--nursery` those that make spares, `--runner` those that execute
+//! commands, at most `--runners` of them at once, `--linger` how long it stays without work (see
+//! [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,12 +20,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dormouse_keeper::listener::listen;
+use dormouse_keeper::commands::Commands;
+use dormouse_keeper::listener::{listen, remove};
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::server::{Parts, Server};
 use dormouse_keeper::tiny;
 use dormouse_keeper::vault::Vault;
 use dormouse_kernel::call::{self as kernel, CloneArgs, Cloned};
+use dormouse_launch::keeper::SOCKET;
 use rustix::fs::{Mode, OFlags};
 
 /// Resource number of the limit on descriptors (getrlimit(2)).
@@ -51,6 +55,8 @@ struct Arguments {
     wake: Vec<CString>,
     tidy: Vec<CString>,
     nursery: Vec<CString>,
+    runner: Vec<CString>,
+    runners: usize,
     linger: Duration,
 }
 
@@ -66,12 +72,17 @@ fn arguments() -> Result<Arguments, String> {
                 let ms = value.to_str().and_then(|ms| ms.parse().ok());
                 all.linger = Duration::from_millis(ms.ok_or("--linger is no number")?);
             }
-            Some(list @ ("--settle" | "--wake" | "--tidy" | "--nursery")) => {
+            Some("--runners") => {
+                let number = value.to_str().and_then(|number| number.parse().ok());
+                all.runners = number.ok_or("--runners is no number")?;
+            }
+            Some(list @ ("--settle" | "--wake" | "--tidy" | "--nursery" | "--runner")) => {
                 let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
                 match list {
                     "--settle" => all.settle.push(word),
                     "--wake" => all.wake.push(word),
                     "--nursery" => all.nursery.push(word),
+                    "--runner" => all.runner.push(word),
                     _ => all.tidy.push(word),
                 }
             }
@@ -120,7 +131,14 @@ fn start() -> Result<(), String> {
         cgroup = enter_cgroup(dir)?.or(cgroup);
     }
     heritage.oom_score_adj = lower_oom_score();
-    let listener = listen(&run).map_err(|e| e.to_string())?;
+    let listener = listen(&run, SOCKET).map_err(|e| e.to_string())?;
+    let (name, most) = (dormouse_entry::SOCKET, all.runners);
+    let commands = match most {
+        0 => remove(&run, name).map(|()| None),
+        _ => listen(&run, name).map(Some),
+    };
+    let commands = commands.map_err(|e| e.to_string())?;
+    let commands = commands.map(|listener| Commands { listener, program: all.runner, most });
     let vault = Vault::open(&run).map_err(|e| format!("make the vault's socket: {e}"))?;
     // Any directory will do as the place of a mount that no other process sees; this one is there.
     let outside = tiny::enter(&all.run).map_err(|e| e.to_string())?;
@@ -132,8 +150,19 @@ fn start() -> Result<(), String> {
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
     let Arguments { settle, wake, tidy, nursery, linger, .. } = all;
-    let parts =
-        Parts { run, listener, vault, outside, heritage, settle, wake, tidy, nursery, linger };
+    let parts = Parts {
+        run,
+        listener,
+        vault,
+        outside,
+        heritage,
+        settle,
+        wake,
+        tidy,
+        nursery,
+        commands,
+        linger,
+    };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { into_cgroup, ..CloneArgs::default() }) } {

@@ -36,6 +36,9 @@
 //! start-up of a process. More are started when several containers are called at once; those exit
 //! after a second without work.
 //!
+//! **Commands.** A client at the second socket has its command executed by a *runner*, a process that has finished its
+//! start-up ([`crate::commands`]). The keeper reads nothing there: it gives the connection away.
+//!
 //! **Hostile input.** Only root may connect. An invalid message is answered by `Refused`. The
 //! keeper never blocks on a reply: a client that does not read is disconnected.
 //!
@@ -44,7 +47,7 @@
 //! keepers under, checks once more for a client, unlinks its socket and becomes the tidy program,
 //! which removes resources that no container needs any more.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CString, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Bound;
@@ -68,10 +71,12 @@ use crate::adopted::{Adopted, Gone};
 use crate::alarm::Alarms;
 use crate::birth;
 use crate::call;
+use crate::commands::{self, Commands};
 use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
 use crate::exit::{code_of, write_exit_file};
 use crate::fill::{self, Fill};
+use crate::hand::{Errand, Hand, HandKind, IDLE, Reason, Running, long};
 use crate::heritage::Heritage;
 use crate::output::{Outputs, Target};
 use crate::owner::AsOwner;
@@ -85,18 +90,11 @@ use crate::{Failed, Step};
 /// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
 /// which the others give back.
 const ERRANDS_MAX: usize = 4;
-/// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
-/// that does not answer.
-const LONG_WAKE: Duration = Duration::from_secs(10);
-/// The same for settling, of a large container or on a busy disk.
-const LONG_SETTLE: Duration = Duration::from_secs(1);
 /// LIMIT: processes at once that settle, and as many that wake, with those that last long.
 const LASTING_MAX: usize = 16;
 /// LIMIT: processes at once that settle, with those that wait to restart a container. A process each, because it
 /// restarts its container also after the keeper was killed.
 const SETTLERS_MAX: usize = 512;
-/// Idle time before the keeper, or a waker or settler that is not needed, exits.
-const IDLE: Duration = Duration::from_secs(1);
 /// Interval of the checks of logs.
 const LOOK: Duration = Duration::from_secs(2);
 /// LIMIT: containers whose logs are checked each time; with more, they take turns.
@@ -113,7 +111,8 @@ const WAITS: [u8; 1] = *b"~";
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
-const FIRST_SERIAL: u64 = 2;
+const COMMANDS: u64 = 2;
+const FIRST_SERIAL: u64 = 3;
 
 /// A process that lives.
 #[derive(Debug)]
@@ -130,82 +129,6 @@ struct Unsettled {
     pid: u32,
     id: Id,
     connection: u64,
-}
-
-/// A job of a helper process for a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Errand {
-    Settle(Id),
-    Wake { id: Id, why: Reason, is_second: bool },
-}
-
-impl Errand {
-    fn wake(id: Id, why: Reason) -> Self {
-        Self::Wake { id, why, is_second: false }
-    }
-
-    /// The kind of the process that does it.
-    fn by(self) -> HandKind {
-        match self {
-            Self::Settle(_) => HandKind::Settler,
-            Self::Wake { .. } => HandKind::Waker,
-        }
-    }
-}
-
-/// A job in progress.
-#[derive(Debug, Clone, Copy)]
-struct Running {
-    errand: Errand,
-    since: Instant,
-    /// The container is settled and waits for its restart: no work is done.
-    waits: bool,
-}
-
-/// Reason a container is woken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reason {
-    Called,
-    Timer,
-}
-
-impl Reason {
-    /// The word behind the id.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Called => "called",
-            Self::Timer => "timer",
-        }
-    }
-}
-
-/// A process that wakes or settles containers, one after the other, on request.
-#[derive(Debug)]
-struct Hand {
-    pid: u32,
-    kind: HandKind,
-    /// The other end of its standard input. The process exits when this is closed.
-    requests: OwnedFd,
-    /// When its last errand ended.
-    rests_since: Instant,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HandKind {
-    Waker,
-    Settler,
-    Nursery,
-}
-
-impl Hand {
-    /// Sends its errand; returns false if the process has exited.
-    fn request(&self, errand: Errand) -> bool {
-        let line = match errand {
-            Errand::Settle(id) => format!("{}\n", id.as_str()),
-            Errand::Wake { id, why, .. } => format!("{} {}\n", id.as_str(), why.word()),
-        };
-        rustix::net::send(&self.requests, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
-    }
 }
 
 /// The parts of a keeper, before it runs.
@@ -229,6 +152,8 @@ pub struct Parts {
     pub tidy: Vec<CString>,
     /// Program and arguments of the nursery.
     pub nursery: Vec<CString>,
+    /// Commands that runners execute, if they do.
+    pub commands: Option<Commands>,
     /// How long the keeper stays when nothing is left to keep; less than a second means a second.
     pub linger: Duration,
 }
@@ -266,6 +191,8 @@ pub struct Server {
     errands: HashMap<u32, Running>,
     /// By serial number.
     hands: HashMap<u64, Hand>,
+    /// Runners that execute a command.
+    busy: HashSet<u32>,
     /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
     starts: Starts,
@@ -300,6 +227,7 @@ impl Server {
         };
         add(parts.listener.as_fd(), LISTENER)?;
         add(signals.as_fd(), SIGNALS)?;
+        parts.commands.as_ref().map_or(Ok(()), |it| add(it.listener.as_fd(), COMMANDS))?;
         let mut serial = FIRST_SERIAL;
         let mut outputs = Outputs::default();
         let next = || {
@@ -337,6 +265,7 @@ impl Server {
             queue: VecDeque::new(),
             errands: HashMap::new(),
             hands: HashMap::new(),
+            busy: HashSet::new(),
             next_waker: Instant::now(),
             starts: Starts::default(),
             deaf_until: None,
@@ -361,6 +290,7 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     SIGNALS => self.reap(),
+                    COMMANDS => self.take_command(),
                     serial => self.serve(serial, event.flags),
                 }
             }
@@ -375,6 +305,7 @@ impl Server {
             && self.adopted.is_empty()
             && self.connections.is_empty()
             && self.errands.is_empty()
+            && self.busy.is_empty()
             && self.queue.is_empty()
             && self.custody.is_empty()
             && self.outputs.is_empty()
@@ -552,7 +483,9 @@ impl Server {
                 if !self.is_idle() {
                     return false;
                 }
-                let _ = rustix::fs::unlinkat(&self.parts.run, SOCKET, AtFlags::empty());
+                for name in [SOCKET, dormouse_entry::SOCKET] {
+                    let _ = rustix::fs::unlinkat(&self.parts.run, name, AtFlags::empty());
+                }
                 Vault::leave(&self.parts.run);
                 self.custody.lose_vault();
                 true
@@ -586,10 +519,38 @@ impl Server {
     }
 
     fn listen_again(&mut self) {
-        self.deaf_until = match self.watch(self.parts.listener.as_fd(), LISTENER) {
-            Ok(()) | Err(Errno::EXIST) => None,
-            Err(_) => Some(Instant::now() + AGAIN),
+        let commands = self.parts.commands.as_ref().map(|it| (it.listener.as_fd(), COMMANDS));
+        let mut all = [(self.parts.listener.as_fd(), LISTENER)].into_iter().chain(commands);
+        let listens = |fd, token| matches!(self.watch(fd, token), Ok(()) | Err(Errno::EXIST));
+        let all_listen = all.all(|(fd, token)| listens(fd, token));
+        self.deaf_until = (!all_listen).then(|| Instant::now() + AGAIN);
+    }
+
+    /// Gives a command to a runner at rest. Without one the client executes it by itself. Behind that, a runner is
+    /// started if none is at rest and there is room for another one.
+    fn take_command(&mut self) {
+        let Some(commands) = &self.parts.commands else { return };
+        let client = match commands.accept() {
+            Ok(Some(client)) => client,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                let _ = epoll::delete(&self.epoll, &commands.listener);
+                self.deaf_until = Some(Instant::now() + AGAIN);
+                return;
+            }
+            _ => return,
         };
+        let most = commands.most;
+        let ready = self.at_rest(HandKind::Runner).find(|(_, hand)| hand.give(&client));
+        if let Some(pid) = ready.map(|(_, hand)| hand.pid) {
+            commands::taken(&client, pid);
+            self.busy.insert(pid);
+        }
+        drop(client);
+        let is_runner = |hand: &&Hand| hand.kind == HandKind::Runner;
+        let has_room = self.hands.values().filter(is_runner).count() < most;
+        if has_room && self.at_rest(HandKind::Runner).next().is_none() {
+            let _ = self.make_hand(HandKind::Runner); // commands do not depend on it
+        }
     }
 
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Errno> {
@@ -1133,6 +1094,7 @@ impl Server {
         if code_of(status).1 == libc::SIGKILL {
             self.starts.note_use(pid);
         }
+        self.busy.remove(&pid);
         if let Some(Running { errand, .. }) = self.errands.remove(&pid) {
             let is_killed = code_of(status).1 == libc::SIGKILL;
             self.dismiss(|hand| hand.pid == pid);
@@ -1271,7 +1233,7 @@ impl Server {
         self.queue.iter().position(|errand| match errand.by() {
             HandKind::Waker => wake,
             HandKind::Settler => settle,
-            HandKind::Nursery => false, // it has no errands
+            HandKind::Nursery | HandKind::Runner => false, // they have no errands
         })
     }
 
@@ -1286,7 +1248,8 @@ impl Server {
     /// Hands of a kind that have nothing to do, by their serial numbers.
     fn at_rest(&self, kind: HandKind) -> impl Iterator<Item = (u64, &Hand)> {
         let rests = move |(_, hand): &(&u64, &Hand)| {
-            hand.kind == kind && !self.errands.contains_key(&hand.pid)
+            let works = self.errands.contains_key(&hand.pid) || self.busy.contains(&hand.pid);
+            hand.kind == kind && !works
         };
         self.hands.iter().filter(rests).map(|(serial, hand)| (*serial, hand))
     }
@@ -1295,17 +1258,18 @@ impl Server {
     fn spare(&self) -> impl Iterator<Item = &Hand> {
         let kept = usize::from(!self.custody.is_empty());
         let spare = self.at_rest(HandKind::Waker).skip(kept);
-        spare.chain(self.at_rest(HandKind::Settler)).map(|(_, hand)| hand)
+        let others = [HandKind::Settler, HandKind::Runner].into_iter();
+        spare.chain(others.flat_map(|kind| self.at_rest(kind))).map(|(_, hand)| hand)
     }
 
     /// When the next of them has rested for long enough.
     fn next_rest(&self) -> Option<Instant> {
-        self.spare().map(|hand| hand.rests_since + IDLE).min()
+        self.spare().map(Hand::rests_until).min()
     }
 
     /// Keeps one waker while any container sleeps, and ends the other hands when they have no work.
     fn keep_hands(&mut self, now: Instant) {
-        let over = |hand: &&Hand| hand.rests_since + IDLE <= now;
+        let over = |hand: &&Hand| hand.rests_until() <= now;
         let spare: Vec<u32> = self.spare().filter(over).map(|hand| hand.pid).collect();
         if !spare.is_empty() {
             self.dismiss(|hand| spare.contains(&hand.pid));
@@ -1335,6 +1299,9 @@ impl Server {
             HandKind::Waker => &self.parts.wake,
             HandKind::Settler => &self.parts.settle,
             HandKind::Nursery => &self.parts.nursery,
+            HandKind::Runner => {
+                self.parts.commands.as_ref().map(|it| &it.program).ok_or(Errno::NOENT)?
+            }
         };
         let pid = self.run_program(program, input.as_fd())?;
         self.serial += 1;
@@ -1374,6 +1341,7 @@ impl Server {
             }
             Ok((1, _)) => {
                 hand.rests_since = Instant::now();
+                self.busy.remove(&pid);
                 match self.errands.remove(&pid).map(|running| running.errand) {
                     Some(Errand::Wake { id, .. }) if answer == SILENT => {
                         self.custody.was_silent(&self.epoll, id);
@@ -1476,14 +1444,6 @@ impl Server {
 
     /// Bytes of one entry of the table of children, for the curious.
     pub const CHILD_BYTES: usize = size_of::<(u32, Child)>();
-}
-
-/// The time from which an errand of a kind counts as one that lasts long.
-fn long(kind: HandKind) -> Duration {
-    match kind {
-        HandKind::Waker => LONG_WAKE,
-        HandKind::Settler | HandKind::Nursery => LONG_SETTLE,
-    }
 }
 
 /// Starts a reader of output and watches it. Returns its number.

@@ -6,6 +6,7 @@
 //! A full stack ends them with SIGSEGV instead of SIGABRT and that message. The rest of that start is here: open
 //! standard streams, SIGPIPE ignored, 101 as the exit code of a panic, and `stdout` written out at the end.
 
+use std::ffi::{OsStr, OsString};
 use std::panic::{UnwindSafe, catch_unwind};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -37,6 +38,26 @@ pub fn run(main: impl FnOnce() -> u8 + UnwindSafe) -> ! {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let code = catch_unwind(main).map_or(PANICKED, i32::from);
     std::process::exit(code) // writes out what is buffered for the standard output
+}
+
+/// Makes these variables the environment of this process.
+///
+/// # Errors
+/// EBUSY: this process has other threads, which may read it.
+pub fn set_environment<'v>(
+    variables: impl Iterator<Item = (&'v OsStr, &'v OsStr)>,
+) -> Result<(), Errno> {
+    let tasks = std::fs::read_dir("/proc/self/task").map_err(|_| Errno::NOSYS)?;
+    if tasks.count() != 1 {
+        return Err(Errno::BUSY);
+    }
+    let old: Vec<OsString> = std::env::vars_os().map(|(name, _)| name).collect();
+    // SAFETY: there is one thread, which is here.
+    unsafe {
+        old.iter().for_each(|name| std::env::remove_var(name));
+        variables.for_each(|(name, value)| std::env::set_var(name, value));
+    }
+    Ok(())
 }
 
 /// Opens `/dev/null` in place of closed standard streams, so that no other file gets their numbers.

@@ -61,6 +61,11 @@ pub struct KeeperStart {
     /// Program and arguments of the process that makes spares and gives them away. It exits at the end of its standard
     /// input, a socket. Empty: there are none.
     pub nursery: Vec<OsString>,
+    /// Program and arguments of a process that executes commands for clients (`dormouse_entry`), which receives their
+    /// connections over its standard input, a socket, and answers each with a byte. It exits at the end of that.
+    pub runner: Vec<OsString>,
+    /// How many of them there are at once. 0: none.
+    pub runners: usize,
     /// How long the keeper stays when nothing is left to keep; less than a second means a second.
     pub linger: Duration,
 }
@@ -832,6 +837,10 @@ fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     for word in &start.nursery {
         command.arg("--nursery").arg(word);
     }
+    for word in &start.runner {
+        command.arg("--runner").arg(word);
+    }
+    command.arg("--runners").arg(start.runners.to_string());
     let failed = |e: std::io::Error| LaunchError::Start { why: e.to_string() };
     dormouse_kernel::rlimit::without_raise(&mut command);
     let output = command.spawn().and_then(|child| child.wait_with_output()).map_err(failed)?;

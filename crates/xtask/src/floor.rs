@@ -6,7 +6,7 @@
 
 /// The floors, lowest first.
 pub const FLOORS: &[&[&str]] = &[
-    &["model"],
+    &["model", "entry"],
     &["kernel"],
     &["bpf", "api", "launch", "record"],
     &["image", "network", "governor", "account", "parcel", "stacks"],

@@ -9,7 +9,7 @@ use dormouse_container::{Idle, Outcome, Reason, Request};
 use rustix::net::SendFlags;
 
 use crate::command::{Global, whole};
-use crate::output;
+use crate::{output, runner};
 
 /// Calls of Dormouse by its own processes; not for operators
 #[derive(Debug, clap::Args)]
@@ -44,6 +44,9 @@ enum What {
     /// Make parts of containers ahead while containers come and go, and give them to commands that start containers;
     /// exits at the end of standard input
     Nursery,
+    /// Execute commands for their callers; receives their connections over standard input, a socket, and exits at
+    /// its end
+    Runner,
     /// Remove the objects that containers share if none runs; called by the keeper at its end
     Tidy,
     /// Remove everything that a reboot would; refused while a container runs
@@ -131,6 +134,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         }
         What::Nursery => {
             global.engine()?.nurse(rustix::stdio::stdin())?;
+            Ok(0)
+        }
+        What::Runner => {
+            runner::run()?;
             Ok(0)
         }
         What::Tidy => {

@@ -33,6 +33,21 @@ pub fn file_signal(file: BorrowedFd<'_>) -> Result<i32, Errno> {
         .map(|signal| signal as i32)
 }
 
+/// Has the kernel send a signal to this process at the next event of a file, such as the end of a connection (F_SETOWN,
+/// F_SETSIG, O_ASYNC); no more for `None`. Other flags of the file are cleared.
+pub fn set_file_signal(file: BorrowedFd<'_>, signal: Option<i32>) -> Result<(), Errno> {
+    const F_SETSIG: i32 = 10;
+    let fcntl = |command: i32, value: i32| {
+        // SAFETY: no memory is passed.
+        check(unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, value) })
+    };
+    if let Some(signal) = signal {
+        fcntl(libc::F_SETOWN, std::process::id() as i32)?;
+        fcntl(F_SETSIG, signal)?;
+    }
+    fcntl(libc::F_SETFL, if signal.is_some() { libc::O_ASYNC } else { 0 }).map(drop)
+}
+
 /// fcntl(2), F_GET_RW_HINT: how long the data of a file is expected to live (RWH_WRITE_LIFE_*). EBADF for a place
 /// (O_PATH). Linux 4.13.
 pub fn write_hint(file: BorrowedFd<'_>) -> Result<u64, Errno> {
