@@ -1,8 +1,9 @@
 //! Commands that are executed by a runner of the keeper: as by a process of their own, and killed with it.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use dormouse_testkit::{Host, soon, wait_until};
 
@@ -72,12 +73,25 @@ fn await_runner(host: &Host) {
     assert!(wait_until(soon(), is_there), "no runner: {:?}", host.processes());
 }
 
-/// Starts a command that a runner executes: if one is killed now, the command ends.
-fn start_in_runner(host: &Host, words: &[&str], is_begun: impl Fn() -> bool) -> Child {
-    await_runner(host);
-    let child = command(host, words).spawn().expect("it starts");
-    assert!(wait_until(soon(), is_begun), "it does not begin: {words:?}");
-    child
+/// Waits until a command has ended.
+fn ended(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    let has_ended = wait_until(soon(), || {
+        status = child.try_wait().expect("a child");
+        status.is_some()
+    });
+    if !has_ended {
+        let _ = child.kill();
+    }
+    status.expect("it ends")
+}
+
+/// Waits until a command has written its first line.
+fn await_line(child: &mut Child) {
+    let output = child.stdout.as_mut().expect("a pipe");
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line).expect("a line");
+    assert_eq!(line, "begun\n");
 }
 
 #[test]
@@ -138,17 +152,62 @@ fn more_commands_than_runners_are_executed() {
     assert!(runners(&host).len() <= 2, "{:?}", runners(&host));
 }
 
+/// A command of a container that reports that it has begun, and ends by TERM with 9.
+const TRAPS: [&str; 7] = [
+    "run",
+    "--name",
+    "x",
+    "busybox",
+    "sh",
+    "-c",
+    "trap 'exit 9' TERM; echo begun; while :; do sleep 0.05; done",
+];
+
+/// Starts a command until one is executed by a runner, whose end is then its own.
+fn start_in_runner(host: &Host, words: &[&str]) -> (Child, u32) {
+    let mut started = None;
+    let is_by_runner = || {
+        await_runner(host);
+        let before = runners(host);
+        let mut child = command(host, words).spawn().expect("it starts");
+        await_line(&mut child);
+        // The parent of the process that a runner has started is the keeper, so the runner shows by its connection.
+        let by = before.into_iter().find(|pid| has_pipe_of(*pid, child.id()));
+        match by {
+            Some(pid) => started = Some((child, pid)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                host.dm(&["rm", "--force", "--ignore", "x"]).ok();
+            }
+        }
+        started.is_some()
+    };
+    assert!(wait_until(soon(), is_by_runner), "no runner executes {words:?}");
+    started.expect("started")
+}
+
+/// Whether two processes have a pipe in common that is not a standard stream of the second one.
+fn has_pipe_of(pid: u32, other: u32) -> bool {
+    let pipes = |pid: u32, first: u32| {
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let number = |name: &std::ffi::OsStr| name.to_str().and_then(|it| it.parse::<u32>().ok());
+        let all = all.filter(move |it| number(&it.file_name()).is_some_and(|it| it >= first));
+        let all = all.filter_map(|it| fs::read_link(it.path()).ok());
+        all.filter(|it| it.to_string_lossy().starts_with("pipe:")).collect::<Vec<_>>()
+    };
+    let own = pipes(pid, 3);
+    pipes(other, 3).iter().any(|pipe| own.contains(pipe))
+}
+
 #[test]
 fn killed_caller_ends_its_command_and_no_container() {
     let host = host();
-    let runs = || host.dm(&["exec", "x", "true"]).status == 0;
-    let mut child =
-        start_in_runner(&host, &["run", "--name", "x", "busybox", "sleep", "1000"], runs);
-    let before = runners(&host);
+    let (mut child, runner) = start_in_runner(&host, &TRAPS);
     child.kill().expect("killed");
     child.wait().expect("it ends");
-    let is_gone = || before.iter().any(|pid| !runners(&host).contains(pid));
-    assert!(wait_until(soon(), is_gone), "{before:?} live on");
+    let is_gone = || !runners(&host).contains(&runner);
+    assert!(wait_until(soon(), is_gone), "{runner} lives on");
     assert_eq!(host.state_of("x"), "running");
     host.dm(&["rm", "--force", "x"]).ok();
 }
@@ -156,43 +215,118 @@ fn killed_caller_ends_its_command_and_no_container() {
 #[test]
 fn signals_reach_the_command() {
     let host = host();
-    let runs = || host.dm(&["logs", "x"]).stdout == "ready\n";
-    let program = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done";
-    let words = ["run", "--name", "x", "busybox", "sh", "-c", program];
-    let mut child = start_in_runner(&host, &words, runs);
+    let (mut child, _) = start_in_runner(&host, &TRAPS);
     kill_by(&host, &child, "TERM");
-    assert_eq!(child.wait().expect("it ends").code(), Some(9));
+    kill_by(&host, &child, "CONT");
+    assert_eq!(ended(&mut child).code(), Some(9));
+    host.dm(&["rm", "x"]).ok();
 
     // A verb that takes no signals dies of them, and its caller as well.
-    let program = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
-    host.dm(&["rm", "x"]).ok();
+    let program = "trap '' TERM; echo begun; while :; do sleep 0.05; done";
     host.dm(&["run", "-d", "--name", "x", "busybox", "sh", "-c", program]).ok();
-    assert!(wait_until(soon(), runs), "it is not ready");
-    let mut child = start_in_runner(&host, &["stop", "--time", "1000", "x"], || true);
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    kill_by(&host, &child, "INT");
-    assert_eq!(child.wait().expect("it ends").signal(), Some(2));
+    assert!(wait_until(soon(), || host.dm(&["logs", "x"]).stdout == "begun\n"), "it is not ready");
+    let stop = |tool: &[&str], seconds: &str| {
+        await_runner(&host);
+        let words = ["stop", "--time", seconds, "x"];
+        let stop = without_test_variables(host.dormouse_under(tool, &words)).spawn();
+        let stop = stop.expect("it starts");
+        let exe = format!("/proc/{}/exe", stop.id());
+        let is_it = || fs::read_link(&exe).is_ok_and(|it| it.ends_with("dormouse"));
+        assert!(wait_until(soon(), is_it), "it does not begin");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop
+    };
+    let mut child = stop(&["env"], "1000");
+    kill_by(&host, &child, "TERM");
+    kill_by(&host, &child, "CONT");
+    assert_eq!(ended(&mut child).signal(), Some(15));
     assert_eq!(host.state_of("x"), "running");
+
+    // Unless the caller ignores them.
+    let mut child = stop(&["sh", "-c", "trap '' TERM; exec \"$0\" \"$@\""], "1");
+    kill_by(&host, &child, "TERM");
+    assert_eq!(ended(&mut child).code(), Some(0));
+    assert_eq!(host.state_of("x"), "stopped");
     host.dm(&["rm", "--force", "x"]).ok();
 }
 
 fn kill_by(host: &Host, child: &Child, signal: &str) {
-    host.sh(&format!("kill -{signal} {}", child.id())).ok();
+    host.sh(&format!("kill -{signal} {} || true", child.id())).ok();
 }
 
 #[test]
 fn killed_runner_is_reported_and_replaced() {
     let host = host();
-    let runs = || host.dm(&["exec", "x", "true"]).status == 0;
-    let child = start_in_runner(&host, &["run", "--name", "x", "busybox", "sleep", "1000"], runs);
-    kill_runners(&host);
-    let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(125), "{output:?}");
-    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    let (mut child, runner) = start_in_runner(&host, &TRAPS);
+    host.sh(&format!("kill -KILL {runner}")).ok();
+    assert_eq!(ended(&mut child).code(), Some(125));
+    let text = child.wait_with_output().expect("it has ended").stderr;
+    let text = String::from_utf8(text).expect("UTF-8");
     assert!(text.contains("was killed"), "{text}");
     assert_eq!(host.state_of("x"), "running");
     host.dm(&["rm", "--force", "x"]).ok();
     await_runner(&host);
+}
+
+#[test]
+fn commands_go_on_beyond_the_life_of_a_runner() {
+    let host = host();
+    await_runner(&host);
+    let words = ["exec", "stays", "true"];
+    let many = "n=0; while [ $n -lt 1100 ]; do \"$0\" \"$@\" || exit; n=$((n+1)); done";
+    let (seen, _) =
+        seen(&host, without_test_variables(host.dormouse_under(&["sh", "-c", many], &words)));
+    assert_eq!(seen, (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn files_of_the_caller_are_its_own_when_it_has_its_exit_code() {
+    let host = host();
+    await_runner(&host);
+    let program = host.dir().join("busybox");
+    let program = program.to_str().expect("UTF-8");
+    // Execution is refused while a process has the file open for writing (ETXTBSY).
+    let script = format!(
+        "for n in 1 2 3 4 5 6 7 8 9 10; do \"$0\" \"$@\" >{program} && chmod +x {program} && \
+         {program} true || exit; rm {program}; done"
+    );
+    let words = ["exec", "stays", "cat", "/bin/busybox"];
+    let command = without_test_variables(host.dormouse_under(&["sh", "-c", &script], &words));
+    let (seen, worked) = seen(&host, command);
+    assert_eq!((seen, worked), ((Some(0), String::new(), String::new()), true));
+}
+
+#[test]
+fn runner_killed_at_any_time_leaves_nothing() {
+    let host = host();
+    for round in 0..40 {
+        await_runner(&host);
+        let pids = runners(&host);
+        let words = ["run", "--rm", "--name", "x", "busybox", "true"];
+        let child = command(&host, &words).spawn().expect("it starts");
+        std::thread::sleep(std::time::Duration::from_micros(round * 250));
+        for pid in pids {
+            let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+            // It may have exited after its last command.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let output = child.wait_with_output().expect("it ends");
+        let is_killed = output.status.code() == Some(125);
+        assert!(is_killed || output.status.success(), "round {round}: {output:?}");
+        // What a killed command has left is completed or undone: the name is free.
+        host.dm(&["rm", "--force", "--ignore", "x"]).ok();
+    }
+    host.await_removals();
+    assert_eq!(host.dm(&["ps", "--all", "--format", "{{.Names}}"]).ok(), "stays");
+    let is_gone = || host.cgroups().iter().all(|dir| containers_below(dir) <= 1);
+    assert!(wait_until(soon(), is_gone), "cgroups stay: {:?}", host.cgroups());
+}
+
+/// Cgroups of containers in a hierarchy.
+fn containers_below(dir: &std::path::Path) -> usize {
+    let all = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_id = |name: &str| name.len() == 32 && name.bytes().all(|it| it.is_ascii_hexdigit());
+    all.filter(|entry| entry.file_name().to_str().is_some_and(is_id)).count()
 }
 
 #[test]
@@ -208,11 +342,10 @@ fn caller_with_other_rights_executes_its_command_itself() {
         await_runner(&host);
         let words = ["exec", "stays", "sh", "-c", "echo begun; sleep 1; exit 5"];
         let child = without_test_variables(host.dormouse_under(tool, &words)).spawn();
-        let child = child.expect("it starts");
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        let mut child = child.expect("it starts");
+        await_line(&mut child);
         kill_runners(&host);
-        let output = child.wait_with_output().expect("it ends");
-        assert_eq!(output.status.code(), Some(5), "{tool:?}: {output:?}");
+        assert_eq!(ended(&mut child).code(), Some(5), "{tool:?}");
     }
 }
 
@@ -222,7 +355,9 @@ fn malformed_commands_are_dropped() {
     let host = host();
     await_runner(&host);
     let path = host.root().join("run/command.sock");
-    for bytes in [&b""[..], b"DMC1", b"DMC1\xff\xff\xff\xff\0\0\0\0\x04\0\0\0run\0", &[b'x'; 200]] {
+    for bytes in
+        [&b""[..], b"DMC1", b"DMC1\xff\xff\xff\xff\0\0\0\0\0\0\0\0\x04\0\0\0run\0", &[b'x'; 200]]
+    {
         let socket = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -232,7 +367,8 @@ fn malformed_commands_are_dropped() {
         let socket = socket.expect("a socket");
         let address = SocketAddrUnix::new(&path).expect("a short path");
         rustix::net::connect(&socket, &address).expect("connected");
-        rustix::net::send(&socket, bytes, SendFlags::NOSIGNAL).expect("sent");
+        // Without a runner at rest the keeper has closed it.
+        let _ = rustix::net::send(&socket, bytes, SendFlags::NOSIGNAL);
         drop(socket);
         let (seen, _) = seen(&host, command(&host, &["exec", "stays", "echo", "on"]));
         assert_eq!((seen.0, seen.1.as_str()), (Some(0), "on\n"), "{seen:?}");

@@ -369,12 +369,12 @@ impl Bench {
         Ok(before)
     }
 
-    /// A second instance on the same host with the same programs, which makes parts of containers ahead.
-    pub fn with_spares(&self) -> Result<Self> {
-        let bench = Self::of_programs(&self.place.bin, self.place.disk, Some("10.132.0.0/14"))?;
-        let settings = bench.path("root/etc/config.toml");
-        let text = fs::read_to_string(&settings)? + "[spares]\nkeep = 8\n";
-        fs::write(settings, text)?;
+    /// A further instance on the same host with the same programs, a pool of its own and these settings.
+    pub fn beside(&self, pool: &str, settings: &str) -> Result<Self> {
+        let bench = Self::of_programs(&self.place.bin, self.place.disk, Some(pool))?;
+        let path = bench.path("root/etc/config.toml");
+        let text = fs::read_to_string(&path)? + settings;
+        fs::write(path, text)?;
         Ok(bench)
     }
 

@@ -91,6 +91,19 @@ const ROW: usize = 8;
 /// The name of the arm with parts of containers made ahead.
 const SPARES: &str = "spares";
 
+/// The name of the arm whose commands are executed by runners, which are processes that are ready.
+const RUNNERS: &str = "runners";
+
+/// The name of the arm with both.
+const BOTH: &str = "both";
+
+/// The arms with other settings: pool, settings.
+const SETTINGS: [(&str, &str, &str); 3] = [
+    (SPARES, "10.132.0.0/14", "[spares]\nkeep = 8\n"),
+    (RUNNERS, "10.136.0.0/14", "[keeper]\nrunners = 4\n"),
+    (BOTH, "10.140.0.0/14", "[spares]\nkeep = 8\n[keeper]\nrunners = 4\n"),
+];
+
 /// The name of the arm of `--before`.
 const BEFORE: &str = "before";
 
@@ -130,12 +143,18 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
     let loops = options.busy.then(begin_loops).transpose()?;
     let load = if options.busy { "beside eight busy loops" } else { "without busy loops" };
     let before = options.before.as_deref().map(|bin| bench.before(bin)).transpose()?;
-    let ahead = bench.with_spares()?;
+    let others: Vec<(&str, Bench)> = SETTINGS
+        .into_iter()
+        .map(|(name, pool, settings)| Ok((name, bench.beside(pool, settings)?)))
+        .collect::<Result<_>>()?;
     let arms = |netns| {
         let mut arms = start_arms(&bench, netns)?;
         // The cost of a devpts alone.
         arms.push(ours_with(NO_DEVPTS, &bench, mode(netns), &["--devpts", "no"]));
-        arms.extend((!netns).then(|| ours(SPARES, &ahead, netns)));
+        let is_for = |name: &str| !netns || name == RUNNERS;
+        arms.extend(
+            others.iter().filter(|it| is_for(it.0)).map(|(name, it)| ours(name, it, netns)),
+        );
         arms.extend(before.as_ref().map(|bench| ours(BEFORE, bench, netns)));
         anyhow::Ok(arms)
     };
@@ -174,10 +193,10 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
         report(&arms, &times, (disk, load), "podman, for scale", 0.5);
     }
     if wanted(Part::Exec) {
-        running::measure(&bench, options.rounds, load)?;
+        running::measure(&bench, &others, options.rounds, load)?;
     }
     if wanted(Part::Life) {
-        life::measure(&bench, &ahead, options.rounds, load)?;
+        life::measure(&bench, &others, options.rounds, load)?;
     }
     if wanted(Part::Sustained) {
         load::sustained(&shared, load, loops.is_some())?;
@@ -306,8 +325,14 @@ fn report(arms: &[Arm], times: &[Times], (disk, load): (Disk, &str), title: &str
     if let Some(bwrap) = of("bwrap") {
         promise("of bwrap", ours / bwrap, 1.0);
     }
-    if let (Some(ahead), Some(bwrap)) = (of(SPARES), of("bwrap")) {
-        promise("with parts made ahead, of bwrap", ahead / bwrap, 0.6);
+    for (name, of_bwrap) in [(SPARES, 0.6), (RUNNERS, 1.0), (BOTH, 0.6)] {
+        let Some(with) = of(name) else { continue };
+        if let Some(bwrap) = of("bwrap") {
+            promise(&format!("{name}, of bwrap"), with / bwrap, of_bwrap);
+        }
+        if let Some(crun) = of("crun") {
+            promise(&format!("{name}, of crun"), with / crun, of_crun);
+        }
     }
     for (name, _) in CONTRACTS {
         if let Some(with) = of(name) {

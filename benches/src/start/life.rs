@@ -14,9 +14,15 @@ const OURS: &str = "\"$0\" --root \"$1\" create --name \"$2\" bench true && \
 const OCI: &str = "\"$0\" --root \"$1\" create -b \"$3\" \"$2\" && \
                    \"$0\" --root \"$1\" start \"$2\" && exec \"$0\" --root \"$1\" delete --force \"$2\"";
 
-/// Measures the engine, without and with parts made ahead, `dormouse-oci`, and the peers. `load` is that of the host.
-pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, load: &str) -> Result<()> {
-    let mut arms = vec![ours("dormouse", bench), ours(crate::SPARES, ahead)];
+/// Measures the engine, also with other settings, `dormouse-oci`, and the peers. `load` is that of the host.
+pub(crate) fn measure(
+    bench: &Bench,
+    others: &[(&str, Bench)],
+    rounds: usize,
+    load: &str,
+) -> Result<()> {
+    let mut arms = vec![ours("dormouse", bench)];
+    arms.extend(others.iter().map(|(name, bench)| ours(name, bench)));
     let oci = Path::new(bench.dormouse().get_program()).with_file_name("dormouse-oci");
     arms.push(of_bundle(bench, "dormouse-oci", &oci)?);
     for runtime in ["crun", "runc"] {
@@ -29,14 +35,11 @@ pub(crate) fn measure(bench: &Bench, ahead: &Bench, rounds: usize, load: &str) -
     let more = serde_json::json!({ "verb": "create+start+delete", "load": load });
     let of = tabulate("start", &title, &arms, &times, &more);
     if let Some(crun) = of("crun") {
-        for name in ["dormouse", crate::SPARES, "dormouse-oci"] {
+        for name in ["dormouse", crate::SPARES, crate::RUNNERS, crate::BOTH, "dormouse-oci"] {
             if let Some(ours) = of(name) {
                 promise(&format!("create+start+delete, {name}, of crun"), ours / crun, 0.3);
             }
         }
-    }
-    if let (Some(ahead), Some(ours)) = (of(crate::SPARES), of("dormouse")) {
-        eprintln!("  with parts made ahead: {:.2} of without", ahead / ours);
     }
     Ok(())
 }

@@ -9,14 +9,27 @@ use dormouse_benches::{Arm, Bench, installed, interleave, ok, promise, tabulate,
 /// The container in which programs are executed.
 const NAME: &str = "stays";
 
-pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
-    ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "sleep", "100000"]))?;
-    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
-    let mut arms = vec![Arm::new("dormouse", move |_| {
-        let mut command = Command::new(&exe);
-        command.arg("--root").arg(&root).args(["exec", NAME, "true"]);
-        command
-    })];
+pub(crate) fn measure(
+    bench: &Bench,
+    others: &[(&str, Bench)],
+    rounds: usize,
+    load: &str,
+) -> Result<()> {
+    // Spares are for starts.
+    let with_runners = others.iter().filter(|(name, _)| *name == crate::RUNNERS);
+    let own: Vec<(&str, &Bench)> = std::iter::once(("dormouse", bench))
+        .chain(with_runners.map(|(name, bench)| (*name, bench)))
+        .collect();
+    let mut arms = Vec::new();
+    for (name, bench) in &own {
+        ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "sleep", "100000"]))?;
+        let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+        arms.push(Arm::new(*name, move |_| {
+            let mut command = Command::new(&exe);
+            command.arg("--root").arg(&root).args(["exec", NAME, "true"]);
+            command
+        }));
+    }
     for runtime in ["crun", "runc"] {
         if installed(runtime) {
             arms.push(peer(bench, runtime)?);
@@ -26,10 +39,12 @@ pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
     let title = format!("`true` in a running container, {load}");
     let more = serde_json::json!({ "verb": "exec", "load": load });
     let of = tabulate("start", &title, &arms, &times, &more);
-    if let (Some(ours), Some(crun)) = (of("dormouse"), of("crun")) {
-        promise("exec, of crun", ours / crun, 0.4);
+    for (name, _) in &own {
+        if let (Some(ours), Some(crun)) = (of(name), of("crun")) {
+            promise(&format!("exec, {name}, of crun"), ours / crun, 0.4);
+        }
     }
-    for arm in &arms[1..] {
+    for arm in &arms[own.len()..] {
         let mut end = Command::new(&arm.name);
         end.arg("--root").arg(bench.path(Bench::STATE).join(&arm.name));
         end.args(["delete", "--force", NAME]);
@@ -40,7 +55,9 @@ pub(crate) fn measure(bench: &Bench, rounds: usize, load: &str) -> Result<()> {
             end()?
         };
     }
-    ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    for (_, bench) in own {
+        ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    }
     Ok(())
 }
 

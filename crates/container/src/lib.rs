@@ -98,6 +98,7 @@
 //! RUN/wakes                         when clients may wake containers again (`caller`)
 //! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/tmpfs/N/ID/                   its /dev, /dev/shm, tmpfs: directories of a shared tmpfs
+//! RUN/command.sock                  where commands for runners arrive (crate `entry`)
 //! RUN/spares.sock                   where the nursery gives spares away
 //! RUN/warm/ID                       what the next wake of an asleep container finds made (`warm`)
 //! RUN/views/BASE/                   its views: files over those of procfs and sysfs (`view`)

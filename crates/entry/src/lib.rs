@@ -16,17 +16,18 @@
 //!
 //! `RUN/command.sock` is a SOCK_SEQPACKET socket of the keeper, mode 0600, which exists where `[keeper] runners` is not
 //! 0. The client sends one message: [`Head`], and the texts that the kernel has put above its stack, words and then
-//! environment, each with its 0. Descriptors: the standard streams, and the working directory. It receives messages of
-//! four bytes ([`Answer`]), in any order:
+//! environment, each with its 0. Descriptors: the standard streams, the working directory, and the read end of a pipe
+//! to which nothing is written. The keeper gives the connection to a runner, which sends messages of four bytes
+//! ([`Answer`]):
 //!
-//! - [`Answer::TAKEN`], from the keeper: a runner has the command. Descriptor: its pidfd, which signals are sent to.
-//! - [`Answer::DECLINED`], from the runner: nothing was done, the client shall go on by itself.
-//! - [`Answer::ENDED`], from the runner: the second byte is the exit code.
+//! - [`Answer::TAKEN`]: the runner begins. Descriptor: its pidfd, which signals are sent to from here on.
+//! - [`Answer::ENDED`]: the second byte is the exit code.
 //!
-//! A connection that ends before [`Answer::TAKEN`] declines as well. One that ends behind it means that the runner was
-//! killed, as by a signal that was forwarded: then the client ends by that signal. The runner is killed by the kernel
-//! when the client's end of the connection is closed (`F_SETSIG`, fcntl(2)): a command that is killed stops, whoever
-//! executes it.
+//! A connection that ends before [`Answer::TAKEN`] means that nothing was done, and the client goes on by itself. One
+//! that ends behind it means that the runner was killed, as by a signal that was forwarded: then the client ends by
+//! that signal. The runner is killed by the kernel when the client's end of the pipe is closed (`F_SETSIG`, fcntl(2)):
+//! a command that is killed stops, whoever executes it. The socket would not do for that, as the message of the client
+//! may cause an event after the runner has received it.
 #![no_std]
 #![no_builtins]
 
@@ -37,8 +38,8 @@ use core::mem::MaybeUninit;
 pub const SOCKET: &str = "command.sock";
 /// LIMIT: bytes of words and environment that are handed over.
 pub const TEXTS_MAX_BYTES: usize = 128 << 10;
-/// Descriptors of a command: the standard streams, and the working directory.
-pub const DESCRIPTORS: usize = 4;
+/// Descriptors of a command: the standard streams, the working directory, and the pipe.
+pub const DESCRIPTORS: usize = 5;
 
 /// The verbs that are handed over: those that programs call often, and that end soon or use the streams as they are.
 const VERBS: [&str; 8] = ["run", "exec", "create", "start", "stop", "kill", "rm", "inspect"];
@@ -53,6 +54,8 @@ pub struct Head {
     pub words: u32,
     /// The umask of the client.
     pub umask: u32,
+    /// The signals that the client ignores, as bits ([`bit`]).
+    pub ignored: u32,
     /// Bytes of the texts.
     pub bytes: u32,
 }
@@ -68,7 +71,8 @@ impl Head {
         let field = |at: usize| {
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
-        Self { magic: field(0), words: field(4), umask: field(8), bytes: field(12) }
+        let (words, umask, ignored, bytes) = (field(4), field(8), field(12), field(16));
+        Self { magic: field(0), words, umask, ignored, bytes }
     }
 }
 
@@ -77,10 +81,8 @@ impl Head {
 pub struct Answer;
 
 impl Answer {
-    /// A runner has the command. Descriptor: its pidfd.
+    /// The runner begins. Descriptor: its pidfd.
     pub const TAKEN: [u8; 4] = *b"t\0\0\0";
-    /// The client executes the command itself.
-    pub const DECLINED: [u8; 4] = *b"d\0\0\0";
     /// First byte: the command has ended with the code in the second byte.
     pub const ENDED: u8 = b'e';
 
@@ -114,6 +116,7 @@ mod number {
     pub(super) const READ: usize = 0;
     pub(super) const WRITE: usize = 1;
     pub(super) const CLOSE: usize = 3;
+    pub(super) const RT_SIGACTION: usize = 13;
     pub(super) const RT_SIGPROCMASK: usize = 14;
     pub(super) const IOCTL: usize = 16;
     pub(super) const GETPID: usize = 39;
@@ -128,6 +131,7 @@ mod number {
     pub(super) const OPENAT: usize = 257;
     pub(super) const PPOLL: usize = 271;
     pub(super) const SIGNALFD4: usize = 289;
+    pub(super) const PIPE2: usize = 293;
     pub(super) const PIDFD_SEND_SIGNAL: usize = 424;
 }
 
@@ -154,10 +158,21 @@ const FAILED: usize = 125;
 const OWN_UMASK: usize = 0o022;
 
 /// The signals that are forwarded: HUP, INT, QUIT, USR1, USR2, TERM, CONT, WINCH.
-const FORWARDED: u64 = bit(1) | bit(2) | bit(3) | bit(10) | bit(12) | bit(15) | bit(18) | bit(28);
+pub const FORWARDED: [u32; 8] = [1, 2, 3, 10, 12, 15, 18, 28];
 
-const fn bit(signal: u64) -> u64 {
+/// A signal in a set of them.
+pub const fn bit(signal: u32) -> u32 {
     1 << (signal - 1)
+}
+
+/// All that are forwarded.
+const fn forwarded() -> u64 {
+    let (mut set, mut index) = (0, 0);
+    while index < FORWARDED.len() {
+        set |= bit(FORWARDED[index]);
+        index += 1;
+    }
+    set as u64
 }
 
 /// Makes a system call.
@@ -338,9 +353,18 @@ struct Polled {
 struct Connection {
     socket: usize,
     cwd: usize,
-    signals: usize,
+    /// Read end and write end.
+    pipe: [u32; 2],
     mask: u64,
     umask: usize,
+    ignored: u32,
+}
+
+/// What receives signals, once a runner has the command.
+#[derive(Clone, Copy)]
+struct Runner {
+    pidfd: usize,
+    signals: usize,
 }
 
 /// Hands the command over, and exits; or returns, and has changed nothing.
@@ -424,13 +448,29 @@ fn connect(root: Option<Text>) -> Option<usize> {
     None
 }
 
+/// The forwarded signals that this process ignores.
+fn ignored() -> u32 {
+    let mut set = 0;
+    let mut action = MaybeUninit::<[usize; 4]>::uninit(); // the kernel's struct sigaction
+    for signal in FORWARDED {
+        let action_at = action.as_mut_ptr() as usize;
+        // SAFETY: the kernel writes 32 bytes.
+        let got = unsafe { call(number::RT_SIGACTION, [signal as usize, 0, action_at, 8, 0]) };
+        // SAFETY: written by the kernel. Its first field is the handler: 1 is SIG_IGN.
+        if got == 0 && unsafe { *action.as_ptr().cast::<usize>() } == 1 {
+            set |= bit(signal);
+        }
+    }
+    set
+}
+
 fn close(fd: usize) {
     // SAFETY: a descriptor of this crate, which is not used any more.
     unsafe { call(number::CLOSE, [fd, 0, 0, 0, 0]) };
 }
 
 impl Connection {
-    /// Opens the working directory, and receives signals from here on.
+    /// Opens what is sent.
     fn prepare(socket: usize) -> Option<Self> {
         let (here, flags) = (c".".as_ptr() as usize, O_PATH_DIRECTORY | O_CLOEXEC);
         // SAFETY: a text that ends with 0.
@@ -439,19 +479,24 @@ impl Connection {
             close(socket);
             return None;
         };
-        let set = FORWARDED;
+        let mut pipe = MaybeUninit::<[u32; 2]>::uninit();
+        // SAFETY: the kernel writes two descriptors.
+        let made = unsafe { call(number::PIPE2, [pipe.as_mut_ptr() as usize, O_CLOEXEC, 0, 0, 0]) };
+        if made != 0 {
+            close(socket);
+            close(cwd);
+            return None;
+        }
+        // SAFETY: the kernel has written them.
+        let pipe = unsafe { pipe.assume_init() };
         let mut mask = 0_u64;
-        let (set_at, mask_at) = (&raw const set as usize, &raw mut mask as usize);
-        // SAFETY: two sets of 8 bytes.
-        unsafe { call(number::RT_SIGPROCMASK, [SIG_BLOCK, set_at, mask_at, 8, 0]) };
         // SAFETY: a set of 8 bytes.
-        let signals =
-            unsafe { call(number::SIGNALFD4, [usize::MAX, set_at, 8, SFD_NONBLOCK_CLOEXEC, 0]) };
+        unsafe { call(number::RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as usize, 8, 0]) };
         // SAFETY: no memory is passed.
-        let umask = unsafe { call(number::UMASK, [OWN_UMASK, 0, 0, 0, 0]) };
-        let signals = usize::try_from(signals).unwrap_or(usize::MAX);
-        let this = Self { socket, cwd, signals, mask, umask: umask as usize };
-        if signals == usize::MAX {
+        let umask = unsafe { call(number::UMASK, [OWN_UMASK, 0, 0, 0, 0]) } as usize;
+        let this = Self { socket, cwd, pipe, mask, umask, ignored: ignored() };
+        // A signal that is blocked from the start would never arrive.
+        if mask & forwarded() != 0 {
             this.give_up();
             return None;
         }
@@ -462,10 +507,21 @@ impl Connection {
     fn give_up(&self) {
         // SAFETY: no memory is passed.
         unsafe { call(number::UMASK, [self.umask, 0, 0, 0, 0]) };
-        close(self.socket);
-        close(self.cwd);
-        close(self.signals);
-        self.unblock();
+        for fd in [self.socket, self.cwd, self.pipe[0] as usize, self.pipe[1] as usize] {
+            close(fd);
+        }
+    }
+
+    /// A runner has begun: signals are for it. `None` if they cannot be received.
+    fn receive_signals(&self, pidfd: usize) -> Option<Runner> {
+        let set = forwarded();
+        let set_at = &raw const set as usize;
+        // SAFETY: a set of 8 bytes.
+        unsafe { call(number::RT_SIGPROCMASK, [SIG_BLOCK, set_at, 0, 8, 0]) };
+        // SAFETY: a set of 8 bytes.
+        let signals =
+            unsafe { call(number::SIGNALFD4, [usize::MAX, set_at, 8, SFD_NONBLOCK_CLOEXEC, 0]) };
+        usize::try_from(signals).ok().map(|signals| Runner { pidfd, signals })
     }
 
     /// Permits the signals again that were not blocked before.
@@ -477,23 +533,20 @@ impl Connection {
 
     /// Sends the command.
     fn send(&self, words: u32, texts: Part) -> bool {
-        let head = Head {
-            magic: Head::MAGIC,
-            words,
-            umask: self.umask as u32,
-            bytes: texts.length as u32,
-        };
+        let (umask, bytes) = (self.umask as u32, texts.length as u32);
+        let head = Head { magic: Head::MAGIC, words, umask, ignored: self.ignored, bytes };
         let length = texts.length + Head::BYTES;
         let parts = [Part { start: &raw const head as usize, length: Head::BYTES }, texts];
-        let fds = [0, 1, 2, self.cwd as i32];
-        let control = Control { length: 32, level: SOL_SOCKET as u32, kind: SCM_RIGHTS, fds };
+        let fds = [0, 1, 2, self.cwd as i32, self.pipe[0] as i32, 0];
+        // The sixth is padding.
+        let control = Control { length: 36, level: SOL_SOCKET as u32, kind: SCM_RIGHTS, fds };
         let message = Message {
             name: 0,
             name_length: 0,
             parts: &raw const parts as usize,
             part_count: 2,
             control: &raw const control as usize,
-            control_length: 32,
+            control_length: 40,
             flags: 0,
         };
         let message_at = &raw const message as usize;
@@ -502,12 +555,12 @@ impl Connection {
         sent == length as isize
     }
 
-    /// Forwards signals, and exits as the runner says. Returns if no runner has executed anything.
+    /// Forwards signals, and exits as the runner says. Returns if no runner has begun.
     fn follow(&self) {
-        let mut runner = None;
-        let mut forwarded = 0;
+        let mut runner: Option<Runner> = None;
+        let mut deadly = 0;
         loop {
-            let signals = if runner.is_some() { self.signals as i32 } else { -1 };
+            let signals = runner.map_or(-1, |runner| runner.signals as i32);
             let mut polled = [
                 Polled { fd: self.socket as i32, events: POLLIN, returned: 0 },
                 Polled { fd: signals, events: POLLIN, returned: 0 },
@@ -515,16 +568,18 @@ impl Connection {
             // SAFETY: two entries.
             unsafe { call(number::PPOLL, [&raw mut polled as usize, 2, 0, 0, 8]) };
             if polled[0].returned != 0 {
-                match self.receive() {
-                    Received::Taken(pidfd) => runner = Some(pidfd),
-                    Received::Declined => return,
-                    Received::Ended(code) => exit(usize::from(code)),
-                    Received::Nothing => {}
-                    Received::Closed if runner.is_none() => return,
-                    Received::Closed => self.end_as_killed(forwarded),
+                match (self.receive(), runner) {
+                    (Received::Taken(pidfd), _) => match self.receive_signals(pidfd) {
+                        Some(it) => runner = Some(it),
+                        None => exit(FAILED), // the runner ends with this process
+                    },
+                    (Received::Ended(code), _) => exit(usize::from(code)),
+                    (Received::Nothing, _) => {}
+                    (Received::Closed, None) => return,
+                    (Received::Closed, Some(runner)) => self.end_as_killed(runner, deadly),
                 }
             } else if let (Some(runner), true) = (runner, polled[1].returned != 0) {
-                forwarded = self.forward(runner).unwrap_or(forwarded);
+                deadly = runner.forward().unwrap_or(deadly);
             }
         }
     }
@@ -554,31 +609,17 @@ impl Connection {
             (4, b't') if control.length >= 20 && control.fds[0] >= 0 => {
                 Received::Taken(control.fds[0] as usize)
             }
-            (4, b'd') => Received::Declined,
             (4, Answer::ENDED) => Received::Ended(bytes[1]),
             _ => Received::Closed,
         }
     }
 
-    /// Forwards a signal. Returns its number.
-    fn forward(&self, runner: usize) -> Option<usize> {
-        let mut info = MaybeUninit::<[u32; 32]>::uninit(); // struct signalfd_siginfo
-        let info_at = info.as_mut_ptr() as usize;
-        // SAFETY: the kernel writes 128 bytes.
-        let got = unsafe { call(number::READ, [self.signals, info_at, 128, 0, 0]) };
-        if got != 128 {
-            return None;
-        }
-        // SAFETY: the kernel has written it.
-        let signal = unsafe { *info.as_ptr().cast::<u32>() } as usize;
-        // A runner that has just ended needs no signal.
-        // SAFETY: no memory is passed.
-        unsafe { call(number::PIDFD_SEND_SIGNAL, [runner, signal, 0, 0, 0]) };
-        Some(signal)
-    }
-
-    /// The runner was killed: by the signal that was forwarded last, if one was.
-    fn end_as_killed(&self, signal: usize) -> ! {
+    /// The runner was killed: by the last signal with that effect, if one was forwarded.
+    fn end_as_killed(&self, runner: Runner, signal: usize) -> ! {
+        // ORDER: what it has held is free when this process ends, as if the command had been executed here.
+        let mut polled = Polled { fd: runner.pidfd as i32, events: POLLIN, returned: 0 };
+        // SAFETY: one entry.
+        while unsafe { call(number::PPOLL, [&raw mut polled as usize, 1, 0, 0, 8]) } == EINTR {}
         if signal != 0 {
             self.unblock();
             // SAFETY: no memory is passed.
@@ -594,10 +635,29 @@ impl Connection {
     }
 }
 
-/// A message from the keeper or the runner.
+impl Runner {
+    /// Forwards a signal. Returns its number, if a process without a handler dies of it.
+    fn forward(self) -> Option<usize> {
+        const CONT: usize = 18;
+        const WINCH: usize = 28;
+        let mut info = MaybeUninit::<[u32; 32]>::uninit(); // struct signalfd_siginfo
+        let info_at = info.as_mut_ptr() as usize;
+        // SAFETY: the kernel writes 128 bytes.
+        let got = unsafe { call(number::READ, [self.signals, info_at, 128, 0, 0]) };
+        if got != 128 {
+            return None;
+        }
+        // SAFETY: the kernel has written it.
+        let signal = unsafe { *info.as_ptr().cast::<u32>() } as usize;
+        // SAFETY: no memory is passed.
+        let sent = unsafe { call(number::PIDFD_SEND_SIGNAL, [self.pidfd, signal, 0, 0, 0]) };
+        (sent == 0 && signal != CONT && signal != WINCH).then_some(signal)
+    }
+}
+
+/// A message from the runner.
 enum Received {
     Taken(usize),
-    Declined,
     Ended(u8),
     Nothing,
     Closed,

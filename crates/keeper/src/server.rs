@@ -71,7 +71,7 @@ use crate::adopted::{Adopted, Gone};
 use crate::alarm::Alarms;
 use crate::birth;
 use crate::call;
-use crate::commands::{self, Commands};
+use crate::commands::Commands;
 use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
 use crate::exit::{code_of, write_exit_file};
@@ -191,7 +191,7 @@ pub struct Server {
     errands: HashMap<u32, Running>,
     /// By serial number.
     hands: HashMap<u64, Hand>,
-    /// Runners that execute a command.
+    /// Runners that execute a command, or are not ready yet.
     busy: HashSet<u32>,
     /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
@@ -541,15 +541,15 @@ impl Server {
         };
         let most = commands.most;
         let ready = self.at_rest(HandKind::Runner).find(|(_, hand)| hand.give(&client));
-        if let Some(pid) = ready.map(|(_, hand)| hand.pid) {
-            commands::taken(&client, pid);
-            self.busy.insert(pid);
-        }
+        self.busy.extend(ready.map(|(_, hand)| hand.pid));
         drop(client);
         let is_runner = |hand: &&Hand| hand.kind == HandKind::Runner;
         let has_room = self.hands.values().filter(is_runner).count() < most;
         if has_room && self.at_rest(HandKind::Runner).next().is_none() {
-            let _ = self.make_hand(HandKind::Runner); // commands do not depend on it
+            // Commands do not depend on it. It is given one after it has reported that it is ready.
+            let made = self.make_hand(HandKind::Runner).ok();
+            let made = made.and_then(|serial| self.hands.get(&serial));
+            self.busy.extend(made.map(|hand| hand.pid));
         }
     }
 
@@ -771,6 +771,7 @@ impl Server {
                 let free = self.children.is_empty()
                     && self.adopted.is_empty()
                     && self.errands.is_empty()
+                    && self.busy.is_empty()
                     && self.fills.is_empty();
                 let holds = !self.custody.is_empty() || !self.outputs.is_empty();
                 if !(alone && free && self.queue.is_empty()) || holds {
@@ -831,7 +832,8 @@ impl Server {
         let Some(Ok(peer)) = peer else { return };
         let pid = peer.pid.as_raw_pid() as u32;
         self.starts.note_use(pid);
-        if !has_template && !self.hands.values().any(|hand| hand.pid == pid) {
+        let is_by = |hand: &Hand| hand.pid == pid && hand.kind != HandKind::Runner;
+        if !has_template && !self.hands.values().any(is_by) {
             self.starts.note(Instant::now());
         }
     }

@@ -40,6 +40,11 @@ pub fn run(main: impl FnOnce() -> u8 + UnwindSafe) -> ! {
     std::process::exit(code) // writes out what is buffered for the standard output
 }
 
+/// Returns whether this process has no thread beside this one.
+pub fn has_one_thread() -> bool {
+    std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
+}
+
 /// Makes these variables the environment of this process.
 ///
 /// # Errors
@@ -47,8 +52,7 @@ pub fn run(main: impl FnOnce() -> u8 + UnwindSafe) -> ! {
 pub fn set_environment<'v>(
     variables: impl Iterator<Item = (&'v OsStr, &'v OsStr)>,
 ) -> Result<(), Errno> {
-    let tasks = std::fs::read_dir("/proc/self/task").map_err(|_| Errno::NOSYS)?;
-    if tasks.count() != 1 {
+    if !has_one_thread() {
         return Err(Errno::BUSY);
     }
     let old: Vec<OsString> = std::env::vars_os().map(|(name, _)| name).collect();

@@ -62,7 +62,8 @@ pub struct KeeperStart {
     /// input, a socket. Empty: there are none.
     pub nursery: Vec<OsString>,
     /// Program and arguments of a process that executes commands for clients (`dormouse_entry`), which receives their
-    /// connections over its standard input, a socket, and answers each with a byte. It exits at the end of that.
+    /// connections over its standard input, a socket. It sends a byte when it is ready for one, at first as well, and
+    /// exits at the end of that socket.
     pub runner: Vec<OsString>,
     /// How many of them there are at once. 0: none.
     pub runners: usize,

@@ -493,6 +493,14 @@ pub fn kill_self(signal: i32) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_kill, libc::getpid(), signal) }).map(drop)
 }
 
+/// Ignores a signal, or gives it its default action (signal(2)).
+pub fn set_ignored(signal: i32, is_ignored: bool) -> Result<(), Errno> {
+    let action = if is_ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: neither action has code to run.
+    let before = unsafe { libc::signal(signal, action) };
+    if before == libc::SIG_ERR { Err(Errno::INVAL) } else { Ok(()) }
+}
+
 /// Gives every signal its default action and unblocks all, as a new program expects them.
 ///
 /// CLEAR_SIGHAND resets handlers, but leaves ignored signals ignored and blocked ones blocked.
