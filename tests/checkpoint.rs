@@ -358,11 +358,26 @@ fn vm_new_stack_sends_no_reset_to_client_of_checkpointed_server() {
 
 /// A client outside of the server at port 80.
 fn patient_caller(host: &Host, address: &str) -> TcpStream {
+    try_to_call(host, address).expect("the server listens")
+}
+
+fn try_to_call(host: &Host, address: &str) -> std::io::Result<TcpStream> {
     let address = address.to_owned();
     let caller = host.in_network(move || TcpStream::connect((address, 80)));
-    let caller = caller.join().expect("no panic").expect("the server listens");
+    let caller = caller.join().expect("no panic")?;
     caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
-    caller
+    Ok(caller)
+}
+
+/// Calls a server that has just been started, and may not listen yet.
+fn first_caller(host: &Host, address: &str) -> TcpStream {
+    let mut caller = None;
+    let is_there = wait_until(soon(), || {
+        caller = try_to_call(host, address).ok();
+        caller.is_some()
+    });
+    assert!(is_there, "nothing listens at {address}");
+    caller.expect("connected")
 }
 
 fn answer_to(mut caller: TcpStream) -> String {
@@ -384,7 +399,7 @@ fn vm_unaccepted_connection_is_answered_after_restore() {
     let kill = |signal: &str| {
         host.dm(&["exec", "x", "sh", "-c", &format!("kill -{signal} $(cat /pid)")]).ok()
     };
-    assert_eq!(answer_to(connect()), "call 1");
+    assert_eq!(answer_to(first_caller(&host, &address)), "call 1");
     for round in 0..rounds() {
         kill("STOP");
         let callers = [connect(), connect()];

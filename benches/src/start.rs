@@ -100,8 +100,8 @@ const BOTH: &str = "both";
 /// The arms with other settings: pool, settings.
 const SETTINGS: [(&str, &str, &str); 3] = [
     (SPARES, "10.132.0.0/14", "[spares]\nkeep = 8\n"),
-    (RUNNERS, "10.136.0.0/14", "[keeper]\nrunners = 4\n"),
-    (BOTH, "10.140.0.0/14", "[spares]\nkeep = 8\n[keeper]\nrunners = 4\n"),
+    (RUNNERS, "10.144.0.0/14", "[keeper]\nrunners = 4\n"),
+    (BOTH, "10.148.0.0/14", "[spares]\nkeep = 8\n[keeper]\nrunners = 4\n"),
 ];
 
 /// The name of the arm of `--before`.

@@ -4,6 +4,8 @@
 use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -85,6 +87,23 @@ fn cached_mb(pid: u32) -> Result<f64> {
     Ok(bytes / f64::from(1 << 20))
 }
 
+/// The file that one of the others reads, of which no page is in memory. Its blocks are on the disk: holes are read at
+/// the speed of memory, up to 20 GB/s here.
+fn stream(bench: &Bench, number: usize) -> Result<PathBuf> {
+    let file = bench.path(&format!("stream-{number}"));
+    let of = format!("of={}", file.display());
+    if !file.exists() {
+        let count = format!("count={STREAM_MB}");
+        let mut make = Command::new("dd");
+        make.args(["if=/dev/zero", &of, "bs=1M", &count, "conv=fdatasync", "status=none"]);
+        ok(&mut make)?;
+    }
+    // dd(1): drops the cache of the whole file.
+    let mut forget = Command::new("dd");
+    ok(forget.args([&of, "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"]))?;
+    Ok(file)
+}
+
 /// The least part of its file's pages that a container has while others read.
 fn kept_beside(bench: &Bench, arm: &Arm) -> Result<f64> {
     let daemon = arm.has_daemon.then(|| bench.daemon(&["--memory", "off"])).transpose()?;
@@ -105,10 +124,11 @@ fn kept_beside(bench: &Bench, arm: &Arm) -> Result<f64> {
         let all = cached_mb(pid)?;
         ensure!(all >= FILE_MB as f64 * 0.9, "{all} of {FILE_MB} MB are in memory");
         let names: Vec<String> = (0..arm.streams).map(|n| format!("s{n}")).collect();
-        for name in &names {
-            let bytes = STREAM_MB << 20;
-            let script = format!("busybox truncate -s {bytes} /f; exec cat /f >/dev/null");
-            run(name, &[], &script)?;
+        let files: Vec<PathBuf> =
+            (0..arm.streams).map(|n| stream(bench, n)).collect::<Result<_>>()?;
+        for (name, file) in names.iter().zip(&files) {
+            let volume = format!("{}:/f:ro", file.display());
+            run(name, &["--volume", &volume], "exec cat /f >/dev/null")?;
         }
         let mut least = all;
         let ended = wait_until(PATIENCE, || {

@@ -93,6 +93,11 @@ fn end_life(
     // What stays is removed with the program.
     let _ = sysinfo::leave(ground, config, cgroup);
     let _ = barrier::leave(ground, cgroup);
+    if contract::governs_memory(ground).unwrap_or(false) {
+        // Page cache of files that stay, such as those of a volume, would be charged to all containers together until
+        // the kernel reclaims it, from those with a guarantee as well.
+        let _ = cgroup.reclaim(|| true);
+    }
     cgroup.remove()?;
     config.map_or(Ok(()), |config| socket::leave(ground, config, cgroup))?;
     if let Some(config) = config {

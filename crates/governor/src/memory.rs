@@ -15,9 +15,12 @@
 //! guarantees stays free. No container is limited below its guarantee.
 //!
 //! The part that is kept free, the *slack*, is twice what the containers without such a limit grew from one decision
-//! to the next. LIMIT: containers that grow faster fill the room before they are limited. LIMIT: a container under a
-//! limit that grows by more than a 32nd of the room from one decision to the next, and not by page cache, can be out of
-//! memory although others have page cache.
+//! to the next. Where two or more grow by page cache so fast that the room would be full within [`AHEAD`] decisions,
+//! each is limited to its use and a part of what is free, before anything has to be taken from it: the write of a lower
+//! limit returns when the kernel has reclaimed what is above, and meanwhile the others go on. LIMIT: containers that
+//! fill the room from one decision to the next do so before they are limited. LIMIT: a container under a limit that
+//! grows by more than a 32nd of the room from one decision to the next, and not by page cache, can be out of memory
+//! although others have page cache.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +34,10 @@ const UNPROMISED: u64 = 16;
 const FLOOR: u64 = 64;
 /// What a container under a limit, and without page cache, can use at once, as a part of the room.
 const HEADROOM: u64 = 16;
+/// Growth from one decision to the next that is fast, as a part of the room.
+const FAST: u64 = 64;
+/// Decisions within which containers that grow fast must not fill the room.
+const AHEAD: u64 = 4;
 /// A change of a limit below this part of it is not written. It is less than [`FLOOR`] of the room.
 const CHANGE: u64 = 100;
 
@@ -76,11 +83,33 @@ pub struct Setting<I> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State<I: Ord> {
     used_bytes: BTreeMap<I, u64>,
+    grows_fast: bool,
 }
 
 impl<I: Ord> Default for State<I> {
     fn default() -> Self {
-        Self { used_bytes: BTreeMap::new() }
+        Self { used_bytes: BTreeMap::new(), grows_fast: false }
+    }
+}
+
+impl<I: Ord> State<I> {
+    /// Returns whether a container that is not limited has grown fast: the next decision is to come soon.
+    pub fn grows_fast(&self) -> bool {
+        self.grows_fast
+    }
+
+    /// What a container has grown by since. One that was not there has grown by all that it uses; at the first decision
+    /// none has grown.
+    fn growth(&self, it: &Reading<I>) -> u64 {
+        match self.used_bytes.get(&it.id) {
+            Some(before) => it.used_bytes.saturating_sub(*before),
+            None if self.used_bytes.is_empty() => 0,
+            None => it.used_bytes,
+        }
+    }
+
+    fn is_fast(&self, it: &Reading<I>, room_bytes: u64) -> bool {
+        !it.is_limited() && self.growth(it) >= room_bytes / FAST
     }
 }
 
@@ -118,12 +147,14 @@ pub fn decide<I: Clone + Ord>(
     room_bytes: u64,
     readings: &[Reading<I>],
     was: &State<I>,
-    cache: impl FnMut(&I) -> u64,
+    mut cache: impl FnMut(&I) -> u64,
 ) -> (State<I>, Vec<Setting<I>>) {
     let sum =
         |of: &dyn Fn(&Reading<I>) -> u64| readings.iter().map(of).fold(0, u64::saturating_add);
-    let state =
-        State { used_bytes: readings.iter().map(|it| (it.id.clone(), it.used_bytes)).collect() };
+    let state = State {
+        used_bytes: readings.iter().map(|it| (it.id.clone(), it.used_bytes)).collect(),
+        grows_fast: readings.iter().any(|it| was.is_fast(it, room_bytes)),
+    };
     let growth = |it: &Reading<I>| match was.used_bytes.get(&it.id) {
         Some(before) => it.used_bytes.saturating_sub(*before),
         None => 0,
@@ -139,8 +170,10 @@ pub fn decide<I: Clone + Ord>(
         missing: taken.saturating_sub(room_bytes),
         spare: room_bytes.saturating_sub(taken),
         free: room_bytes.saturating_sub(promised).saturating_sub(floor),
+        left: room_bytes.saturating_sub(promised),
         growing: readings.iter().filter(|it| growth(it) > 0).count().max(1) as u64,
     };
+    let bounds = room.bound(readings, was, &mut cache);
     let grown = room.grow(readings);
     let is_tight = |(it, wanted): (&Reading<I>, &Option<u64>)| {
         wanted.is_some_and(|wanted| wanted.saturating_sub(it.used_bytes) < room.headroom())
@@ -152,6 +185,8 @@ pub fn decide<I: Clone + Ord>(
     let mut settings: Vec<Setting<I>> = readings
         .iter()
         .zip(wanted)
+        .zip(bounds)
+        .map(|((it, wanted), bound)| (it, wanted.into_iter().chain(bound).min()))
         .filter_map(|(it, wanted)| Some((it, wanted?.min(it.ceiling_bytes.max(it.limit_bytes)))))
         .filter(|(it, wanted)| {
             let change = wanted.abs_diff(it.limit_bytes);
@@ -174,6 +209,8 @@ struct Room {
     spare: u64,
     /// What is neither in use nor guaranteed, less a part that is never given away.
     free: u64,
+    /// What is neither in use nor guaranteed.
+    left: u64,
     /// Number of containers that have grown since the last decision.
     growing: u64,
 }
@@ -181,6 +218,33 @@ struct Room {
 impl Room {
     fn headroom(&self) -> u64 {
         self.bytes / HEADROOM
+    }
+
+    /// Limits for those that grow fast by page cache, if there are several and they would soon fill the room. One alone
+    /// has its ceiling.
+    fn bound<I: Ord>(
+        &self,
+        readings: &[Reading<I>],
+        was: &State<I>,
+        mut cache: impl FnMut(&I) -> u64,
+    ) -> Vec<Option<u64>> {
+        let is_fast = |it: &&Reading<I>| was.is_fast(it, self.bytes);
+        let all = readings.iter().filter(is_fast).map(|it| was.growth(it));
+        let all = all.fold(0, u64::saturating_add);
+        let none = || readings.iter().map(|_| None).collect();
+        if all.saturating_mul(AHEAD) < self.left {
+            return none();
+        }
+        let mut by_cache = |it: &&Reading<I>| is_fast(it) && cache(&it.id) >= was.growth(it) / 2;
+        let bounded: Vec<bool> = readings.iter().map(|it| by_cache(&it)).collect();
+        let number = bounded.iter().filter(|is_it| **is_it).count() as u64;
+        if number < 2 {
+            return none();
+        }
+        let part = self.left.saturating_sub(self.bytes / SLACK_LEAST) / number;
+        let least = |it: &Reading<I>| it.least_bytes(self.bytes / FLOOR);
+        let limit = |it: &Reading<I>| it.used_bytes.saturating_add(part).max(least(it));
+        readings.iter().zip(bounded).map(|(it, is_it)| is_it.then(|| limit(it))).collect()
     }
 
     /// The new limits of those that are limited: half of the spare memory is for all of them. The next decision
@@ -355,6 +419,29 @@ mod tests {
     }
 
     #[test]
+    fn fast_readers_are_limited_before_they_fill_the_room() {
+        // As two that read 2 GB/s into a room of 400 MB: 40 MB each from one decision to the next.
+        let all_min = 150;
+        let mut all = vec![reading(0, 150, 150, all_min), reading(1, 20, 0, all_min)];
+        all.push(reading(2, 0, 0, all_min));
+        let (was, settings) = decided(&all, &State::default());
+        assert!(settings.is_empty(), "{settings:?}");
+        (all[1].used_bytes, all[2].used_bytes) = (60 * MB, 40 * MB);
+        let (_, settings) = decided(&all, &was);
+        let limits: BTreeMap<u8, u64> = settings.iter().map(|it| (it.id, it.limit_bytes)).collect();
+        assert_eq!(limits.keys().copied().collect::<Vec<_>>(), [1, 2], "{settings:?}");
+        let sum: u64 = limits.values().sum();
+        assert!(limits[&1] > 60 * MB && limits[&2] > 40 * MB, "nothing is taken: {settings:?}");
+        assert_eq!(sum + 150 * MB, ROOM - ROOM / SLACK_LEAST, "{settings:?}");
+        // One alone, or memory that is not page cache, is not limited so early.
+        let (_, settings) = decide(ROOM, &all, &was, |_| 0);
+        assert!(settings.is_empty(), "{settings:?}");
+        all[1].used_bytes = 20 * MB;
+        let (_, settings) = decided(&all, &was);
+        assert!(settings.is_empty(), "{settings:?}");
+    }
+
+    #[test]
     fn other_memory_grows_at_the_expense_of_page_cache() {
         // The second had page cache, which was taken, before it needs other memory.
         let wishes = [cached(100, 100), cached(1000, 0), cached(1000, 0)];
@@ -382,7 +469,7 @@ mod tests {
         let mut all = vec![reading(0, 0, 150, 150), reading(1, 240, 0, 150)];
         all[1].restored_bytes = 300 * MB;
         (all[1].ceiling_bytes, all[1].limit_bytes) = (300 * MB, 300 * MB);
-        let before = State { used_bytes: [(1, 200 * MB)].into() };
+        let before = State { used_bytes: [(1, 200 * MB)].into(), grows_fast: false };
         let (_, settings) = decided(&all, &before);
         assert!(settings.iter().all(|it| it.id != 1), "{settings:?}");
         all[1].restored_bytes = 0;

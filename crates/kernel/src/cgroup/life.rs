@@ -142,7 +142,8 @@ impl Cgroup {
     /// Page cache that it was charged for keeps its memory cgroup alive in the kernel, unseen,
     /// until that is reclaimed: the files of an image that it was the first to read. On v1
     /// `memory.force_empty` would do it at once, but takes 4 to 6 ms (the rest takes 0.04) and
-    /// drops these files, which the next container reads again. So it is not used here.
+    /// drops these files, which the next container reads again. So it is not used here, but by the engine while memory
+    /// is guaranteed on v1.
     pub fn remove(&self) -> Result<(), CgroupError> {
         self.remove_within(REMOVE_WITHIN)
     }
