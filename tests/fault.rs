@@ -432,7 +432,8 @@ impl Scene {
         host.dm(&["run", "-d", "--name", "other", "busybox", "sleep", "100000"]).ok();
         // With views, whose file system stays.
         host.dm(&["run", "--rm", "--memory", "64m", "busybox", "true"]).ok();
-        host.await_removals();
+        // ORDER: a spare has a newborn, which would be among the processes that were there before.
+        host.await_settlers();
         let before = Counts::of(&host);
         Self { host, before }
     }
