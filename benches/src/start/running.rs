@@ -24,7 +24,7 @@ pub(crate) fn measure(
     for (name, bench) in &own {
         ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "sleep", "100000"]))?;
         let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
-        arms.push(Arm::new(*name, move |_| {
+        arms.push(Arm::new(name, move |_| {
             let mut command = Command::new(&exe);
             command.arg("--root").arg(&root).args(["exec", NAME, "true"]);
             command

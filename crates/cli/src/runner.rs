@@ -171,6 +171,7 @@ fn ignore(set: u32) -> Result<()> {
 }
 
 /// Makes the standard streams `/dev/null`, and leaves the caller's directory.
+#[expect(clippy::disallowed_methods, reason = "a runner has one thread")]
 fn forget_streams() -> Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null");
     let null = null.context("cannot open /dev/null")?;

@@ -49,6 +49,7 @@ pub fn has_one_thread() -> bool {
 ///
 /// # Errors
 /// EBUSY: this process has other threads, which may read it.
+#[expect(clippy::disallowed_methods, reason = "the place where there is one thread for certain")]
 pub fn set_environment<'v>(
     variables: impl Iterator<Item = (&'v OsStr, &'v OsStr)>,
 ) -> Result<(), Errno> {
