@@ -403,6 +403,37 @@ fn vm_daemon_lowers_limits_again_after_all_containers_have_ended() {
     }
 }
 
+/// Page cache of a file that stays would be charged to all containers, and the kernel would take it from each of them.
+#[test]
+fn page_cache_of_an_ended_container_is_not_left_to_the_others() {
+    const FILE_MB: u64 = 100;
+    if is_v2() {
+        return; // the kernel reclaims it before memory that is guaranteed
+    }
+    let host = small_host();
+    start(&host, "min", &["--memory-min", "50m"]);
+    let path = host.dir().join("file");
+    fs::write(&path, vec![1; (FILE_MB << 20) as usize]).expect("written");
+    let file = fs::File::open(&path).expect("there");
+    file.sync_all().expect("stored");
+    // Otherwise the pages stay charged to this test.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("dropped");
+    let used_mb = || {
+        let used = read(&host, "", "memory.usage_in_bytes", "memory.current");
+        used.trim().parse::<u64>().expect("a number") >> 20
+    };
+    let volume = format!("{}:/file:ro", path.display());
+    start(&host, "x", &["--volume", &volume]);
+    let before = used_mb();
+    host.dm(&["exec", "x", "busybox", "sh", "-c", "busybox cat /file >/dev/null"]).ok();
+    // The kernel counts in batches.
+    let is_read = || cached_mb(&host, &id(&host, "x")) >= FILE_MB * 9 / 10;
+    assert!(wait_until(soon(), is_read), "{} MB", cached_mb(&host, &id(&host, "x")));
+    host.dm(&["rm", "--force", "x"]).ok();
+    let is_dropped = || used_mb() < before + FILE_MB / 2;
+    assert!(wait_until(soon(), is_dropped), "{before} to {} MB", used_mb());
+}
+
 #[test]
 fn vm_lowered_limits_end_with_the_last_guarantee() {
     let host = small_host();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use dormouse_testkit::{Host, soon, wait_until};
 
-/// A host whose commands are executed by runners, two at most.
+/// A host with two runners at most.
 fn host() -> Host {
     let host = Host::with_busybox();
     fs::write(host.root().join("etc/config.toml"), "[keeper]\nlinger = \"0s\"\nrunners = 2\n")
@@ -163,7 +163,7 @@ const TRAPS: [&str; 7] = [
     "trap 'exit 9' TERM; echo begun; while :; do sleep 0.05; done",
 ];
 
-/// Starts a command until one is executed by a runner, whose end is then its own.
+/// Starts a command until a runner executes one.
 fn start_in_runner(host: &Host, words: &[&str]) -> (Child, u32) {
     let mut started = None;
     let is_by_runner = || {
@@ -171,7 +171,7 @@ fn start_in_runner(host: &Host, words: &[&str]) -> (Child, u32) {
         let before = runners(host);
         let mut child = command(host, words).spawn().expect("it starts");
         await_line(&mut child);
-        // The parent of the process that a runner has started is the keeper, so the runner shows by its connection.
+        // The keeper is the parent of what a runner has started, so the runner shows by the pipe of its caller.
         let by = before.into_iter().find(|pid| has_pipe_of(*pid, child.id()));
         match by {
             Some(pid) => started = Some((child, pid)),
@@ -274,9 +274,9 @@ fn commands_go_on_beyond_the_life_of_a_runner() {
     await_runner(&host);
     let words = ["exec", "stays", "true"];
     let many = "n=0; while [ $n -lt 1100 ]; do \"$0\" \"$@\" || exit; n=$((n+1)); done";
-    let (seen, _) =
+    let (seen, worked) =
         seen(&host, without_test_variables(host.dormouse_under(&["sh", "-c", many], &words)));
-    assert_eq!(seen, (Some(0), String::new(), String::new()));
+    assert_eq!((seen, worked), ((Some(0), String::new(), String::new()), true));
 }
 
 #[test]

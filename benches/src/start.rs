@@ -91,7 +91,7 @@ const ROW: usize = 8;
 /// The name of the arm with parts of containers made ahead.
 const SPARES: &str = "spares";
 
-/// The name of the arm whose commands are executed by runners, which are processes that are ready.
+/// The name of the arm with runners: processes that are ready execute its commands.
 const RUNNERS: &str = "runners";
 
 /// The name of the arm with both.

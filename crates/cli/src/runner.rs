@@ -4,7 +4,7 @@
 //! directory, and waits for the exit code. Here they become those of this process, and the command is executed as in
 //! a process of its own. One runner executes one command at a time, in one thread.
 //!
-//! **Whose command.** The caller must be what this process is: the host's root with the same namespaces, root
+//! **Callers.** The caller must be what this process is: the host's root with the same namespaces, root
 //! directory, capabilities, security label and program, and without a filter ([`Standing`]). Any other executes its
 //! command itself, as do callers with a terminal.
 //!

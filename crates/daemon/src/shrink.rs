@@ -1,10 +1,10 @@
 //! The thread that keeps guarantees of memory on cgroup v1.
 //!
 //! [`dormouse_governor::memory`] decides, this thread reads and writes: ten times a second the memory of every
-//! running container, through descriptors that stay open, and up to fifty times within a second of a notice or of fast
-//! growth, as often as a tenth of a CPU suffices for. A new limit is written when it has changed by a
-//! hundredth. The write returns when the kernel has reclaimed what is above the limit, which may take long: hence a
-//! thread, not a room. No other part of the daemon writes limits.
+//! running container, through descriptors that stay open. For a second after a notice and after fast growth it does so
+//! up to fifty times a second, in a tenth of a CPU at most. A new limit is written when it has changed by a hundredth.
+//! The write returns when the kernel has reclaimed what is above the limit, which may take long: hence a thread, not a
+//! room. No other part of the daemon writes limits.
 //!
 //! **A limit that stays**, because the memory cannot be reclaimed, is tried again after a second, then after two,
 //! and so on up to a minute. Each try takes page cache of the container. Meanwhile others are limited in its place.

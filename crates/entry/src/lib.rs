@@ -26,7 +26,7 @@
 //! A connection that ends before [`Answer::TAKEN`] means that nothing was done, and the client goes on by itself. One
 //! that ends behind it means that the runner was killed, as by a signal that was forwarded: then the client ends by
 //! that signal. The runner is killed by the kernel when the client's end of the pipe is closed (`F_SETSIG`, fcntl(2)):
-//! a command that is killed stops, whoever executes it. The socket would not do for that, as the message of the client
+//! a command that is killed stops, in either process. The socket would not do for that, as the message of the client
 //! may cause an event after the runner has received it.
 #![no_std]
 #![no_builtins]
@@ -434,6 +434,10 @@ fn connect(root: Option<Text>) -> Option<usize> {
     // SAFETY: so many bytes of the address are written.
     let connected =
         unsafe { call(number::CONNECT, [socket, &raw const address as usize, 2 + length, 0, 0]) };
+    if connected != 0 {
+        close(socket);
+        return None;
+    }
     let mut peer = MaybeUninit::<[u32; 3]>::uninit(); // struct ucred: pid, uid, gid
     let mut size = 12_u32;
     let (peer_at, size_at) = (peer.as_mut_ptr() as usize, &raw mut size as usize);
@@ -441,7 +445,7 @@ fn connect(root: Option<Text>) -> Option<usize> {
     let known =
         unsafe { call(number::GETSOCKOPT, [socket, SOL_SOCKET, SO_PEERCRED, peer_at, size_at]) };
     // SAFETY: the kernel has written it, or it is not read.
-    if connected == 0 && known == 0 && size == 12 && unsafe { peer.assume_init() }[1] == 0 {
+    if known == 0 && size == 12 && unsafe { peer.assume_init() }[1] == 0 {
         return Some(socket);
     }
     close(socket);
@@ -606,7 +610,9 @@ impl Connection {
             unsafe { ((&raw const bytes).read_volatile(), (&raw const control).read_volatile()) };
         match (got, bytes[0]) {
             (EINTR, _) => Received::Nothing,
-            (4, b't') if control.length >= 20 && control.fds[0] >= 0 => {
+            (4, kind)
+                if kind == Answer::TAKEN[0] && control.length >= 20 && control.fds[0] >= 0 =>
+            {
                 Received::Taken(control.fds[0] as usize)
             }
             (4, Answer::ENDED) => Received::Ended(bytes[1]),

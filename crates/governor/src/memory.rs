@@ -155,6 +155,7 @@ pub fn decide<I: Clone + Ord>(
         used_bytes: readings.iter().map(|it| (it.id.clone(), it.used_bytes)).collect(),
         grows_fast: readings.iter().any(|it| was.is_fast(it, room_bytes)),
     };
+    // Not that of a new container: what a wake has restored does not grow on.
     let growth = |it: &Reading<I>| match was.used_bytes.get(&it.id) {
         Some(before) => it.used_bytes.saturating_sub(*before),
         None => 0,

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
-/// Where commands arrive, and who executes them.
+/// The socket at which commands arrive, and the program that executes them.
 #[derive(Debug)]
 pub struct Commands {
     /// The listening socket.

@@ -7,8 +7,8 @@ use dormouse_launch::protocol::Id;
 use dormouse_launch::wire;
 use rustix::net::SendFlags;
 
-/// A wake that lasts longer does not count there: it may wait for memory, or be blocked by a file system
-/// that does not answer.
+/// A wake that lasts longer does not count among the errands at once: it may wait for memory, or be blocked by a file
+/// system that does not answer.
 const LONG_WAKE: Duration = Duration::from_secs(10);
 /// The same for settling, of a large container or on a busy disk.
 const LONG_SETTLE: Duration = Duration::from_secs(1);
