@@ -369,6 +369,67 @@ fn vm_program_finds_the_same_in_a_spare_as_without() {
     }
 }
 
+/// Looks around in a new container that goes on from the checkpoint of container `t`. Returns its id, what it finds, and
+/// what it has kept.
+fn look_restored(host: &Host, restore: &[&str]) -> (String, String, String) {
+    host.dm(restore).ok();
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    // Its program, not one that came later.
+    host.dm(&["exec", "x", "touch", "/tmp/go"]).ok();
+    host.wait_inside("x", "grep END /tmp/seen");
+    let seen = host.dm(&["exec", "x", "cat", "/tmp/seen"]).ok();
+    let kept = host.dm(&["exec", "x", "cat", "/tmp/kept"]).ok();
+    host.dm(&["rm", "--force", "x"]).ok();
+    (id.clone(), plain(&seen, &id), kept)
+}
+
+#[test]
+fn vm_new_container_of_a_checkpoint_finds_the_same_in_a_spare_as_without() {
+    let host = host();
+    // Pids are those of a loop, which goes on for some time.
+    let look = LOOK.replace("|NStgid", "").replace("; ps\n", "\n");
+    let script = format!(
+        "kept=$RANDOM$RANDOM; echo $kept; while ! [ -e /tmp/go ]; do sleep 0.05; done; echo $kept >/tmp/kept; \
+         look() {{ {look}\n}}; look >/tmp/seen; echo END >>/tmp/seen; exec sleep 1000"
+    );
+    let run =
+        ["run", "-d", "--name", "t", "-e", "A=b", "--pids", "60", "busybox", "sh", "-c", &script];
+    host.dm(&run).ok();
+    let mut kept = String::new();
+    let has_begun = || {
+        kept = host.dm(&["logs", "t"]).ok();
+        !kept.is_empty()
+    };
+    assert!(wait_until(soon(), has_begun));
+    for restore in [["restore", "--name", "x", "t"], ["clone", "--name", "x", "t"]] {
+        if restore[0] == "restore" {
+            host.dm(&["checkpoint", "t"]).ok();
+        } else {
+            host.dm(&["restore", "t"]).ok();
+        }
+        set(&host, "[spares]\nkeep = 0\n");
+        let (_, without, same) = look_restored(&host, &restore);
+        assert!(spares(&host).is_empty() && nurseries(&host).is_empty(), "none is made");
+        assert_eq!(same, kept, "{restore:?}");
+        set(&host, SPARES);
+        let mut seen = String::new();
+        let took = wait_until(soon(), || {
+            let there = spares(&host);
+            let (id, with, same) = look_restored(&host, &restore);
+            assert_eq!(same, kept, "{restore:?}");
+            seen = with;
+            there.contains(&id)
+        });
+        assert!(took, "{restore:?}");
+        assert_eq!(seen, without, "{restore:?}");
+        // They have the image of their original, not one of their own.
+        assert_eq!(host.dm(&["images", "--quiet"]).ok().lines().count(), 1);
+    }
+    // Several share memory, with which no spare is born.
+    host.dm(&["clone", "-n", "2", "--name", "y", "t"]).ok();
+    host.dm(&["rm", "--force", "y-1", "y-2"]).ok();
+}
+
 #[test]
 fn vm_start_takes_spare_with_each_option_of_its_program() {
     let host = host();

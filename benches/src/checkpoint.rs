@@ -13,9 +13,11 @@
 //! restores plain processes, without private namespaces, root, network or cgroups, so it has less
 //! to do: namespaces made by `unshare` are refused because of other mounts here. CRIU leaves the
 //! write-back of its files to the kernel; *durable* includes it, by fsync(2) of each. The trial restore before
-//! a first checkpoint is a figure of its own.
+//! a first checkpoint is a figure of its own, as are restores of one checkpoint in a row: in place, as new containers,
+//! and as new containers with parts made ahead.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -25,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, NGINX, Times, change, figure, ok, plot, promise};
+use dormouse_benches::{Bench, Disk, Line, NGINX, Times, change, figure, ok, plot, promise};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpgid};
 use serde_json::{Value, json};
@@ -52,6 +54,12 @@ struct Options {
     /// Directory with the programs of another build, such as an earlier one, in turn with these
     #[arg(long)]
     before: Option<PathBuf>,
+    /// On an ext4 with a journal, instead of the disk of the repository
+    #[arg(long)]
+    journal: bool,
+    /// Only the restores in a row
+    #[arg(long)]
+    rows: bool,
     /// An option of `run` for these programs alone, such as --run-option=--devpts=no where those of --before give
     /// no devpts
     #[arg(long, allow_hyphen_values = true)]
@@ -200,7 +208,8 @@ trait Contender {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let mut bench = Bench::new()?;
+    let disk = if options.journal { Disk::Journaled } else { Disk::OfRepository };
+    let mut bench = Bench::on(disk)?;
     let server = bench.path("rootfs/bin/server");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
     ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;
@@ -231,8 +240,12 @@ fn main() -> Result<()> {
     if let Some(bench) = &before {
         all.push(Box::new(Dormouse { bench, name: BEFORE, options: &[] }));
     }
+    rows(&bench, &mut all, options.rounds)?;
+    if options.rows {
+        return Ok(());
+    }
     let plain = |megabytes, processes| Server::Own { megabytes, processes, touches: false };
-    let small = compare(&mut all, options.rounds, plain(0, 1))?;
+    let small = compare(&mut all, options.rounds, SMALL)?;
     let large = Server::Own { megabytes: 200, processes: 1, touches: true };
     let large = compare(&mut all, options.rounds, large)?;
     if let (Some(small), Some(large)) = (small.first(), large.first()) {
@@ -268,12 +281,83 @@ fn main() -> Result<()> {
     draw(&all, "checkpoint-processes", "processes", &curves)
 }
 
+/// Restores in a row. Parts of new containers are made ahead only while containers come and go.
+const ROW: usize = 8;
+
+/// The small server.
+const SMALL: Server = Server::Own { megabytes: 0, processes: 1, touches: false };
+
+/// Measures restores of one checkpoint of the small server, each until its first byte, eight in a row.
+fn rows(bench: &Bench, all: &mut [Box<dyn Contender + '_>], rounds: usize) -> Result<()> {
+    let spares = bench.beside("10.132.0.0/14", "[spares]\nkeep = 8\n")?;
+    ok(spares.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
+    let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    for _ in 0..rounds {
+        for contender in all.iter_mut().filter(|one| one.name() != BEFORE) {
+            let address = contender.start(SMALL)?;
+            await_answer(SMALL, address)?;
+            let name = if contender.name() == "criu" { "criu" } else { "in place" };
+            for _ in 0..ROW {
+                contender.save()?;
+                let began = Instant::now();
+                contender.restore()?;
+                SMALL.query(address)?;
+                times.entry(name).or_default().push(began.elapsed());
+            }
+            contender.end()?;
+        }
+        for (name, bench) in [("new", bench), ("new, spares", &spares)] {
+            let mut ours = Dormouse { bench, name: "dormouse", options: &[] };
+            let address = ours.start(SMALL)?;
+            await_answer(SMALL, address)?;
+            ours.save()?;
+            let names: Vec<String> = (0..ROW).map(|n| format!("new-{n}")).collect();
+            for new in &names {
+                let began = Instant::now();
+                ok(bench.dormouse().args(["restore", "--name", new, "a"]))?;
+                let restored = began.elapsed();
+                let address = bench.address(new, SMALL.port())?;
+                let began = Instant::now();
+                SMALL.query(address)?;
+                times.entry(name).or_default().push(restored + began.elapsed());
+            }
+            ok(bench.dormouse().args(["rm", "--force", "a"]).args(&names))?;
+        }
+    }
+    eprintln!("\nrestores of the small server, eight in a row (ms)");
+    let times: BTreeMap<&str, Times> =
+        times.into_iter().map(|(name, times)| (name, Times::new(times))).collect();
+    for (name, times) in &times {
+        let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+        eprintln!("  {name:<12} {median:>9.2} {min:>9.2} {p95:>9.2}");
+        let more = json!({ "min_ms": min, "p95_ms": p95, "rounds": rounds, "row": ROW });
+        figure("checkpoint", &format!("row {name}"), median, "ms", more);
+    }
+    if let Some(criu) = times.get("criu").map(Times::median_ms) {
+        for (name, limit) in [("in place", 0.5), ("new", 0.5), ("new, spares", 1.0 / 3.0)] {
+            let text = format!("restore of the small server in a row, {name}, of CRIU's");
+            promise(&text, times[name].median_ms() / criu, limit);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a server answers.
+fn await_answer(server: Server, address: SocketAddr) -> Result<()> {
+    let began = Instant::now();
+    while server.query(address).is_err() {
+        ensure!(began.elapsed() < Duration::from_secs(30), "the server never answers");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// Measures the trial restore of the small server, for which it stays stopped before its first checkpoint.
 fn trials(bench: &Bench, rounds: usize) -> Result<()> {
     let mut ours = Dormouse { bench, name: "dormouse", options: &[] };
     let mut times = Vec::new();
     for _ in 0..rounds {
-        ours.start(Server::Own { megabytes: 0, processes: 1, touches: false })?;
+        ours.start(SMALL)?;
         let report = ok(bench.dormouse().args(["checkpoint", "--json", "a"]))?;
         let report: Value = serde_json::from_str(&report)?;
         let us = report["proof_us"].as_u64().context("no proof_us")?;
@@ -399,11 +483,7 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
         Server::Program(_) => 0,
     });
     let address = one.start(server)?;
-    let began = Instant::now();
-    while server.query(address).is_err() {
-        ensure!(began.elapsed() < Duration::from_secs(30), "the server never answers");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    await_answer(server, address)?;
     std::thread::sleep(SETTLES);
     let began = Instant::now();
     let frozen = one.save()?;

@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending`, `spare` and `layer`.
+//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending`, `spare`, `restore` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,6 +14,7 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
+use crate::restore::RestorePlan;
 use crate::spare::{self, Spare};
 use crate::spec::{self, Create};
 use crate::{account, contract, drive, event, gating, layer, net, view};
@@ -43,18 +44,25 @@ enum Then {
     Rest,
 }
 
-/// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
+/// Creates a container that is started at once: its name, ids, addresses and empty writable layer, of which some may
+/// have been made ahead ([`crate::spare`]). No process runs.
 ///
 /// ORDER: everything is made inside a directory that is not visible yet; its lock shows that
 /// this create is in progress, and one rename publishes it. A failure releases what was taken.
 /// For a killed create the next command does that ([`crate::pending`]).
-pub(crate) fn create(ground: &Ground, create: Create) -> Result<Created> {
-    create_with(ground, create, |_, _| Ok(()))
-}
-
-/// Creates a container that is started at once. Its parts may have been made ahead ([`crate::spare`]).
 pub(crate) fn create_to_start(ground: &Ground, create: Create) -> Result<Created> {
     create_then(ground, create, Then::Start, |_, _| Ok(()))
+}
+
+/// Creates a container for a checkpoint, from which it is started at once. Its parts may have been made ahead, where
+/// they are as the checkpoint needs them.
+pub(crate) fn create_to_restore(
+    ground: &Ground,
+    create: Create,
+    from: &RestorePlan,
+) -> Result<Created> {
+    let then = if from.may_take_spare() { Then::Start } else { Then::Rest };
+    create_then(ground, create, then, |_, _| Ok(()))
 }
 
 /// Creates a container that another command is to start. Its parts may have been made ahead, and are kept for that

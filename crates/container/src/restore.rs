@@ -254,6 +254,12 @@ impl RestorePlan {
         numbers.fold(io::TERMINALS, u32::max)
     }
 
+    /// Returns whether a spare has all that the newborn of this restore is born with: no memory of a template, and not
+    /// more terminals than usual.
+    pub(crate) fn may_take_spare(&self) -> bool {
+        self.common.is_none() && self.terminals() == io::TERMINALS
+    }
+
     /// Begins the limit of time for a newborn.
     pub(crate) fn begin_watch(&self, ground: &Ground, newborn: BorrowedFd<'_>) -> Result<()> {
         let bytes = self.reader.records().pages.bytes;

@@ -20,6 +20,9 @@
 //! create in progress. The ordinary create and start follow, and each of their steps is made or found made. An option
 //! that changes a part made ahead has no kind, and the container is made from nothing.
 //!
+//! **Checkpoints.** A new container that goes on from a checkpoint takes a spare as well: a restore differs from a start in
+//! the last part of the plan ([`crate::restore::RestorePlan::may_take_spare`]).
+//!
 //! **Created, not started.** `create` adopts a spare as well, and leaves it to the nursery, which keeps it for a second
 //! ([`keep`]). `start` takes it from there under the lock of the container ([`take_kept`]). To every other verb the
 //! container is one with an interrupted start: objects in the kernel, and no record of a first process. Verbs that

@@ -148,13 +148,15 @@ pub(crate) fn start_created(
     begin(ground, config, io, Past::default(), None, ahead)
 }
 
-/// Starts a container from a checkpoint. The caller holds its lock, and it has no process.
+/// Starts a container from a checkpoint. `spare` are the parts of a new one that were made ahead. The caller holds its
+/// lock, and it has no process.
 pub(crate) fn start_restored(
     ground: &Ground,
     config: &Config,
     from: &RestorePlan,
+    spare: Option<Spare>,
 ) -> Result<Running> {
-    start_woken(ground, config, from, None)
+    start_from(ground, config, from, spare.map(Box::new).map(Ahead::Spare))
 }
 
 /// The same for a container that was asleep. `kept` is its newborn, if it has one.
@@ -164,8 +166,16 @@ pub(crate) fn start_woken(
     from: &RestorePlan,
     kept: Option<Kept>,
 ) -> Result<Running> {
+    start_from(ground, config, from, kept.map(Ahead::Kept))
+}
+
+fn start_from(
+    ground: &Ground,
+    config: &Config,
+    from: &RestorePlan,
+    ahead: Option<Ahead>,
+) -> Result<Running> {
     usage::check_tasks(config, from.reader.records())?;
-    let ahead = kept.map(Ahead::Kept);
     begin(ground, config, Stdio::detached(), Past::default(), Some(from), ahead)
 }
 
@@ -258,9 +268,14 @@ fn start_clean(
         Some(Ahead::Spare(spare)) => {
             // ORDER: under the lock of objects in use. Its image may have been removed before the container was known.
             layer::lower(ground, &config.spec.root)?;
-            introduce_spare(ground, config)?;
-            let user = spare.find_user(&config.spec.process.user)?;
-            (Born::ahead(*spare), (user, None))
+            if let Some(from) = from {
+                from.begin_watch(ground, spare.newborn.pidfd.as_fd())?;
+                contract::expect_restored(ground, &config.id, from.memory_bytes())?;
+            }
+            introduce_spare(ground, config, from)?;
+            let user = recorded.map_or_else(|| spare.find_user(&config.spec.process.user), Ok)?;
+            let checked = from.map(|from| restore::check(config, &user, from)).transpose()?;
+            (Born::ahead(*spare), (user, checked))
         }
         None => {
             let starter =
@@ -378,6 +393,15 @@ struct Starter<'s> {
 }
 
 impl Starter<'_> {
+    /// How sockets of the container begin.
+    fn begins(from: Option<&RestorePlan>) -> socket::Begin {
+        match from {
+            None => socket::Begin::Start,
+            Some(from) if from.wakes => socket::Begin::Wake,
+            Some(_) => socket::Begin::Restore,
+        }
+    }
+
     fn check(&self, user: &PasswdUser) -> Result<Option<Checked>> {
         self.from.map(|from| restore::check(self.config, user, from)).transpose()
     }
@@ -393,13 +417,8 @@ impl Bearer for Starter<'_> {
 
     fn introduce(&mut self, cgroup: &Cgroup, net: &Net) -> Result<()> {
         let Self { ground, config, from, .. } = *self;
-        let begin = match from {
-            None => socket::Begin::Start,
-            Some(from) if from.wakes => socket::Begin::Wake,
-            Some(_) => socket::Begin::Restore,
-        };
         contract::balance(ground, config)?;
-        introduce(ground, config, cgroup, net, begin)?;
+        introduce(ground, config, cgroup, net, Self::begins(from))?;
         forget_ended(ground, config, from, net)
     }
 
@@ -479,7 +498,7 @@ fn forget_ended_at(ground: &Ground, config: &Config, from: &RestorePlan) -> Resu
 }
 
 /// Makes known what a spare could not be known by: its names, and its party at the gates and for limits of accounts.
-fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
+fn introduce_spare(ground: &Ground, config: &Config, from: Option<&RestorePlan>) -> Result<()> {
     contract::balance(ground, config)?;
     let net = net::open(ground, config)?;
     if let Net::Domain(domain) = &net {
@@ -490,12 +509,13 @@ fn introduce_spare(ground: &Ground, config: &Config) -> Result<()> {
     if (has_gates || has_barrier || account::is_made(config))
         && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
     {
-        socket::enter(ground, config, &cgroup, socket::Begin::Start)?;
-        deal::enter(ground, config, &cgroup, false)?;
+        let begin = Starter::begins(from);
+        socket::enter(ground, config, &cgroup, begin)?;
+        deal::enter(ground, config, &cgroup, begin != socket::Begin::Start)?;
         barrier::enter(ground, config, &cgroup)?;
         gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     }
-    Ok(())
+    from.map_or(Ok(()), |from| forget_ended(ground, config, Some(from), &net))
 }
 
 /// Makes the kernel objects of a container and its newborn, which has its root and all mounts then.

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
@@ -81,6 +81,8 @@ pub struct Commit {
     /// Changes of the configuration in the words of a Dockerfile: `CMD`, `ENTRYPOINT`, `ENV`,
     /// `EXPOSE`, `LABEL`, `STOPSIGNAL`, `USER`, `VOLUME`, `WORKDIR`.
     pub changes: Vec<String>,
+    /// Without the time of the commit: the same layers make the same image.
+    pub undated: bool,
 }
 
 impl Store {
@@ -92,6 +94,31 @@ impl Store {
         compare_all(lower, upper, ids, &mut list)?;
         let change = |(path, kind): (Vec<u8>, ChangeKind)| Change { kind, path };
         Ok(list.0.into_iter().map(change).collect())
+    }
+
+    /// Returns whether the files of a container may differ from those of its image; otherwise they do not. Arguments as
+    /// of [`Store::diff`]. The time of the root directory is not compared: that of the upper is what is seen, and each
+    /// container has its own.
+    pub fn may_have_changes(lower: &Lower, upper: BorrowedFd<'_>, ids: &IdMap) -> Result<bool> {
+        let dir = rustix::fs::Dir::read_from(upper).at("read", "an upper")?;
+        for entry in dir {
+            let entry = entry.at("read", "an upper")?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                return Ok(true);
+            }
+        }
+        // A removal in the root leaves a whiteout: the root itself is what can still differ.
+        let Some(base) = lower.layers.first() else { return Ok(true) };
+        let look = |dir: BorrowedFd<'_>| rustix::fs::fstat(dir).at("stat", "a root");
+        let (own, was) = (look(upper)?, look(base.dir.as_fd())?);
+        let inside = |id: u32| ids.to_inside(id).unwrap_or(id);
+        let owner = (inside(own.st_uid), inside(own.st_gid));
+        let same = own.st_mode == was.st_mode && owner == (was.st_uid, was.st_gid);
+        let xattrs = |dir: BorrowedFd<'_>, map: &dyn Fn(u32) -> u32| {
+            let path = format!("/proc/self/fd/{}/", dir.as_raw_fd());
+            crate::walk::xattrs(path.as_bytes(), true, map).at("read the xattrs of", "a root")
+        };
+        Ok(!same || xattrs(upper, &inside)? != xattrs(base.dir.as_fd(), &|id| id)?)
     }
 
     /// Creates an image from a container: its image's layers (none for `--rootfs`, then the one new
@@ -511,8 +538,10 @@ fn same_content(
 fn extend(config: &mut Value, diff_id: &str, commit: &Commit) -> Result<()> {
     let bad = |what: &str| Fault::Invalid { what: format!("the image's configuration: {what}") };
     let root = config.as_object_mut().ok_or_else(|| bad("it is not an object"))?;
-    let now = now();
-    root.insert("created".to_owned(), json!(now));
+    let now = (!commit.undated).then(now);
+    if let Some(now) = &now {
+        root.insert("created".to_owned(), json!(now));
+    }
     if let Some(author) = &commit.author {
         root.insert("author".to_owned(), json!(author));
     }
@@ -523,7 +552,10 @@ fn extend(config: &mut Value, diff_id: &str, commit: &Commit) -> Result<()> {
         .and_then(Value::as_array_mut)
         .ok_or_else(|| bad("it has no list of layers"))?;
     rootfs.push(json!(diff_id));
-    let mut entry = json!({ "created": now, "created_by": "dormouse commit" });
+    let mut entry = json!({ "created_by": "dormouse commit" });
+    if let Some(now) = now {
+        entry["created"] = json!(now);
+    }
     if let Some(message) = &commit.message {
         entry["comment"] = json!(message);
     }

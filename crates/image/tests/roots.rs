@@ -251,6 +251,66 @@ fn root_diff_lists_what_a_container_changed() {
     });
 }
 
+#[test]
+fn root_only_a_container_without_changes_has_none() {
+    in_own_mounts(|| {
+        let scratch = Scratch::new();
+        let tree = scratch.path("tree");
+        everything(&tree);
+        let image = scratch.import_path(&tree).unwrap();
+        let may_have_changes =
+            |root: &Root| Store::may_have_changes(&root.lower, root.upper.as_fd(), &ids()).unwrap();
+        let root = Root::of(&scratch, &image, "c");
+        root.read("etc/passwd");
+        assert!(!may_have_changes(&root), "it was read");
+        for (number, change) in [
+            (|root| fs::write(root.path("new"), "n").unwrap()) as fn(&Root),
+            |root| fs::write(root.path("etc/conf.d/a"), "changed").unwrap(),
+            |root| fs::remove_file(root.path("link")).unwrap(),
+            |root| fs::set_permissions(root.path("."), fs::Permissions::from_mode(0o711)).unwrap(),
+            |root| std::os::unix::fs::chown(root.path("."), Some(host(33)), None).unwrap(),
+            |root| {
+                let flags = rustix::fs::XattrFlags::empty();
+                rustix::fs::setxattr(root.path("."), "user.mine", b"1", flags).unwrap();
+            },
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let root = Root::of(&scratch, &image, &format!("c{number}"));
+            change(&root);
+            assert!(may_have_changes(&root), "change {number}");
+        }
+    });
+}
+
+#[test]
+fn root_undated_commits_of_the_same_files_are_one_image() {
+    in_own_mounts(|| {
+        let scratch = Scratch::new();
+        let tree = scratch.path("tree");
+        everything(&tree);
+        let image = scratch.import_path(&tree).unwrap();
+        let Root { upper, lower, mount } = {
+            let root = Root::of(&scratch, &image, "c");
+            fs::write(root.path("new"), "n").unwrap();
+            root
+        };
+        drop(mount);
+        let commit = |undated| {
+            let commit = Commit { undated, ..Commit::default() };
+            let made =
+                scratch.store.commit(Some(&image), &lower, upper.as_fd(), &ids(), &commit, &Silent);
+            made.unwrap()
+        };
+        let (dated, undated) = (commit(false), commit(true));
+        // Dates are in seconds.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        assert_eq!(commit(true), undated);
+        assert_ne!(commit(false), dated);
+    });
+}
+
 /// A committed image equals its container: owners, renamed directories, replaced ones, removed
 /// names.
 #[test]

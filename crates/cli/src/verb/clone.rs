@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use dormouse_container::{CheckpointOptions, Engine, From, Template};
-use dormouse_image::Commit;
+use dormouse_image::{Commit, Store};
 use dormouse_model::{Config, ContainerId, Name, RootSource, State};
 
 use crate::bulk::Bulk;
@@ -178,14 +178,19 @@ fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>
     Ok(Saved { checkpoint, made: None, image })
 }
 
-/// Keeps the changed files of a container, on top of its image, as an image without a name.
+/// Keeps the files of a container as an image: its own, if it has changed none, or one without a name on top of that.
+/// The same files are the same image, so a spare that was made for one fits the next.
 fn keep_files(engine: &Engine, config: &Config) -> Result<String> {
     let layers = layers::open(engine, config)?;
-    let commit =
-        Commit { name: None, author: None, message: Some("clone".into()), changes: Vec::new() };
     let (base, upper) = (layers.image.as_ref(), layers.own.upper.as_fd());
-    let progress = image::progress(true);
     let store = engine.images()?;
+    if let Some(image) = base
+        && !Store::may_have_changes(&layers.lower, upper, &config.ids)?
+    {
+        return Ok(image.id.clone());
+    }
+    let commit = Commit { message: Some("clone".into()), undated: true, ..Commit::default() };
+    let progress = image::progress(true);
     let made = store.commit(base, &layers.lower, upper, &config.ids, &commit, &*progress)?;
     Ok(made.to_string())
 }

@@ -41,6 +41,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         author: args.author,
         message: args.message,
         changes: args.change,
+        undated: false,
     };
     let made = engine.while_frozen(&id, || {
         let config = engine.config(&id)?;

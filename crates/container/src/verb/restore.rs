@@ -55,7 +55,7 @@ pub(crate) fn restore(
     let is_news = silence::record(ground, &config, comeback.reader.records(), Saved::Before)?;
     comeback.keeps_quiet =
         is_news || silence::is_quiet(ground, id) && config.spec.net == NetMode::Host;
-    let running = start::start_restored(ground, &config, &comeback)?;
+    let running = start::start_restored(ground, &config, &comeback, None)?;
     if matches!(config.spec.net, NetMode::Private { .. }) {
         // A restore ends those in the container's stack.
         net::end_quiet(ground, &config)?;
@@ -75,12 +75,13 @@ pub(crate) fn clone_of(
     root: RootSource,
     template: &Template,
 ) -> Result<Running> {
-    let created = create::create(ground, create::request_like(other, name, addresses, root))?;
-    let addresses = create::address_pairs(other, &created.config);
-    let reader = Arc::clone(&template.reader);
     let (common, user) = (template.common.clone(), template.user.clone());
-    let verified = RestorePlan::verified(reader);
-    let comeback = RestorePlan { addresses, beside: true, common, user, ..verified };
-    start::start_restored(ground, &created.config, &comeback)
+    let verified = RestorePlan::verified(Arc::clone(&template.reader));
+    let mut comeback = RestorePlan { beside: true, common, user, ..verified };
+    let request = create::request_like(other, name, addresses, root);
+    let mut created = create::create_to_restore(ground, request, &comeback)?;
+    comeback.addresses = create::address_pairs(other, &created.config);
+    let spare = created.spare.take();
+    start::start_restored(ground, &created.config, &comeback, spare)
         .inspect_err(|_| remove::discard(ground, created))
 }
