@@ -169,15 +169,12 @@ pub fn interleave_rows(arms: &[Arm], rounds: usize, row: usize) -> Result<Vec<Ti
     Ok(taken.into_iter().map(Times::new).collect())
 }
 
-/// One turn of each arm. Each round begins with another arm, and every second one runs backwards, so
-/// that no arm always follows the same one: what a command leaves in caches and behind itself, such
-/// as ending namespaces, costs the next one time.
+/// One turn of each arm. Each round has an order of its own, the same in each run, so that no arm follows another one
+/// more often than others do: what a command leaves in caches and behind itself, such as ending namespaces and parts of
+/// the next container, costs the next one time.
 fn round(arms: &[Arm], n: usize) -> Result<Vec<Duration>> {
     let mut order: Vec<usize> = (0..arms.len()).collect();
-    order.rotate_left(n % arms.len().max(1));
-    if n % 2 == 1 {
-        order.reverse();
-    }
+    shuffle(&mut order, &mut (n as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut times = vec![Duration::ZERO; arms.len()];
     for i in order {
         let arm = &arms[i];

@@ -119,6 +119,9 @@ const CONTRACTS: [(&str, &[&str]); 2] = [
     ("c., no views", &["--cpus", "1", "--memory", "256m", "--pids", "1000", "--views", "no"]),
 ];
 
+/// The name of the arm with a contract, views of it, and parts made ahead.
+const SPARES_CONTRACT: &str = "c., spares";
+
 fn main() -> Result<()> {
     let options = Options::parse();
     // First the disk on which nothing was ever removed.
@@ -162,6 +165,10 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
     if wanted(Part::Turns) {
         let plain = shared.len();
         shared.extend(CONTRACTS.map(|(name, words)| ours_with(name, &bench, mode(false), words)));
+        let spares = others.iter().filter(|(name, _)| *name == SPARES);
+        shared.extend(
+            spares.map(|(_, bench)| ours_with(SPARES_CONTRACT, bench, mode(false), CONTRACTS[0].1)),
+        );
         let times = interleave(&shared, options.rounds)?;
         report(&shared, &times, (disk, load), "shared or no network stack", 0.2);
         shared.truncate(plain);
@@ -338,6 +345,9 @@ fn report(arms: &[Arm], times: &[Times], (disk, load): (Disk, &str), title: &str
         if let Some(with) = of(name) {
             promise(&format!("{name}, of a start without one"), with / ours, 1.02);
         }
+    }
+    if let (Some(with), Some(spares)) = (of(SPARES_CONTRACT), of(SPARES)) {
+        promise(&format!("{SPARES_CONTRACT}, of a start without one"), with / spares, 1.02);
     }
     if let Some(before) = of(BEFORE) {
         change("median", ours, before);

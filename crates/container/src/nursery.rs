@@ -357,7 +357,8 @@ impl Answering<'_> {
         let may_rest = !has_rested && nursery.kept.len() < self.keep;
         // ORDER: a command that has them released finds no use of an image afterwards.
         let at = at.filter(|_| !nursery.ends && (may_rest || !rests))?;
-        Some(nursery.ready.swap_remove(at).spare)
+        // The oldest first: the clock of one with views goes on.
+        Some(nursery.ready.remove(at).spare)
     }
 
     /// Keeps the parts of a created container.
@@ -561,7 +562,7 @@ mod tests {
 
     fn kind(image: &str) -> Kind {
         let kind = serde_json::json!({
-            "image": image, "domain": "default", "auto_remove": false, "limits": {},
+            "image": image, "domain": "default", "auto_remove": false, "limits": {}, "views": "auto",
         });
         serde_json::from_value(kind).unwrap()
     }

@@ -37,7 +37,10 @@
 //! **Settings.** What a spare has copied from its surroundings is its [`Stamp`]. The command's own stamp must be equal.
 //! A container inherits nothing from its caller, so limits and umask of the caller are not in it.
 //!
-//! Uses `ground`, `exit`, `gates`, `shared`, `pending` and `admission`.
+//! **Views** ([`crate::view`]) of a limit are made ahead with it. LIMIT: the boot clock of a container with views begins
+//! at the birth of its newborn, so its uptime has the age of the spare at its adoption.
+//!
+//! Uses `ground`, `exit`, `gates`, `shared`, `view`, `sysinfo`, `pending` and `admission`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -64,9 +67,9 @@ use crate::exit::SIGKILL;
 use crate::gates;
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, New};
-use crate::shared;
 use crate::spec::Create;
 use crate::user::{PasswdUser, Users};
+use crate::{shared, sysinfo, view};
 
 /// LIMIT: bytes of a message to or from the nursery. A newborn's steps are named in it.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -94,6 +97,7 @@ pub(crate) struct Kind {
     domain: Name,
     auto_remove: bool,
     limits: Limits,
+    views: Views,
 }
 
 impl Kind {
@@ -105,6 +109,7 @@ impl Kind {
             root,
             net,
             limits,
+            views,
             auto_remove,
             // Decided by the last part of the plan, or by the engine beside it.
             process: _,
@@ -135,15 +140,28 @@ impl Kind {
             devpts,
             systemd,
             sysctls,
-            views,
             nproc,
         } = &create.spec;
         let (RootSource::Image { id, .. }, NetMode::Address { domain }) = (root, net) else {
             return None;
         };
+        // Those of its cgroups alone, which no other container has to give something for.
         let has_limits_of_group = {
-            let Limits { cpu_weight, pids_max, io_weight, .. } = limits.clone();
-            *limits == Limits { cpu_weight, pids_max, io_weight, ..Limits::default() }
+            let none = Limits::default();
+            let of_group = limits.clone();
+            *limits
+                == Limits {
+                    cpu_max_milli: of_group.cpu_max_milli,
+                    cpu_period_us: of_group.cpu_period_us,
+                    cpu_burst: of_group.cpu_burst,
+                    cpu_weight: of_group.cpu_weight,
+                    memory_max_bytes: of_group.memory_max_bytes,
+                    memory_high_bytes: of_group.memory_high_bytes,
+                    swap_max_bytes: of_group.swap_max_bytes,
+                    pids_max: of_group.pids_max,
+                    io_weight: of_group.io_weight,
+                    ..none
+                }
         };
         let has_usual_mounts = mounts.is_empty()
             && anonymous_volumes.is_empty()
@@ -152,8 +170,7 @@ impl Kind {
             && *devpts
             && !*read_only
             && !*systemd
-            && !security.privileged
-            && *views != Views::Yes;
+            && !security.privileged;
         let has_usual_names = hostname.is_empty() && domainname.is_none() && sysctls.is_empty();
         let stays_awake = *sleep == Sleep::default()
             && *drowsy == Sleep::default()
@@ -174,6 +191,7 @@ impl Kind {
             domain: domain.clone(),
             auto_remove: *auto_remove,
             limits: limits.clone(),
+            views: *views,
         })
     }
 
@@ -233,7 +251,7 @@ impl Kind {
             sysctls: Default::default(),
             account: None,
             shared: false,
-            views: Views::default(),
+            views: self.views,
             nproc: None,
         };
         Ok(Config {
@@ -599,11 +617,14 @@ pub(crate) fn release_objects(ground: &Ground, id: &ContainerId) -> Result<()> {
     if let Some(cgroup) = ground.cgroups()?.find(id.as_str())? {
         cgroup.kill()?;
         cgroup.wait_empty(KILLED_WITHIN)?;
+        // What stays is removed with the program.
+        let _ = sysinfo::leave(ground, None, &cgroup);
         cgroup.remove()?;
         gates::leave(ground, &cgroup)?;
     }
     ground.network()?.leave(id)?;
     shared::remove(ground, id)?;
+    view::remove(ground, id)?;
     disk::remove_tree(&ground.run_dir(id))
 }
 
@@ -659,6 +680,7 @@ mod tests {
             domain: "default".parse().unwrap(),
             auto_remove: true,
             limits: Limits::default(),
+            views: Views::default(),
         };
         let mut spec = kind
             .config(&id, IdMap::narrow(dormouse_model::IdSlot(70_000)), Vec::new())
@@ -701,6 +723,9 @@ mod tests {
         for change in [
             (|it| it.spec.auto_remove = false) as fn(&mut Create),
             |it| it.spec.limits.pids_max = Some(9),
+            |it| it.spec.limits.memory_max_bytes = Some(1 << 26),
+            |it| it.spec.limits.cpu_max_milli = Some(500),
+            |it| it.spec.views = Views::Yes,
             |it| it.spec.net = NetMode::Address { domain: "other".parse().unwrap() },
         ] {
             assert!(kind_with(change).is_some_and(|kind| kind != usual));
@@ -725,10 +750,12 @@ mod tests {
             |it| it.spec.read_only = true,
             |it| it.spec.devpts = false,
             |it| it.spec.systemd = true,
-            |it| it.spec.limits.memory_max_bytes = Some(1 << 26),
+            |it| it.spec.limits.memory_min_bytes = Some(1 << 26),
             |it| it.spec.limits.cpu_reserve_milli = Some(100),
             |it| it.spec.limits.disk_bytes = Some(1 << 30),
-            |it| it.spec.views = Views::Yes,
+            |it| it.spec.limits.cpuset_cpus = Some("0".into()),
+            |it| it.spec.limits.sockets_max = Some(5),
+            |it| it.spec.limits.net_ceil_bps = Some(1 << 20),
             |it| it.spec.nproc = Some(1),
             |it| it.spec.evict = Evict::Kill,
             |it| it.wide_ids = true,

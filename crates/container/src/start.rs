@@ -497,7 +497,8 @@ fn forget_ended_at(ground: &Ground, config: &Config, from: &RestorePlan) -> Resu
     }
 }
 
-/// Makes known what a spare could not be known by: its names, and its party at the gates and for limits of accounts.
+/// Makes known what a spare could not be known by: its names, its views in sysinfo(2), and its party at the gates and
+/// for limits of accounts.
 fn introduce_spare(ground: &Ground, config: &Config, from: Option<&RestorePlan>) -> Result<()> {
     contract::balance(ground, config)?;
     let net = net::open(ground, config)?;
@@ -506,12 +507,14 @@ fn introduce_spare(ground: &Ground, config: &Config, from: Option<&RestorePlan>)
         ground.network()?.resolv_conf(domain); // up to date with the host's, as at each start
     }
     let (has_gates, has_barrier) = (gates::find(ground)?.is_some(), barrier::is_loaded(ground)?);
-    if (has_gates || has_barrier || account::is_made(config))
+    if (has_gates || has_barrier || account::is_made(config) || view::has(config))
         && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
     {
         let begin = Starter::begins(from);
         socket::enter(ground, config, &cgroup, begin)?;
         deal::enter(ground, config, &cgroup, begin != socket::Begin::Start)?;
+        // Without it the container sees the host there, which fails no start.
+        let _ = sysinfo::enter(ground, config, &cgroup);
         barrier::enter(ground, config, &cgroup)?;
         gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     }

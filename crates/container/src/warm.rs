@@ -340,7 +340,7 @@ mod tests {
 
     fn config(change: impl FnOnce(&mut Config)) -> Config {
         let kind = serde_json::json!({
-            "image": "5", "domain": "default", "auto_remove": false, "limits": {},
+            "image": "5", "domain": "default", "auto_remove": false, "limits": {}, "views": "auto",
         });
         let kind: spare::Kind = serde_json::from_value(kind).unwrap();
         let ids = IdMap::narrow(IdSlot(70_000));
