@@ -379,8 +379,8 @@ fn vm_program_finds_the_same_in_a_spare_as_without() {
     }
 }
 
-/// Looks around in a new container that goes on from the checkpoint of container `t`. Returns its id, what it finds, and
-/// what it has kept.
+/// Looks around in a new container that goes on from the checkpoint of container `t`. Returns its id, what it finds,
+/// and what it has kept.
 fn look_restored(host: &Host, restore: &[&str]) -> (String, String, String) {
     host.dm(restore).ok();
     let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();

@@ -1,6 +1,6 @@
 //! Creation of a container, its name, and the request for a clone.
 //!
-//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending`, `spare`, `restore` and `layer`.
+//! Uses `ground`, `account`, `drive`, `contract`, `gating`, `view`, `net`, `pending`, `spare` and `layer`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,7 +14,6 @@ use crate::disk::{self, Lock};
 use crate::error::{Error, Result};
 use crate::ground::{self, CONFIG, Ground};
 use crate::pending::{self, Intent, New};
-use crate::restore::RestorePlan;
 use crate::spare::{self, Spare};
 use crate::spec::{self, Create};
 use crate::{account, contract, drive, event, gating, layer, net, view};
@@ -54,14 +53,14 @@ pub(crate) fn create_to_start(ground: &Ground, create: Create) -> Result<Created
     create_then(ground, create, Then::Start, |_, _| Ok(()))
 }
 
-/// Creates a container for a checkpoint, from which it is started at once. Its parts may have been made ahead, where
-/// they are as the checkpoint needs them.
+/// Creates a container for a checkpoint, from which it is started at once. `may_take_spare`: parts made ahead are as
+/// the checkpoint needs them.
 pub(crate) fn create_to_restore(
     ground: &Ground,
     create: Create,
-    from: &RestorePlan,
+    may_take_spare: bool,
 ) -> Result<Created> {
-    let then = if from.may_take_spare() { Then::Start } else { Then::Rest };
+    let then = if may_take_spare { Then::Start } else { Then::Rest };
     create_then(ground, create, then, |_, _| Ok(()))
 }
 

@@ -20,8 +20,8 @@
 //! create in progress. The ordinary create and start follow, and each of their steps is made or found made. An option
 //! that changes a part made ahead has no kind, and the container is made from nothing.
 //!
-//! **Checkpoints.** A new container that goes on from a checkpoint takes a spare as well: a restore differs from a start in
-//! the last part of the plan ([`crate::restore::RestorePlan::may_take_spare`]).
+//! **Checkpoints.** A new container that goes on from a checkpoint takes a spare as well: a restore differs from a
+//! start in the last part of the plan ([`crate::restore::RestorePlan::may_take_spare`]).
 //!
 //! **Created, not started.** `create` adopts a spare as well, and leaves it to the nursery, which keeps it for a second
 //! ([`keep`]). `start` takes it from there under the lock of the container ([`take_kept`]). To every other verb the
@@ -37,8 +37,8 @@
 //! **Settings.** What a spare has copied from its surroundings is its [`Stamp`]. The command's own stamp must be equal.
 //! A container inherits nothing from its caller, so limits and umask of the caller are not in it.
 //!
-//! **Views** ([`crate::view`]) of a limit are made ahead with it. LIMIT: the boot clock of a container with views begins
-//! at the birth of its newborn, so its uptime has the age of the spare at its adoption.
+//! **Views** ([`crate::view`]) of a limit are made ahead with it. LIMIT: the boot clock of a container with views
+//! begins at the birth of its newborn, so its uptime has the age of the spare at its adoption.
 //!
 //! Uses `ground`, `exit`, `gates`, `shared`, `view`, `sysinfo`, `pending` and `admission`.
 

@@ -155,11 +155,7 @@ impl Led {
                     return None;
                 }
                 Stop::Signal(libc::SIGWINCH) => return None,
-                Stop::Event(EXECUTED, _) => {
-                    let now = std::fs::read_link(format!("/proc/{}/exe", self.pid));
-                    let now = now.unwrap_or_default();
-                    self.until.take_if(|name| now.file_name().is_some_and(|n| *n == **name));
-                }
+                Stop::Event(EXECUTED, _) => self.note_executed(),
                 Stop::Call if self.until.is_none() => {
                     let Ok(registers) = call::registers(self.pid) else { continue };
                     // On entry of the call, before there is a result.
@@ -173,6 +169,34 @@ impl Led {
                 _ => {}
             }
         }
+    }
+
+    /// Runs the program to its end, one instruction after the other, and passes the address of each. No signal is
+    /// delivered meanwhile.
+    #[track_caller]
+    pub fn step_to_end(&mut self, mut visit: impl FnMut(u64)) {
+        while self.status.is_none() {
+            let is_executed = self.until.is_none();
+            let go = if is_executed { call::single_step } else { call::resume_to_call };
+            if go(self.pid).is_err() {
+                self.collect_exit();
+                return;
+            }
+            match call::wait_stop(None).expect("a traced process").1 {
+                Stop::Ended(status) => self.status = Some(status),
+                Stop::Event(EXECUTED, _) => self.note_executed(),
+                _ if is_executed => {
+                    let registers = call::registers(self.pid);
+                    registers.into_iter().for_each(|registers| visit(registers.rip));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn note_executed(&mut self) {
+        let now = std::fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
+        self.until.take_if(|name| now.file_name().is_some_and(|n| *n == **name));
     }
 
     fn collect_exit(&mut self) -> Option<&'static str> {

@@ -20,6 +20,7 @@ mod fuzz;
 mod fuzz_state;
 mod guest;
 mod language;
+mod order;
 mod programs;
 mod queue;
 mod state;
@@ -54,6 +55,8 @@ enum Task {
     Fuzz(fuzz::FuzzArgs),
     /// Runs the fuzzer of kernel state: random programs are saved, restored and compared.
     FuzzState(fuzz_state::FuzzStateArgs),
+    /// Writes crates/cli/functions.gz: the functions that usual commands execute, for the linker.
+    Order,
     /// Writes docs/state.md: what a checkpoint holds, from the results of its tests.
     State(state::StateArgs),
     /// Runs real programs in rounds of use, sleep and checkpoint, and writes docs/programs.md.
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Task::Guest(args) => guest::run(&top(), &args),
         Task::Fuzz(args) => fuzz::run(&top(), &args),
         Task::FuzzState(args) => fuzz_state::run(&top(), &args),
+        Task::Order => order::run(&top()),
         Task::State(args) => state::run(&top(), &args),
         Task::Programs(args) => programs::run(&top(), &args),
     };

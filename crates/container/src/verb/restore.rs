@@ -79,7 +79,7 @@ pub(crate) fn clone_of(
     let verified = RestorePlan::verified(Arc::clone(&template.reader));
     let mut comeback = RestorePlan { beside: true, common, user, ..verified };
     let request = create::request_like(other, name, addresses, root);
-    let mut created = create::create_to_restore(ground, request, &comeback)?;
+    let mut created = create::create_to_restore(ground, request, comeback.may_take_spare())?;
     comeback.addresses = create::address_pairs(other, &created.config);
     let spare = created.spare.take();
     start::start_restored(ground, &created.config, &comeback, spare)
