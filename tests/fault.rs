@@ -690,9 +690,9 @@ fn spares(host: &Host) -> Vec<String> {
 }
 
 /// Starts containers at once: one after the other, they may be more than a second apart.
-fn come_and_go(host: &Host) {
+fn come_and_go(host: &Host, run: &[&str]) {
     let starts = [(); 3].map(|()| {
-        let mut start = host.dormouse(&["run", "--rm", "busybox", "true"]);
+        let mut start = host.dormouse(run);
         start.stdin(Stdio::null()).spawn().expect("it starts")
     });
     for mut start in starts {
@@ -704,7 +704,7 @@ fn come_and_go(host: &Host) {
 fn nursery(host: &Host) -> u32 {
     let mut found = None;
     let is_found = wait_until(soon(), || {
-        come_and_go(host);
+        come_and_go(host, &["run", "--rm", "busybox", "true"]);
         let is_it = |(_, line): &(u32, String)| line.ends_with(" internal nursery");
         found = host.processes().into_iter().find(is_it).map(|(pid, _)| pid);
         found.is_some()
@@ -715,14 +715,7 @@ fn nursery(host: &Host) -> u32 {
 
 /// Starts containers until spares are ready, and returns them.
 fn stock(host: &Host) -> Vec<String> {
-    let mut there = Vec::new();
-    let is_stocked = wait_until(soon(), || {
-        come_and_go(host);
-        there = spares(host);
-        there.len() >= 2
-    });
-    assert!(is_stocked, "no spares: {:?}", host.processes());
-    there
+    spares::stock_with(host, &["run", "--rm", "busybox", "true"])
 }
 
 /// Whether one of these spares is a container, or one in creation.

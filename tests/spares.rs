@@ -402,41 +402,61 @@ fn vm_new_container_of_a_checkpoint_finds_the_same_in_a_spare_as_without() {
         "kept=$RANDOM$RANDOM; echo $kept; while ! [ -e /tmp/go ]; do sleep 0.05; done; echo $kept >/tmp/kept; \
          look() {{ {look}\n}}; look >/tmp/seen; echo END >>/tmp/seen; exec sleep 1000"
     );
-    for options in [&["--pids", "60"][..], &["--memory", "64m", "--cpus", "1"]] {
+    let run = ["run", "-d", "--name", "t", "-e", "A=b", "busybox", "sh", "-c", &script];
+    host.dm(&run).ok();
+    let mut kept = String::new();
+    let has_begun = || {
+        kept = host.dm(&["logs", "t"]).ok();
+        !kept.is_empty()
+    };
+    assert!(wait_until(soon(), has_begun));
+    host.dm(&["checkpoint", "t"]).ok();
+    for restore in [["restore", "--name", "x", "t"], ["clone", "--name", "x", "t"]] {
+        set(&host, "[spares]\nkeep = 0\n");
+        let is_idle = || spares(&host).is_empty() && nurseries(&host).is_empty();
+        assert!(wait_until(soon(), is_idle), "{:?}", host.processes());
+        let (_, without, same) = look_restored(&host, &restore);
+        assert!(is_idle(), "none is made");
+        assert_eq!(same, kept, "{restore:?}");
         set(&host, SPARES);
-        let run = ["run", "-d", "--name", "t", "-e", "A=b"];
-        host.dm(&[&run, options, &["busybox", "sh", "-c", &script]].concat()).ok();
-        let mut kept = String::new();
-        let has_begun = || {
-            kept = host.dm(&["logs", "t"]).ok();
-            !kept.is_empty()
-        };
-        assert!(wait_until(soon(), has_begun));
-        host.dm(&["checkpoint", "t"]).ok();
-        for restore in [["restore", "--name", "x", "t"], ["clone", "--name", "x", "t"]] {
-            set(&host, "[spares]\nkeep = 0\n");
-            let (_, without, same) = look_restored(&host, &restore);
-            assert!(spares(&host).is_empty() && nurseries(&host).is_empty(), "none is made");
-            assert_eq!(same, kept, "{options:?} {restore:?}");
-            set(&host, SPARES);
-            let mut seen = String::new();
-            let took = wait_until(soon(), || {
-                let there = spares(&host);
-                let (id, with, same) = look_restored(&host, &restore);
-                assert_eq!(same, kept, "{options:?} {restore:?}");
-                seen = with;
-                there.contains(&id)
-            });
-            assert!(took, "{options:?} {restore:?}");
-            assert_eq!(seen, without, "{options:?} {restore:?}");
-            // They have the image of their original, not one of their own.
-            assert_eq!(host.dm(&["images", "--quiet"]).ok().lines().count(), 1);
-            // Now it runs.
-            host.dm(&["restore", "--number", "1", "t"]);
+        let mut seen = String::new();
+        let took = wait_until(soon(), || {
+            // Of the same kind: the container has changed no file, so it has their image.
+            let there = stock(&host);
+            let (id, with, same) = look_restored(&host, &restore);
+            assert_eq!(same, kept, "{restore:?}");
+            seen = with;
+            there.contains(&id)
+        });
+        assert!(took, "{restore:?}");
+        assert_eq!(seen, without, "{restore:?}");
+        assert_eq!(host.dm(&["images", "--quiet"]).ok().lines().count(), 1);
+        if restore[0] == "restore" {
+            host.dm(&["restore", "t"]).ok(); // for the clone
         }
-        // Several share memory, with which no spare is born.
-        host.dm(&["clone", "-n", "2", "--name", "y", "t"]).ok();
-        host.dm(&["rm", "--force", "y-1", "y-2", "t"]).ok();
+    }
+}
+
+/// A container that got views by an update has the clock of the host, as have its clones.
+#[test]
+fn vm_new_container_of_a_checkpoint_has_its_clocks_beside_spares() {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "t", "busybox", "sleep", "1000"]).ok();
+    host.dm(&["update", "--memory", "64m", "t"]).ok();
+    let offsets = |name: &str| host.dm(&["exec", name, "cat", "/proc/self/timens_offsets"]).ok();
+    let before = offsets("t");
+    for number in 0..4 {
+        // Spares of this kind: they have views, and a clock of their own.
+        let starts = [(); 3].map(|()| {
+            let words = ["run", "--rm", "--memory", "64m", "busybox", "true"];
+            host.dormouse(&words).stdout(Stdio::null()).spawn().expect("it starts")
+        });
+        for mut start in starts {
+            assert!(start.wait().expect("it ends").success());
+        }
+        let name = format!("x-{number}");
+        host.dm(&["clone", "--name", &name, "t"]).ok();
+        assert_eq!(offsets(&name), before, "{name}");
     }
 }
 

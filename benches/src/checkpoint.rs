@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Disk, Line, NGINX, Times, change, figure, ok, plot, promise};
+use dormouse_benches::{
+    Bench, Disk, Line, NGINX, Times, change, figure, ok, plot, promise, shuffle,
+};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpgid};
 use serde_json::{Value, json};
@@ -203,6 +205,8 @@ trait Contender {
     /// Writes the saved files to the disk, unless that is done already.
     fn make_durable(&mut self) -> Result<()>;
     fn restore(&mut self) -> Result<()>;
+    /// Ends its processes, and keeps what was saved.
+    fn halt(&mut self) -> Result<()>;
     fn end(&mut self) -> Result<()>;
 }
 
@@ -287,41 +291,38 @@ const ROW: usize = 8;
 /// The small server.
 const SMALL: Server = Server::Own { megabytes: 0, processes: 1, touches: false };
 
-/// Measures restores of one checkpoint of the small server, each until its first byte, eight in a row.
+/// Measures restores of one checkpoint of the small server, each until its first byte, eight in a row. Each restored
+/// process is ended before the next restore in place, and by CRIU; new containers stay until the end of the row.
 fn rows(bench: &Bench, all: &mut [Box<dyn Contender + '_>], rounds: usize) -> Result<()> {
     let spares = bench.beside("10.132.0.0/14", "[spares]\nkeep = 8\n")?;
     ok(spares.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
+    ok(spares.dormouse().args([
+        "run",
+        "-d",
+        "--name",
+        "neighbour",
+        "server",
+        "/bin/server",
+        "0",
+        "1",
+    ]))?;
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
-    for _ in 0..rounds {
-        for contender in all.iter_mut().filter(|one| one.name() != BEFORE) {
-            let address = contender.start(SMALL)?;
-            await_answer(SMALL, address)?;
-            let name = if contender.name() == "criu" { "criu" } else { "in place" };
-            for _ in 0..ROW {
-                contender.save()?;
-                let began = Instant::now();
-                contender.restore()?;
-                SMALL.query(address)?;
-                times.entry(name).or_default().push(began.elapsed());
-            }
-            contender.end()?;
-        }
-        for (name, bench) in [("new", bench), ("new, spares", &spares)] {
-            let mut ours = Dormouse { bench, name: "dormouse", options: &[] };
-            let address = ours.start(SMALL)?;
-            await_answer(SMALL, address)?;
-            ours.save()?;
-            let names: Vec<String> = (0..ROW).map(|n| format!("new-{n}")).collect();
-            for new in &names {
-                let began = Instant::now();
-                ok(bench.dormouse().args(["restore", "--name", new, "a"]))?;
-                let restored = began.elapsed();
-                let address = bench.address(new, SMALL.port())?;
-                let began = Instant::now();
-                SMALL.query(address)?;
-                times.entry(name).or_default().push(restored + began.elapsed());
-            }
-            ok(bench.dormouse().args(["rm", "--force", "a"]).args(&names))?;
+    let mut arms = ["in place", "criu", "new", "new, spares"];
+    for round in 0..rounds {
+        shuffle(&mut arms, &mut (round as u64 + 1));
+        for name in arms {
+            let taken = match name {
+                "new" => row_of_new(bench)?,
+                "new, spares" => row_of_new(&spares)?,
+                "criu" => match all.iter_mut().find(|one| one.name() == "criu") {
+                    Some(criu) => row(bench, &mut **criu)?,
+                    None => continue,
+                },
+                _ => row(bench, &mut *all[0])?,
+            };
+            times.entry(name).or_default().extend(taken);
+            // A nursery gives up its spares a second after the last request.
+            std::thread::sleep(Duration::from_millis(1300));
         }
     }
     eprintln!("\nrestores of the small server, eight in a row (ms)");
@@ -340,6 +341,49 @@ fn rows(bench: &Bench, all: &mut [Box<dyn Contender + '_>], rounds: usize) -> Re
         }
     }
     Ok(())
+}
+
+/// Restores one checkpoint in its place.
+fn row(bench: &Bench, contender: &mut dyn Contender) -> Result<Vec<Duration>> {
+    let address = contender.start(SMALL)?;
+    await_answer(SMALL, address)?;
+    contender.save()?;
+    let mut times = Vec::new();
+    for _ in 0..ROW {
+        let began = Instant::now();
+        contender.restore()?;
+        let restored = began.elapsed();
+        // The same pause for all.
+        bench.address("neighbour", SMALL.port())?;
+        let began = Instant::now();
+        SMALL.query(address)?;
+        times.push(restored + began.elapsed());
+        contender.halt()?;
+    }
+    contender.restore()?; // to be ended
+    contender.end()?;
+    Ok(times)
+}
+
+/// Restores one checkpoint as new containers.
+fn row_of_new(bench: &Bench) -> Result<Vec<Duration>> {
+    let mut ours = Dormouse { bench, name: "dormouse", options: &[] };
+    let address = ours.start(SMALL)?;
+    await_answer(SMALL, address)?;
+    ours.save()?;
+    let names: Vec<String> = (0..ROW).map(|n| format!("new-{n}")).collect();
+    let mut times = Vec::new();
+    for new in &names {
+        let began = Instant::now();
+        ok(bench.dormouse().args(["restore", "--name", new, "a"]))?;
+        let restored = began.elapsed();
+        let address = bench.address(new, SMALL.port())?;
+        let began = Instant::now();
+        SMALL.query(address)?;
+        times.push(restored + began.elapsed());
+    }
+    ok(bench.dormouse().args(["rm", "--force", "a"]).args(&names))?;
+    Ok(times)
 }
 
 /// Waits until a server answers.
@@ -555,6 +599,10 @@ impl Contender for Dormouse<'_> {
         ok(self.bench.dormouse().args(["restore", "--lazy", "a"])).map(drop)
     }
 
+    fn halt(&mut self) -> Result<()> {
+        ok(self.bench.dormouse().args(["stop", "--time", "0", "a"])).map(drop)
+    }
+
     fn end(&mut self) -> Result<()> {
         ok(self.bench.dormouse().args(["rm", "--force", "a"])).map(drop)
     }
@@ -636,14 +684,18 @@ impl Contender for Criu {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn halt(&mut self) -> Result<()> {
         // The whole process group: the server started a session, and so a process group.
         ok(Command::new("kill").args(["-9", "--", &format!("-{}", self.pid)]))?;
         let began = Instant::now();
         while TcpStream::connect(self.address).is_ok() {
             ensure!(began.elapsed() < Duration::from_secs(5), "the server does not exit");
         }
-        self.reap()?;
+        self.reap()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.halt()?;
         // Its page cache would be missing to the others.
         Ok(fs::remove_dir_all(&self.dir)?)
     }

@@ -3,11 +3,25 @@
 
 use super::*;
 
+/// Starts containers with these words until spares are ready for them, and returns the spares.
+pub(super) fn stock_with(host: &Host, run: &[&str]) -> Vec<String> {
+    let mut there = Vec::new();
+    let is_stocked = wait_until(soon(), || {
+        come_and_go(host, run);
+        there = spares(host);
+        there.len() >= 2
+    });
+    assert!(is_stocked, "no spares: {:?}", host.processes());
+    there
+}
+
 /// The command is killed before and after it has adopted a spare, for a container with limits and views of them.
 #[test]
 fn big_run_with_limits_and_spare_survives_kill_at_any_step() {
     const RUN_LIMITED: Words =
         &["run", "--rm", "--name", "x", "--memory", "64m", "--cpus", "1", "busybox", "true"];
+    const RUN_LIMITED_ONCE: Words =
+        &["run", "--rm", "--memory", "64m", "--cpus", "1", "busybox", "true"];
     const LIMITED: Verb = Verb {
         before: &[],
         command: RUN_LIMITED,
@@ -18,13 +32,7 @@ fn big_run_with_limits_and_spare_survives_kill_at_any_step() {
     let keeper = scene.host.keeper().expect("a keeper");
     let mut adopted = 0;
     for number in (0..).step_by(fault_stride()) {
-        let mut there = Vec::new();
-        let is_stocked = wait_until(soon(), || {
-            [(); 3].iter().for_each(|()| drop(scene.host.dm(RUN_LIMITED).ok()));
-            there = spares(&scene.host);
-            !there.is_empty()
-        });
-        assert!(is_stocked, "no spares: {:?}", scene.host.processes());
+        let there = stock_with(&scene.host, RUN_LIMITED_ONCE);
         let Some((mut led, call)) = lead_to(&scene.host, RUN_LIMITED, number) else { break };
         adopted += usize::from(is_adopted(&scene.host, &there));
         let slow = Slow::of_step(number)[0];

@@ -53,15 +53,22 @@ pub(crate) fn create_to_start(ground: &Ground, create: Create) -> Result<Created
     create_then(ground, create, Then::Start, |_, _| Ok(()))
 }
 
-/// Creates a container for a checkpoint, from which it is started at once. `may_take_spare`: parts made ahead are as
-/// the checkpoint needs them.
+/// Creates a container for a checkpoint with this memory, from which it is started at once. `may_take_spare`: parts
+/// made ahead are as the checkpoint needs them.
+///
+/// ORDER: the memory of one with a cgroup is on record before others can find the container: a writer of limits that
+/// knows it gives it room for that ([`contract::expect_restored`]).
 pub(crate) fn create_to_restore(
     ground: &Ground,
     create: Create,
+    memory_bytes: u64,
     may_take_spare: bool,
 ) -> Result<Created> {
     let then = if may_take_spare { Then::Start } else { Then::Rest };
-    create_then(ground, create, then, |_, _| Ok(()))
+    create_then(ground, create, then, |config, _| match spare::is_adopted(ground, &config.id) {
+        true => contract::expect_restored(ground, &config.id, memory_bytes),
+        false => Ok(()),
+    })
 }
 
 /// Creates a container that another command is to start. Its parts may have been made ahead, and are kept for that

@@ -14,7 +14,8 @@
 //! For ten seconds after one that was not started in time, such commands get no spare.
 //!
 //! **How many.** As many as commands have asked for in the last second, at most `[spares] keep` of them; of the two
-//! kinds that were asked for last, because a spare has its image mounted. All are given up where memory is short, where
+//! kinds that were asked for last, because a spare has its image mounted. More than that are given up when they are a
+//! second old. All are given up where memory is short, where
 //! the settings or the program have changed, while CPUs or memory are reserved (each group counts there), and when a
 //! command needs what they hold ([`spare::dismiss`]).
 //!
@@ -65,6 +66,7 @@ const LOOK: Duration = Duration::from_millis(100);
 struct Ready {
     kind: Kind,
     spare: Spare,
+    since: Instant,
 }
 
 /// The parts of a created container until its start.
@@ -132,9 +134,15 @@ impl Nursery {
             }
             return Some(self.kept.swap_remove(at).spare);
         }
-        let is_wanted = |ready: &Ready| wanted.iter().any(|(kind, _)| *kind == ready.kind);
+        let count = |kind: &Kind| self.ready.iter().filter(|ready| ready.kind == *kind).count();
+        let is_wanted = |ready: &Ready| {
+            let number = wanted.iter().find(|(kind, _)| *kind == ready.kind).map_or(0, |it| it.1);
+            // More than that are kept for a moment alone: requests do not come at equal distances.
+            number > 0 && (count(&ready.kind) <= number || now < ready.since + KEPT)
+        };
+        // The oldest first.
         let at = self.ready.iter().position(|ready| !is_wanted(ready))?;
-        Some(self.ready.swap_remove(at).spare)
+        Some(self.ready.remove(at).spare)
     }
 
     /// The kind of which one is missing.
@@ -435,7 +443,10 @@ fn make_all(ground: &Ground, shared: &Shared, stamp: &Stamp, keep: usize) {
         }
         if let Some(kind) = missing {
             match make(ground, &kind) {
-                Ok(spare) => shared.lock().ready.push(Ready { kind, spare }),
+                Ok(spare) => {
+                    let since = Instant::now();
+                    shared.lock().ready.push(Ready { kind, spare, since });
+                }
                 // A start has the same error, and reports it. The next nursery tries again.
                 Err(_) => shared.lock().ends = true,
             }

@@ -21,7 +21,8 @@
 //! that changes a part made ahead has no kind, and the container is made from nothing.
 //!
 //! **Checkpoints.** A new container that goes on from a checkpoint takes a spare as well: a restore differs from a
-//! start in the last part of the plan ([`crate::restore::RestorePlan::may_take_spare`]).
+//! start in the last part of the plan, and in the clocks that views begin
+//! ([`crate::restore::RestorePlan::may_take_spare`]).
 //!
 //! **Created, not started.** `create` adopts a spare as well, and leaves it to the nursery, which keeps it for a second
 //! ([`keep`]). `start` takes it from there under the lock of the container ([`take_kept`]). To every other verb the

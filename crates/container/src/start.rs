@@ -270,7 +270,6 @@ fn start_clean(
             layer::lower(ground, &config.spec.root)?;
             if let Some(from) = from {
                 from.begin_watch(ground, spare.newborn.pidfd.as_fd())?;
-                contract::expect_restored(ground, &config.id, from.memory_bytes())?;
             }
             introduce_spare(ground, config, from)?;
             let user = recorded.map_or_else(|| spare.find_user(&config.spec.process.user), Ok)?;

@@ -42,7 +42,7 @@ use dormouse_kernel::clock::Offsets;
 use dormouse_kernel::mount::MountAttr;
 use dormouse_kernel::{clock, mount, pidfd, proc, weakened};
 use dormouse_launch::Plan;
-use dormouse_model::{Config, ContainerId, Limits, Views};
+use dormouse_model::{Config, ContainerId, Limits, Spec, Views};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -133,7 +133,11 @@ impl View {
 
 /// Returns the views of a container.
 pub(crate) fn of(config: &Config) -> Vec<View> {
-    let (spec, limits) = (&config.spec, &config.spec.limits);
+    of_spec(&config.spec)
+}
+
+fn of_spec(spec: &Spec) -> Vec<View> {
+    let limits = &spec.limits;
     let (memory, cpu) = match spec.views {
         Views::No => (false, false),
         Views::Yes => (true, true),
@@ -172,7 +176,12 @@ fn present() -> &'static [View] {
 
 /// Whether a container has views.
 pub(crate) fn has(config: &Config) -> bool {
-    !of(config).is_empty()
+    has_of(&config.spec)
+}
+
+/// Whether a container of this specification has views.
+pub(crate) fn has_of(spec: &Spec) -> bool {
+    !of_spec(spec).is_empty()
 }
 
 /// A container as the writer of its views knows it.

@@ -1,7 +1,7 @@
 //! `restore`, and clones from a checkpoint.
 //!
 //! Uses `ground`, `state`, `saved`, `silence`, `later`, `end`, `net`, `create`, `restore`,
-//! `template`, `remove` and `start`.
+//! `template`, `remove`, `view` and `start`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::saved::{self, From};
 use crate::silence::{self, Saved};
 use crate::start::{self, Running};
 use crate::template::Template;
-use crate::{create, end, later, net, remove, state};
+use crate::{create, end, later, net, remove, state, view};
 
 /// Restores the processes of a stopped container.
 pub(crate) fn restore(
@@ -79,7 +79,10 @@ pub(crate) fn clone_of(
     let verified = RestorePlan::verified(Arc::clone(&template.reader));
     let mut comeback = RestorePlan { beside: true, common, user, ..verified };
     let request = create::request_like(other, name, addresses, root);
-    let mut created = create::create_to_restore(ground, request, comeback.may_take_spare())?;
+    // The clock of a spare with views has begun: a checkpoint with the host's clock needs one that has not.
+    let may_take_spare = comeback.may_take_spare() && !view::has_of(&request.spec);
+    let memory_bytes = comeback.memory_bytes();
+    let mut created = create::create_to_restore(ground, request, memory_bytes, may_take_spare)?;
     comeback.addresses = create::address_pairs(other, &created.config);
     let spare = created.spare.take();
     start::start_restored(ground, &created.config, &comeback, spare)
