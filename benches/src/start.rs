@@ -150,6 +150,8 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
         .into_iter()
         .map(|(name, pool, settings)| Ok((name, bench.beside(pool, settings)?)))
         .collect::<Result<_>>()?;
+    // Its nursery makes nothing for other arms.
+    let limited = bench.beside("10.152.0.0/14", "[spares]\nkeep = 8\n")?;
     let arms = |netns| {
         let mut arms = start_arms(&bench, netns)?;
         // The cost of a devpts alone.
@@ -165,8 +167,6 @@ fn measure(options: &Options, disk: Disk) -> Result<()> {
     if wanted(Part::Turns) {
         let plain = shared.len();
         shared.extend(CONTRACTS.map(|(name, words)| ours_with(name, &bench, mode(false), words)));
-        // Of an instance of its own: its nursery makes nothing for other arms.
-        let limited = bench.beside("10.152.0.0/14", "[spares]\nkeep = 8\n")?;
         shared.push(ours_with(SPARES_CONTRACT, &limited, mode(false), CONTRACTS[0].1));
         let times = interleave(&shared, options.rounds)?;
         report(&shared, &times, (disk, load), "shared or no network stack", 0.2);
