@@ -506,14 +506,20 @@ fn introduce_spare(ground: &Ground, config: &Config, from: Option<&RestorePlan>)
         ground.network()?.resolv_conf(domain); // up to date with the host's, as at each start
     }
     let (has_gates, has_barrier) = (gates::find(ground)?.is_some(), barrier::is_loaded(ground)?);
-    if (has_gates || has_barrier || account::is_made(config) || view::has(config))
-        && let Some(cgroup) = ground.cgroups()?.find(config.id.as_str())?
-    {
+    let is_viewed = view::has(config) && sysinfo::is_loaded(ground);
+    let is_party = has_gates || has_barrier || account::is_made(config);
+    let cgroup = match is_viewed || is_party {
+        true => ground.cgroups()?.find(config.id.as_str())?,
+        false => None,
+    };
+    if let Some(cgroup) = cgroup.as_ref().filter(|_| is_viewed) {
+        // Without it the container sees the host there, which fails no start.
+        let _ = sysinfo::enter(ground, config, cgroup);
+    }
+    if let Some(cgroup) = cgroup.filter(|_| is_party) {
         let begin = Starter::begins(from);
         socket::enter(ground, config, &cgroup, begin)?;
         deal::enter(ground, config, &cgroup, begin != socket::Begin::Start)?;
-        // Without it the container sees the host there, which fails no start.
-        let _ = sysinfo::enter(ground, config, &cgroup);
         barrier::enter(ground, config, &cgroup)?;
         gating::enter(ground, config, &cgroup, net.netns_cookie())?;
     }
